@@ -1,0 +1,27 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test bench lint clean
+
+# Set up once, and again whenever the dependencies change.
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,bench]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/python -m experiments.cafe_scale --preset demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks.report
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs

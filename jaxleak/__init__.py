@@ -1,0 +1,1 @@
+"""jaxleak: measure how much private data leaks from federated learning."""

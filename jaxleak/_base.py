@@ -1,0 +1,118 @@
+"""The contracts that every protocol, threat and attack of jaxleak speaks.
+
+A `Protocol` runs rounds on private data and writes `Transcript`s. `jaxleak.threats` is the only door from a
+transcript to an `Observation`, which has no field for private data. An `Attack` sees observations and nothing
+else, is initialised from shapes, and answers with a `Reconstruction` that carries the attacker's own score.
+
+Names: `key` comes first, `state` second, evidence third. `B` batch, `N` private set, `P` parties, `C` classes.
+"""
+
+from typing import Any, NamedTuple
+from typing import Protocol as TypingProtocol
+
+import chex
+import jax
+
+PyTree = Any
+
+
+class Batch(NamedTuple):
+    """Samples with their positions in the private set; a whole private set is the batch of all positions."""
+
+    x: jax.Array  # (B, P, *slice) float32, slice p of every sample belongs to party p; P = 1 in horizontal FL
+    y: jax.Array  # (B,) int32 in [0, C), or (B, C) soft labels summing to one
+    index: jax.Array  # (B,) int32, positions in [0, N)
+
+
+class Transcript(NamedTuple):
+    """The whole record of one round. Only `jaxleak.threats` may read it on behalf of an attacker."""
+
+    round: jax.Array  # () int32
+    params: PyTree  # the model at the start of the round
+    payload: PyTree  # what reached the server: the aggregated (possibly defended) gradient
+    index: jax.Array  # (B,) int32, which private samples took part
+    statistics: PyTree  # per-layer mean and variance of the batch's activations, for threats that grant them
+    private: Batch  # the data themselves
+
+
+class Observation(NamedTuple):
+    """What the attacker sees of one round. A field that the threat does not grant is None."""
+
+    round: jax.Array
+    params: PyTree = None
+    payload: PyTree = None
+    index: jax.Array | None = None
+    labels: jax.Array | None = None
+    statistics: PyTree = None
+
+
+class Reconstruction(NamedTuple):
+    """The attacker's answer for the whole private set, in index order where indices were granted."""
+
+    x: jax.Array  # (N, P, *slice)
+    y: jax.Array  # (N,) int32
+    score: jax.Array  # (N,) the attacker's own misfit, lower is better; computed without the truth
+    recovered: jax.Array  # (N,) bool, False where the attack knows that it has no answer
+
+
+class Attack(NamedTuple):
+    """An attack as three pure functions over a PyTree state.
+
+    init: `(key, template) -> state`, where `template` is a `Batch` of `jax.ShapeDtypeStruct` for the whole
+        private set: shapes are public, so `init` cannot peek.
+    step: `(key, state, observation) -> (state, info)`. `state` is what must be carried (checkpointable), `info`
+        what one may look at (a dict of scalars, stackable by scan). Step t gets `fold_in(key, t)`.
+    reconstruct: `(state, observation) -> Reconstruction`.
+    """
+
+    init: "InitFn"
+    step: "StepFn"
+    reconstruct: "ReconstructFn"
+
+
+class ProtocolState(NamedTuple):
+    """What training carries from round to round."""
+
+    round: jax.Array  # () int32
+    params: PyTree
+    opt_state: PyTree
+
+
+class Protocol(NamedTuple):
+    """A federated learning protocol.
+
+    init: `(key) -> ProtocolState`.
+    round: `(key, state, private) -> (state, transcript)`; draws the batch of round t from `fold_in(key, t)`.
+    share: `(params, batch) -> payload`, pure and differentiable in the batch: what the clients compute together.
+        An attack receives this very function, so both sides agree on the loss and its reduction.
+    """
+
+    init: "ProtocolInitFn"
+    round: "RoundFn"
+    share: "ShareFn"
+
+
+class InitFn(TypingProtocol):
+    def __call__(self, key: chex.PRNGKey, template: Batch) -> PyTree: ...
+
+
+class StepFn(TypingProtocol):
+    def __call__(
+        self, key: chex.PRNGKey, state: PyTree, observation: Observation
+    ) -> tuple[PyTree, dict[str, jax.Array]]: ...
+
+
+class ReconstructFn(TypingProtocol):
+    def __call__(self, state: PyTree, observation: Observation) -> Reconstruction: ...
+
+
+class ProtocolInitFn(TypingProtocol):
+    def __call__(self, key: chex.PRNGKey) -> ProtocolState: ...
+
+
+class RoundFn(TypingProtocol):
+    def __call__(self, key: chex.PRNGKey, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]: ...
+
+
+class ShareFn(TypingProtocol):
+    def __call__(self, params: PyTree, batch: Batch) -> PyTree: ...

@@ -1,0 +1,70 @@
+"""PyTree arithmetic, and optimisers that act on selected rows of a table."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak._base import PyTree
+
+
+def squared_norm(tree: PyTree) -> jax.Array:
+    """Sum of squares over all leaves."""
+    return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
+
+
+def dot(a: PyTree, b: PyTree) -> jax.Array:
+    """Inner product over all leaves of two trees of the same structure."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """Euclidean norm over all leaves; its gradient at zero is zero."""
+    square = squared_norm(tree)
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """True when every leaf is finite."""
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves)) if leaves else jnp.array(True)
+
+
+class RowState(NamedTuple):
+    """Optimiser state of a table (N, ...): one row per sample, so that a batch touches only its own rows."""
+
+    rows: Any  # optimiser state with leaves (N, ...)
+
+
+class RowOptimizer(NamedTuple):
+    """init(table) -> state; update(grads, state, table, index) -> (table, state)."""
+
+    init: Any
+    update: Any
+
+
+def row_optimizer(transform: optax.GradientTransformation) -> RowOptimizer:
+    """Apply `transform` to the rows of a table that a batch touches: gather, update, scatter.
+
+    Every row carries a state of its own (moments and step count), so a row that is not in the batch does not drift.
+
+    Args:
+        transform: any optax transform; it sees one row at a time.
+
+    Returns:
+        A `RowOptimizer` whose `update` takes gradients (B, ...), the table (N, ...) and row numbers (B,).
+    """
+
+    def init(table: jax.Array) -> RowState:
+        return RowState(jax.vmap(transform.init)(table))
+
+    def update(grads: jax.Array, state: RowState, table: jax.Array, index: jax.Array) -> tuple[jax.Array, RowState]:
+        rows = jax.tree.map(lambda leaf: leaf[index], state.rows)
+        updates, rows = jax.vmap(transform.update)(grads, rows, table[index])
+        table = table.at[index].add(updates)
+        scattered = jax.tree.map(lambda leaf, new: leaf.at[index].set(new), state.rows, rows)
+        return table, RowState(scattered)
+
+    return RowOptimizer(init, update)

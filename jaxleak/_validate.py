@@ -1,0 +1,55 @@
+"""Checks of user input: keyword-named, early, and in one style of message.
+
+Every function takes `name=value` pairs, so that the message names the argument as the caller wrote it:
+`positive(batch_size=0)` raises `ValueError: batch_size must be > 0, got 0`.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def positive(**named: float) -> None:
+    """Raise `ValueError` unless every value is > 0 and finite."""
+    for name, value in named.items():
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be > 0, got {value}")
+
+
+def non_negative(**named: float) -> None:
+    """Raise `ValueError` unless every value is >= 0 and finite."""
+    for name, value in named.items():
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be >= 0, got {value}")
+
+
+def in_range(low: float, high: float, **named: float) -> None:
+    """Raise `ValueError` unless `low <= value <= high` for every value."""
+    for name, value in named.items():
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+
+
+def one_of(allowed: Collection[Any], **named: Any) -> None:
+    """Raise `ValueError` unless every value is one of `allowed`, which the message lists."""
+    for name, value in named.items():
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def labels_in_range(y: Any, num_classes: int) -> None:
+    """Raise `ValueError` unless `y` holds integers in [0, num_classes)."""
+    y = np.asarray(y)
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"y must hold integer labels, got dtype {y.dtype}")
+    if y.size and (y.min() < 0 or y.max() >= num_classes):
+        raise ValueError(f"y must be in [0, {num_classes}), got labels from {y.min()} to {y.max()}")
+
+
+def finite(tree: Any, where: str) -> None:
+    """Raise `FloatingPointError` if a leaf of `tree` is not finite; `where` says where, e.g. the round."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not np.all(np.isfinite(np.asarray(leaf))):
+            raise FloatingPointError(f"{where}: non-finite values in {jax.tree_util.keystr(path)}")

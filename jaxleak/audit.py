@@ -1,0 +1,153 @@
+"""The one loop: a protocol runs, a threat shows, an attack watches. Jitted in chunks, with callbacks between them.
+
+Step t of everything gets `fold_in(key, t)` and nothing else random, and a chunk's length changes no result, so a run
+resumed from a checkpoint ends with the same bits as one that was never interrupted.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _tree, _validate
+from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree, Reconstruction
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.threats import Threat, view
+
+Executor = Literal["scan", "step", "eager"]
+
+
+class RunState(NamedTuple):
+    """All that a run carries; a checkpoint holds exactly this."""
+
+    protocol: ProtocolState
+    attack: PyTree  # with a leading axis of restarts when restarts > 1
+    bad_round: jax.Array  # () int32, first round whose payload was not finite, or -1
+
+
+Callback = Callable[[int, RunState, dict[str, np.ndarray]], None]
+
+
+def template_of(private: Batch) -> Batch:
+    """The shapes of a private set, all that an attack is initialised from."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), private)
+
+
+def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array, restarts: int = 1) -> RunState:
+    """The state before round 0; `restarts` independent initial states of the attack share every observation."""
+    _validate.positive(restarts=restarts)
+    template = template_of(private)
+    attack_key = jax.random.fold_in(key, 2)
+    if restarts == 1:
+        attack_state = attack.init(attack_key, template)
+    else:
+        attack_state = jax.vmap(lambda k: attack.init(k, template))(jax.random.split(attack_key, restarts))
+    return RunState(protocol.init(jax.random.fold_in(key, 0)), attack_state, jnp.full((), -1, jnp.int32))
+
+
+def run(
+    attack: Attack,
+    protocol: Protocol,
+    threat: Threat,
+    private: Batch,
+    *,
+    key: jax.Array,
+    rounds: int,
+    state: RunState | None = None,
+    chunk: int = 50,
+    restarts: int = 1,
+    callbacks: Iterable[Callback] = (),
+    checkpoints: Checkpoints | None = None,
+    executor: Executor = "scan",
+) -> tuple[RunState, dict[str, np.ndarray]]:
+    """Run `attack` against `protocol` until `rounds` rounds have been observed.
+
+    Args:
+        attack: what to run.
+        protocol: what is attacked.
+        threat: what the attacker is granted of each round.
+        private: the whole private set, `index` = 0 ... N-1.
+        key: the run's only source of randomness.
+        rounds: total number of rounds, counted from round 0.
+        state: where to continue; None starts afresh, or from the newest of `checkpoints`.
+        chunk: rounds per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
+        restarts: number of independent attack states, vmapped over the same observations.
+        callbacks: called as `callback(rounds_done, state, infos_of_chunk)` after every chunk.
+        checkpoints: saves the state after every chunk; an existing one is resumed.
+        executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
+
+    Returns:
+        The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left).
+
+    Raises:
+        FloatingPointError: if a payload was not finite; the message names the round. Checkpoints written before stay.
+        ValueError: on arguments out of range.
+    """
+    _validate.positive(rounds=rounds, chunk=chunk)
+    _validate.one_of(("scan", "step", "eager"), executor=executor)
+    if state is None:
+        state = start(attack, protocol, private, key=key, restarts=restarts)
+        if checkpoints is not None:
+            state = checkpoints.restore_latest(state)
+    protocol_key, step_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 3)
+
+    def one_round(carry: RunState, private: Batch) -> tuple[RunState, dict[str, jax.Array]]:
+        t = carry.protocol.round
+        protocol_state, transcript = protocol.round(protocol_key, carry.protocol, private)
+        observation = view(threat, transcript)
+        bad = ~_tree.all_finite(observation.payload)
+        bad_round = jnp.where((carry.bad_round < 0) & bad, t, carry.bad_round)
+        k = jax.random.fold_in(step_key, t)
+        if restarts == 1:
+            attack_state, info = attack.step(k, carry.attack, observation)
+        else:
+            keys = jax.random.split(k, restarts)
+            attack_state, info = jax.vmap(attack.step, in_axes=(0, 0, None))(keys, carry.attack, observation)
+        return RunState(protocol_state, attack_state, bad_round), info
+
+    # The carry holds the attack's tables: donating it updates them in place instead of copying them every chunk.
+    @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
+    def scan_chunk(carry: RunState, private: Batch, length: int) -> tuple[RunState, dict[str, jax.Array]]:
+        return jax.lax.scan(lambda c, _: one_round(c, private), carry, length=length)
+
+    one_step = one_round if executor == "eager" else jax.jit(one_round, donate_argnums=0)
+
+    def run_chunk(carry: RunState, length: int) -> tuple[RunState, dict[str, Any]]:
+        if executor == "scan":
+            return scan_chunk(carry, private, length)
+        infos = []
+        for _ in range(length):
+            carry, info = one_step(carry, private)
+            infos.append(info)
+        return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
+
+    history = []
+    done = int(state.protocol.round)
+    # Donation would delete the caller's arrays (parameters are often shared between runs).
+    state = jax.tree.map(jnp.copy, state)
+    while done < rounds:
+        length = min(chunk, rounds - done)
+        state, infos = run_chunk(state, length)
+        infos = jax.tree.map(np.asarray, infos)
+        if (bad := int(state.bad_round)) >= 0:
+            raise FloatingPointError(
+                f"round {bad}: the shared gradient is not finite (in rounds {done} to {done + length - 1}); "
+                f"rounds before {done} are unaffected"
+            )
+        done += length
+        history.append(infos)
+        if checkpoints is not None:
+            checkpoints.save(done, state)
+        for callback in callbacks:
+            callback(done, state, infos)
+    infos = jax.tree.map(lambda *leaves: np.concatenate(leaves), *history) if history else {}
+    return state, infos
+
+
+def best_restart(reconstructions: Reconstruction) -> Reconstruction:
+    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own."""
+    choice = jnp.argmin(reconstructions.score, axis=0)
+    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)

@@ -1,0 +1,148 @@
+"""What every source of data shares: the result type, the draw of samples, scaling and checks."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxleak import _validate
+
+# A label beyond this is a corrupt file or a regression target, not a class.
+_MAX_CLASSES = 2**16
+
+
+class Dataset(NamedTuple):
+    """Samples with labels, on the host."""
+
+    x: np.ndarray  # float32 in [0, 1]: (N, H, W, C) images, or (N, F) table with columns min-max scaled
+    y: np.ndarray  # (N,) int32 in [0, len(classes))
+    classes: tuple[str, ...]  # the name of every class, also of those that no drawn sample has
+    name: str  # the spec that was loaded
+
+
+def draw(available: int, n: int | None, seed: int, name: str) -> np.ndarray:
+    """Positions of `n` samples, drawn without replacement.
+
+    The draw is a prefix of one seeded permutation, so the first k samples of a larger draw are the draw of k.
+
+    Args:
+        available: number of samples that exist.
+        n: number to draw, None for all of them (shuffled all the same).
+        seed: seed of `numpy.random.default_rng`.
+        name: the spec, for the message.
+
+    Returns:
+        (n,) int64 positions in [0, available), all different.
+
+    Raises:
+        ValueError: if n exceeds `available`.
+    """
+    if n is not None and n > available:
+        raise ValueError(f"n must be at most {available}, the number of samples that {name} has, got {n}")
+    return np.random.default_rng(seed).permutation(available)[:n]
+
+
+def scaled_columns(x: np.ndarray) -> np.ndarray:
+    """Min-max scale every column of a (N, F) table to [0, 1]; a constant column becomes 0. Float32."""
+    x = x.astype(np.float64)
+    low, high = x.min(axis=0), x.max(axis=0)
+    span = np.where(high > low, high - low, 1.0)
+    return ((x - low) / span).astype(np.float32)
+
+
+def unit_pixels(x: np.ndarray) -> np.ndarray:
+    """uint8 pixels as float32 in [0, 1]."""
+    return x.astype(np.float32) / np.float32(255)
+
+
+def checked_labels(y: np.ndarray, samples: int, where: str) -> np.ndarray:
+    """Labels as int32 after checks.
+
+    Args:
+        y: what the source holds as labels.
+        samples: number of samples, which the labels must match.
+        where: the file, for the message.
+
+    Returns:
+        (samples,) int32, non-negative.
+
+    Raises:
+        ValueError: if the labels are not integers of shape (samples,) in [0, 65536).
+    """
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"{where}: labels must be integers, got dtype {y.dtype}")
+    if y.shape != (samples,):
+        raise ValueError(f"{where}: labels must have shape ({samples},), one per sample, got {y.shape}")
+    if y.min() < 0:
+        raise ValueError(f"{where}: labels must be >= 0, got {y.min()}")
+    _check_largest(y, _MAX_CLASSES, where)
+    return y.astype(np.int32)
+
+
+def class_names(y: np.ndarray, names: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """The given class names, or the labels' numbers as text when there are none.
+
+    Raises:
+        ValueError: if a label has no name.
+    """
+    if names is None:
+        return tuple(str(label) for label in range(int(y.max()) + 1))
+    _check_largest(y, len(names), where)
+    return tuple(str(name) for name in names)
+
+
+def build(
+    name: str,
+    where: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    names: Sequence[str] | None,
+    n: int | None,
+    seed: int,
+) -> Dataset:
+    """Check raw arrays, draw samples and scale them.
+
+    Tables are scaled over all rows before the draw, so that a row has the same features whatever `n` is.
+
+    Args:
+        name: the spec.
+        where: the file, for messages.
+        x: uint8 or float: (N, H, W, C), (N, H, W), or (N, F) for a table. Float images lie within [0, 1].
+        y: (N,) integers.
+        names: class names, or None.
+        n: number of samples to draw, or None.
+        seed: seed of the draw.
+
+    Raises:
+        ValueError: if dtype, shape, range or finiteness of an array is wrong, or n is too large.
+    """
+    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(f"{where}: x must be uint8 or float, got dtype {x.dtype}")
+    if x.ndim not in (2, 3, 4) or 0 in x.shape:
+        raise ValueError(f"{where}: x must be (N, H, W, C), (N, H, W) or (N, F), none of them 0, got {x.shape}")
+    if x.dtype != np.uint8 and not np.all(np.isfinite(x)):
+        raise ValueError(f"{where}: x holds non-finite values")
+    labels = checked_labels(y, len(x), where)
+    classes = class_names(labels, names, where)
+    picks = draw(len(x), n, seed, name)
+    if x.ndim == 2:
+        return Dataset(scaled_columns(x)[picks], labels[picks], classes, name)
+    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+        raise ValueError(f"{where}: float images must lie within [0, 1], got {x.min():g} to {x.max():g}")
+    images = unit_pixels(x[picks]) if x.dtype == np.uint8 else x[picks].astype(np.float32)
+    return Dataset(images[..., None] if x.ndim == 3 else images, labels[picks], classes, name)
+
+
+def check_request(n: int | None, seed: int) -> None:
+    """Raise `ValueError` unless n is None or an integer > 0, and seed >= 0."""
+    if n is not None:
+        if not isinstance(n, Integral):
+            raise ValueError(f"n must be an integer or None, got {n!r}")
+        _validate.positive(n=n)
+    _validate.non_negative(seed=seed)
+
+
+def _check_largest(y: np.ndarray, bound: int, where: str) -> None:
+    if y.max() >= bound:
+        raise ValueError(f"{where}: labels must be below the number of classes, {bound}, got {y.max()}")

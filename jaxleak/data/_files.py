@@ -1,0 +1,144 @@
+"""Array files: `.npz` archives and the idx files of MNIST. Neither is ever unpickled."""
+
+import gzip
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from jaxleak.data._dataset import Dataset, build
+
+_IDX_IMAGES = 0x00000803  # unsigned bytes, three dimensions
+_IDX_LABELS = 0x00000801  # unsigned bytes, one dimension
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    ValueError,
+)
+
+
+def existing_file(path: str | Path) -> Path:
+    """The path with `~` expanded.
+
+    Raises:
+        FileNotFoundError: if it is not a file.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is not a file")
+    return path
+
+
+def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
+    """Arrays `x` and `y` of an npz file, with class names from `class_names` where it has them.
+
+    Args:
+        spec: becomes the dataset's name.
+        path: the file. `x` is uint8 or float of shape (N, H, W, C) or (N, H, W) (images), or (N, F) (table);
+            `y` is (N,) integers; `class_names`, optional, is an array of text. Other members are not read.
+        n: number of samples to draw, or None for all.
+        seed: seed of the draw.
+
+    Raises:
+        ValueError: if the file cannot be read, lacks an array, or an array is not as above.
+    """
+    members = read_npz(path)
+    for key in ("x", "y"):
+        if key not in members:
+            raise ValueError(f"{path} has no array {key!r}")
+    names = members.get("class_names")
+    if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
+        raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")
+    return build(spec, str(path), members["x"], members["y"], None if names is None else names.tolist(), n, seed)
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Those of the members `x`, `y` and `class_names` that an npz file has.
+
+    Raises:
+        ValueError: if the file is no npz file, is damaged, or a member would have to be unpickled.
+    """
+    # np.load would try a file that is no zip archive as a pickle, and report on that.
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no npz file, or is truncated")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in ("x", "y", "class_names") if key in archive.files}
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} cannot be read, it may be corrupt: {error}") from error
+
+
+def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Dataset:
+    """Images and labels of the two idx files in which MNIST and its kin are published.
+
+    Args:
+        spec: becomes the dataset's name.
+        images: idx3-ubyte file, raw or gzip.
+        labels: idx1-ubyte file, raw or gzip.
+        n: number of samples to draw, or None for all.
+        seed: seed of the draw.
+
+    Returns:
+        Images (n, H, W, 1); the classes are the labels' numbers as text.
+
+    Raises:
+        ValueError: if a file has the wrong magic number or length, or the counts differ.
+    """
+    x = read_idx(images, _IDX_IMAGES)
+    y = read_idx(labels, _IDX_LABELS)
+    if len(x) != len(y):
+        raise ValueError(f"{images} has {len(x)} images, but {labels} has {len(y)} labels")
+    return build(spec, str(images), x, y, None, n, seed)
+
+
+def read_idx(path: Path, magic: int) -> np.ndarray:
+    """An idx file of unsigned bytes.
+
+    Args:
+        path: the file, raw or gzip (told apart by content, not by name).
+        magic: the number that must open it; its last byte is the number of dimensions.
+
+    Returns:
+        uint8 array with the dimensions that the file states.
+
+    Raises:
+        ValueError: if the magic number is another, or the content is shorter or longer than stated.
+    """
+    axes = magic & 0xFF
+    try:
+        with path.open("rb") as probe:
+            zipped = probe.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            header = file.read(4 * (1 + axes))
+            found, *shape = struct.unpack(f">{1 + axes}I", header)
+            if found != magic:
+                raise ValueError(f"magic number must be {magic}, got {found}")
+            size = int(np.prod(shape, dtype=object))
+            # One byte more than stated: enough to see that the file is longer.
+            content = file.read(size + 1)
+    except (*_UNREADABLE, OverflowError) as error:
+        raise ValueError(f"{path} is no idx file of {axes} dimensions, or is corrupt: {error}") from error
+    if len(content) != size:
+        longer = "more" if len(content) > size else f"only {len(content)}"
+        raise ValueError(f"{path} states {'x'.join(map(str, shape))} = {size} bytes of content, but has {longer}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def count(path: Path) -> int:
+    """Number of samples of an npz file.
+
+    Raises:
+        ValueError: as `read_npz`, or if it has no array `y`.
+    """
+    members = read_npz(path)
+    if "y" not in members:
+        raise ValueError(f"{path} has no array 'y'")
+    return members["y"].size

@@ -1,0 +1,151 @@
+"""Folders of image files: one subfolder per class, or the flat layout of HAM10000 with its CSV file."""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from jaxleak.data._dataset import Dataset, draw, unit_pixels
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
+_HAM10000_CSV = "HAM10000_metadata.csv"
+_GRAY_MODES = frozenset({"1", "L"})
+# Pillow converts these to RGB without loss of range; 16-bit and float modes it would clip.
+_COLOUR_MODES = frozenset({"CMYK", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"})
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+class _Listing(NamedTuple):
+    files: list[Path]
+    labels: list[int]
+    classes: tuple[str, ...]
+
+
+def folder(spec: str, n: int | None, seed: int) -> Dataset:
+    """Images of `folder:DIR` or `folder:DIR?size=32`.
+
+    Two layouts are known. With `HAM10000_metadata.csv` in DIR, its columns `image_id` and `dx` give files (in DIR
+    or one folder below) and classes. Otherwise every subfolder that holds images is a class, directly
+    (Linnaeus 5) or one level down (LC25000, whose classes are then called like `lung_image_sets/lung_n`). Where
+    DIR has class folders under `train/` and `test/`, `train/` is taken; name `DIR/test` to have the other.
+
+    Only the drawn files are opened. They are grayscale (C = 1) if all of them are, else RGB.
+
+    Args:
+        spec: `folder:DIR`; `?size=S` cuts the centre square of every image and resizes it to S x S by Lanczos.
+        n: number of images to draw, or None for all.
+        seed: seed of the draw.
+
+    Returns:
+        Images (n, H, W, C); the classes in alphabetical order.
+
+    Raises:
+        FileNotFoundError: if DIR, or an image that the CSV file lists, does not exist.
+        ValueError: if the layout is neither of the two, or an image is unreadable or of another size than the
+            first; the message names the file.
+    """
+    root, size = _parse(spec)
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} does not exist or is not a folder")
+    listing = _list_ham10000(root) if (root / _HAM10000_CSV).is_file() else _list_classes(root)
+    picks = draw(len(listing.files), n, seed, spec)
+    images = [_read(listing.files[pick], size) for pick in picks]
+    for pick, image in zip(picks, images, strict=True):
+        if image.size != images[0].size:
+            raise ValueError(
+                f"{listing.files[pick]} is {image.size[0]}x{image.size[1]}, but {listing.files[picks[0]]} is "
+                f"{images[0].size[0]}x{images[0].size[1]}; pass {spec}?size=S to bring all to S x S"
+            )
+    mode = "L" if all(image.mode == "L" for image in images) else "RGB"
+    x = np.stack([np.asarray(image.convert(mode)) for image in images])
+    y = np.asarray(listing.labels, np.int32)[picks]
+    return Dataset(unit_pixels(x[..., None] if mode == "L" else x), y, listing.classes, spec)
+
+
+def _parse(spec: str) -> tuple[Path, int | None]:
+    directory, _, query = spec.removeprefix("folder:").partition("?")
+    if not query:
+        return Path(directory).expanduser(), None
+    key, _, value = query.partition("=")
+    if key != "size" or not value.isdecimal() or int(value) == 0:
+        raise ValueError(f"{spec}: after '?' only size=S with S > 0 is understood, got {query!r}")
+    return Path(directory).expanduser(), int(value)
+
+
+def _list_classes(root: Path) -> _Listing:
+    for split in ("train", "test"):
+        # A folder of images called "train" is a class (of vehicles, say); one of folders is a split.
+        if (root / split).is_dir() and _folders(root / split) and not _images(root / split):
+            root = root / split
+            break
+    stray = _images(root)
+    if stray:
+        raise ValueError(f"{stray[0]} lies in no class folder, and {root} has no {_HAM10000_CSV}")
+    by_class: dict[str, list[Path]] = {}
+    for child in _folders(root):
+        # LC25000 groups its class folders by organ.
+        for leaf in [child] if _images(child) else _folders(child) or [child]:
+            by_class[leaf.relative_to(root).as_posix()] = _images(leaf)
+            if not _images(leaf):
+                raise ValueError(f"{leaf} holds no jpg, png or bmp image")
+    if not by_class:
+        raise ValueError(f"{root} holds no class folders and no {_HAM10000_CSV}")
+    files = [file for images in by_class.values() for file in images]
+    labels = [label for label, images in enumerate(by_class.values()) for _ in images]
+    return _Listing(files, labels, tuple(by_class))
+
+
+def _list_ham10000(root: Path) -> _Listing:
+    table = root / _HAM10000_CSV
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = [(row["image_id"], row["dx"]) for row in csv.DictReader(file)]
+    except KeyError as error:
+        raise ValueError(f"{table} has no column {error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{table} is no CSV file: {error}") from error
+    if not rows:
+        raise ValueError(f"{table} lists no images")
+    # The archive spreads its images over HAM10000_images_part_1 and _2.
+    found = {file.stem: file for place in [*_folders(root), root] for file in _images(place)}
+    for image_id, diagnosis in rows:
+        if not diagnosis:
+            raise ValueError(f"{table} gives no dx for image {image_id}")
+        if image_id not in found:
+            raise FileNotFoundError(f"{table} lists image {image_id}, but there is no such file in {root}")
+    classes = tuple(sorted({diagnosis for _, diagnosis in rows}))
+    files = [found[image_id] for image_id, _ in rows]
+    return _Listing(files, [classes.index(diagnosis) for _, diagnosis in rows], classes)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+
+
+def _images(root: Path) -> list[Path]:
+    # Archives made on a Mac carry "._name.jpg" beside name.jpg, which is no image.
+    return sorted(
+        path
+        for path in root.iterdir()
+        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
+
+
+def _read(path: Path, size: int | None) -> Image.Image:
+    """One image in mode L or RGB, resized where a size is given."""
+    try:
+        with Image.open(path) as file:
+            mode = file.mode
+            if mode not in _GRAY_MODES | _COLOUR_MODES:
+                raise ValueError(f"pixel mode {mode} is not supported")
+            image = file.convert("L" if mode in _GRAY_MODES else "RGB")
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} is no readable image, it may be corrupt: {error}") from error
+    if size is None:
+        return image
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return image.resize((size, size), Image.Resampling.LANCZOS, box=box)

@@ -1,0 +1,142 @@
+"""Similarity of reconstructed samples to the true ones."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxleak import _validate
+from jaxleak.metrics._pairs import pair
+
+# Wang, Bovik, Sheikh & Simoncelli, "Image quality assessment", IEEE TIP 2004.
+_SSIM_SIGMA = 1.5
+_SSIM_WINDOW = 11
+_SSIM_SMALLEST = 3
+
+
+def mse(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
+    """Mean squared error of every sample.
+
+    Args:
+        truth: (N, ...) samples.
+        estimate: the same shape.
+
+    Returns:
+        (N,) float64, >= 0.
+
+    Raises:
+        ValueError: if the shapes differ or there is no axis beside N.
+    """
+    truth, estimate = pair(truth, estimate)
+    return np.mean((truth - estimate) ** 2, axis=tuple(range(1, truth.ndim)))
+
+
+def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray:
+    """Peak signal-to-noise ratio of every sample in dB, 10 log10(peak^2 / MSE).
+
+    The MSE is over all pixels and channels. Nothing is clipped.
+
+    Args:
+        truth: (N, ...) samples.
+        estimate: the same shape.
+        peak: the largest value that a pixel may have.
+
+    Returns:
+        (N,) float64; inf where a sample is identical to the truth. A mean over samples is then inf too: report the
+        median, or count those samples.
+
+    Raises:
+        ValueError: if the shapes differ or `peak` is not > 0.
+    """
+    _validate.positive(peak=peak)
+    return _decibels(peak, mse(truth, estimate))
+
+
+def psnr_channel_peak(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
+    """PSNR with every channel's own peak, the formula that CAFE (Jin et al.) prints in its paper.
+
+    Per image and channel: 20 log10(largest value of the true channel) - 10 log10(MSE over the channel's pixels);
+    then the mean over channels. Every channel whose peak is below 1 lowers it against `psnr`.
+
+    Args:
+        truth: (N, H, W, C) images.
+        estimate: the same shape.
+
+    Returns:
+        (N,) float64; inf where a channel is identical to the truth, -inf where a channel that is not has a true
+        peak of 0, nan where an image has both.
+
+    Raises:
+        ValueError: if the shapes differ or are not (N, H, W, C).
+    """
+    truth, estimate = pair(truth, estimate, axes=4)
+    error = np.mean((truth - estimate) ** 2, axis=(1, 2))
+    with np.errstate(invalid="ignore"):
+        return _decibels(truth.max(axis=(1, 2)), error).mean(axis=-1)
+
+
+def psnr_upstream(truth_tiles: ArrayLike, estimate_tiles: ArrayLike) -> float:
+    """PSNR as the published code of CAFE computes it, for comparison with its logs.
+
+    The estimate is clipped to [0, 1], every party's slice gets its own PSNR with peak 1, these are averaged over
+    images and then over parties. Averaging decibels of slices rates higher than the PSNR of whole images wherever
+    slices differ in quality (Jensen's inequality).
+
+    Args:
+        truth_tiles: (N, P, h, w, C) in [0, 1], slice p belongs to party p.
+        estimate_tiles: the same shape.
+
+    Returns:
+        Decibels; inf if any slice is identical to the truth.
+
+    Raises:
+        ValueError: if the shapes differ or are not (N, P, h, w, C).
+    """
+    truth, estimate = pair(truth_tiles, estimate_tiles, axes=5)
+    error = np.mean((truth - np.clip(estimate, 0.0, 1.0)) ** 2, axis=(2, 3, 4))
+    return float(_decibels(1.0, error).mean(axis=0).mean())
+
+
+def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
+    """Structural similarity of every image on [0, 1], with the constants of Wang et al. 2004.
+
+    Local statistics are weighted by a Gaussian of sigma 1.5 in an 11x11 window, over pixels whose window lies
+    inside the image, and averaged over pixels and channels. Images under 11 pixels get the largest odd window W
+    that fits in its place: the average is then over pixels at least (W - 1) / 2 from the border, and the Gaussian
+    sees the image mirrored where it reaches beyond. Such values compare among images of that size only.
+
+    Args:
+        truth: (N, H, W, C) images in [0, 1], H and W at least 3.
+        estimate: the same shape.
+
+    Returns:
+        (N,) float64 in [-1, 1]; 1 for identical images.
+
+    Raises:
+        ValueError: if the shapes differ, are not (N, H, W, C), or a side is under 3 pixels.
+    """
+    from skimage.metrics import structural_similarity
+
+    truth, estimate = pair(truth, estimate, axes=4)
+    side = min(truth.shape[1:3])
+    if side < _SSIM_SMALLEST:
+        raise ValueError(f"ssim needs images of at least 3x3 pixels, got {truth.shape[1]}x{truth.shape[2]}")
+    window = min(_SSIM_WINDOW, side if side % 2 else side - 1)
+    scores = [
+        structural_similarity(
+            true,
+            guess,
+            win_size=window,
+            data_range=1.0,
+            channel_axis=-1,
+            gaussian_weights=True,
+            sigma=_SSIM_SIGMA,
+            use_sample_covariance=False,
+        )
+        for true, guess in zip(truth, estimate, strict=True)
+    ]
+    return np.asarray(scores, np.float64)
+
+
+def _decibels(peak: float | np.ndarray, error: np.ndarray) -> np.ndarray:
+    """20 log10(peak) - 10 log10(error), inf at zero error whatever the peak."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0, np.inf, 20 * np.log10(peak) - 10 * np.log10(error))

@@ -1,0 +1,49 @@
+"""How many labels an attack got right."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
+    """Share of positions where the labels agree, in [0, 1].
+
+    Args:
+        truth: (N,) integer labels.
+        estimate: (N,) integer labels, in the same order.
+
+    Raises:
+        ValueError: if the shapes differ, or the labels are not a non-empty list of integers.
+    """
+    truth, estimate = _label_pair(truth, estimate)
+    return float(np.mean(truth == estimate))
+
+
+def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
+    """Share of labels found when order does not count, in [0, 1]: for batches without known order.
+
+    Repeats count: a label that the truth has twice and the estimate three times gives two hits, so the score is
+    1 only if both hold the same labels equally often.
+
+    Args:
+        truth: (N,) integer labels.
+        estimate: (N,) integer labels, in any order.
+
+    Raises:
+        ValueError: as `label_accuracy`.
+    """
+    truth, estimate = _label_pair(truth, estimate)
+    values, both = np.unique(np.concatenate([truth, estimate]), return_inverse=True)
+    have, want = (np.bincount(part, minlength=len(values)) for part in np.split(both, 2))
+    return float(np.minimum(have, want).sum() / len(truth))
+
+
+def _label_pair(truth: ArrayLike, estimate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    truth, estimate = np.asarray(truth), np.asarray(estimate)
+    if truth.shape != estimate.shape:
+        raise ValueError(f"truth and estimate must have one shape, got {truth.shape} and {estimate.shape}")
+    if truth.ndim != 1 or truth.size == 0:
+        raise ValueError(f"labels must have shape (N,) with N > 0, got {truth.shape}")
+    for labels in (truth, estimate):
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(f"labels must be integers, got dtype {labels.dtype}")
+    return truth, estimate

@@ -1,0 +1,144 @@
+"""The one shape that every model here has: an extractor, the first dense layer, and the rest.
+
+The split is where CAFE looks: the gradient at the first dense layer is `sum_n h_n v_n^T`, with h_n the input of
+that layer and v_n the loss gradient at its output. Party p owns slice p of every sample, its own extractor and
+its own first dense layer, so those parameters carry a leading party axis; a model of horizontal federated
+learning is the case of one party.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+
+GLOROT_PER_PARTY = nn.initializers.glorot_uniform(in_axis=-2, out_axis=-1, batch_axis=(0,))
+
+
+class SplitModel(NamedTuple):
+    """A classifier split at its first dense layer.
+
+    Parameters are `{"extractor": ..., "first": {"kernel": (P, d1, d2), "bias": (P, d2)}, "rest": ...}`.
+    """
+
+    parties: int  # P
+    slice_shape: tuple[int, ...]  # shape of one party's slice of one sample
+    num_classes: int  # C
+    feature_size: int  # d1, inputs of the first dense layer
+    width: int  # d2, its outputs
+    init: Callable[[jax.Array], PyTree]  # key -> params
+    features: Callable[[PyTree, jax.Array], jax.Array]  # (params, x (B, P, *slice)) -> H (B, P, d1)
+    rest: Callable[[PyTree, jax.Array], jax.Array]  # (params, U (B, P, d2)) -> logits (B, C)
+    party_features: Callable[[PyTree, jax.Array], jax.Array]  # (one party's extractor params, (B, *slice)) -> (B, d1)
+    statistics: Callable[[PyTree, jax.Array], PyTree]  # (params, x) -> mean and variance of every extractor layer
+
+    def pre_activations(self, params: PyTree, h: jax.Array) -> jax.Array:
+        """U (B, P, d2): the first dense layer applied to h (B, P, d1)."""
+        return jnp.einsum("bpd,pde->bpe", h, params["first"]["kernel"]) + params["first"]["bias"]
+
+    def head(self, params: PyTree, h: jax.Array) -> jax.Array:
+        """Logits (B, C) from the inputs h (B, P, d1) of the first dense layer."""
+        return self.rest(params, self.pre_activations(params, h))
+
+    def apply(self, params: PyTree, x: jax.Array) -> jax.Array:
+        """Logits (B, C) from samples x (B, P, *slice)."""
+        return self.head(params, self.features(params, x))
+
+
+def split_model(
+    extractor: nn.Module,
+    rest: nn.Module,
+    *,
+    parties: int,
+    slice_shape: tuple[int, ...],
+    num_classes: int,
+    width: int,
+    kernel_init: Callable[..., jax.Array] = GLOROT_PER_PARTY,
+) -> SplitModel:
+    """Assemble a `SplitModel` from two Linen modules.
+
+    Args:
+        extractor: maps one party's slices (B, *slice) to features (B, d1); each party gets its own parameters.
+            It may `sow` means and variances of its activations into the collection "statistics".
+        rest: maps U (B, P, d2) to logits (B, num_classes).
+        parties: P >= 1.
+        slice_shape: shape of one slice.
+        num_classes: C >= 2.
+        width: d2 >= 1.
+        kernel_init: initialiser of the (P, d1, d2) kernel of the first dense layer.
+
+    Raises:
+        ValueError: on sizes out of range.
+    """
+    _validate.positive(parties=parties, width=width, **{f"slice_shape[{i}]": n for i, n in enumerate(slice_shape)})
+    _validate.in_range(2, 10**6, num_classes=num_classes)
+    one_slice = jax.ShapeDtypeStruct((1, *slice_shape), jnp.float32)
+    feature_size = jax.eval_shape(lambda x: extractor.init_with_output(jax.random.key(0), x)[0], one_slice).shape[-1]
+
+    def init_extractor(key: jax.Array) -> PyTree:
+        # A module without weights (a flattening extractor) has no "params" collection at all.
+        return extractor.init(key, jnp.zeros(one_slice.shape)).get("params", {})
+
+    def init(key: jax.Array) -> PyTree:
+        keys = jax.random.split(key, 3)
+        return {
+            "extractor": jax.vmap(init_extractor)(jax.random.split(keys[0], parties)),
+            "first": {
+                "kernel": kernel_init(keys[1], (parties, feature_size, width), jnp.float32),
+                "bias": jnp.zeros((parties, width)),
+            },
+            "rest": rest.init(keys[2], jnp.zeros((1, parties, width))).get("params", {}),
+        }
+
+    def party_features(extractor_params: PyTree, x: jax.Array) -> jax.Array:
+        return extractor.apply({"params": extractor_params}, x)
+
+    def party_statistics(extractor_params: PyTree, x: jax.Array) -> PyTree:
+        return extractor.apply({"params": extractor_params}, x, mutable=["statistics"])[1]
+
+    def features(params: PyTree, x: jax.Array) -> jax.Array:
+        return jax.vmap(party_features, in_axes=(0, 1), out_axes=1)(params["extractor"], x)
+
+    def logits(params: PyTree, u: jax.Array) -> jax.Array:
+        return rest.apply({"params": params["rest"]}, u)
+
+    def statistics(params: PyTree, x: jax.Array) -> PyTree:
+        return jax.vmap(party_statistics, in_axes=(0, 1))(params["extractor"], x)
+
+    return SplitModel(
+        parties,
+        slice_shape,
+        num_classes,
+        feature_size,
+        width,
+        init,
+        features,
+        logits,
+        party_features,
+        statistics,
+    )
+
+
+def frozen_features(model: SplitModel) -> SplitModel:
+    """The same model behind its extractor: samples are features H (N, P, d1), parameters only "first" and "rest".
+
+    When parameters stay frozen, features of a sample never change. Simulated parties may then compute them once
+    and run every round from there; the dense layers' gradients are the same numbers, the extractor's gradients are
+    not computed. An attack that reads only dense-layer gradients sees no difference.
+    """
+
+    def init(key: jax.Array) -> PyTree:
+        params = model.init(key)
+        return {"extractor": {}, "first": params["first"], "rest": params["rest"]}
+
+    return model._replace(
+        slice_shape=(model.feature_size,),
+        init=init,
+        features=lambda params, x: x,
+        party_features=lambda extractor_params, x: x,
+        statistics=lambda params, x: {},
+    )

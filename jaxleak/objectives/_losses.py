@@ -1,0 +1,19 @@
+"""The clients' loss functions: the mean over the batch, for integer or soft labels."""
+
+import jax
+import jax.numpy as jnp
+
+
+def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
+    """(B,) integers or (B, C) distributions -> (B, C) distributions."""
+    return jax.nn.one_hot(y, num_classes) if y.ndim == 1 else y
+
+
+def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean cross-entropy of logits (B, C) against labels (B,) or soft labels (B, C)."""
+    return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1))
+
+
+def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Cross-entropy with the softmax applied twice, as in the published CAFE code (a quirk of `upstream` presets)."""
+    return cross_entropy(jax.nn.softmax(logits), y)

@@ -1,0 +1,45 @@
+"""Which samples take part in round t: pure functions of the key and t, so that any round can be drawn again."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+Sampling = Literal["epoch", "uniform"]
+SAMPLINGS: tuple[Sampling, ...] = ("epoch", "uniform")
+
+
+def draw_batch(key: jax.Array, step: jax.Array, *, num_samples: int, batch_size: int, sampling: Sampling) -> jax.Array:
+    """Positions (batch_size,) of round `step`, without repeats.
+
+    Args:
+        key: key of the whole run.
+        step: () int32, number of the round.
+        num_samples: N.
+        batch_size: K <= N.
+        sampling: "uniform" draws every batch independently from all C(N, K) (CAFE's set S); "epoch" cuts a fresh
+            permutation per epoch into floor(N / K) batches and leaves the remainder out of that epoch.
+    """
+    if sampling == "uniform":
+        return jax.random.permutation(jax.random.fold_in(key, step), num_samples)[:batch_size]
+    per_epoch = num_samples // batch_size
+    permutation = jax.random.permutation(jax.random.fold_in(key, step // per_epoch), num_samples)
+    return jax.lax.dynamic_slice_in_dim(permutation, (step % per_epoch) * batch_size, batch_size)
+
+
+def draw_worker_batches(
+    key: jax.Array, step: jax.Array, *, workers: int, num_samples: int, batch_size: int, sampling: Sampling
+) -> jax.Array:
+    """Positions of a horizontal round: K / M samples from each worker's own block of N / M."""
+
+    def one(worker: jax.Array) -> jax.Array:
+        own = draw_batch(
+            jax.random.fold_in(key, worker),
+            step,
+            num_samples=num_samples // workers,
+            batch_size=batch_size // workers,
+            sampling=sampling,
+        )
+        return own + worker * (num_samples // workers)
+
+    return jax.vmap(one)(jnp.arange(workers)).reshape(-1)

@@ -1,0 +1,72 @@
+"""The only door from a protocol's transcript to an attacker's observation.
+
+A threat is a list of grants. `view` copies exactly what is granted and leaves every other field None; nothing else in
+jaxleak hands transcript fields to an attack. A test fills the transcript's private part with NaN and checks that NaN
+reaches an observation only where a threat grants it.
+"""
+
+from typing import NamedTuple
+
+from jaxleak._base import Observation, PyTree, Transcript
+
+
+class Threat(NamedTuple):
+    """What the attacker is granted of each round."""
+
+    index: bool = True  # which samples took part (data-index alignment)
+    labels: bool = False  # the true labels of the batch
+    statistics: bool = False  # activation statistics of the batch
+    payload: tuple[str, ...] | None = None  # paths like "first/kernel" of the gradient leaves; None grants all
+
+
+#: CAFE's attacker: the server, which follows the protocol, chose the indices and sees the aggregated gradient.
+HONEST_BUT_CURIOUS_SERVER = Threat()
+
+#: The same server, looking only at the first dense layer's bias gradient (all that CAFE's Step I reads).
+BIAS_GRADIENT_ONLY = Threat(payload=("first/bias",))
+
+#: The same server, looking only at the first dense layer (all that CAFE's Steps I and II read).
+FIRST_LAYER_ONLY = Threat(payload=("first/bias", "first/kernel"))
+
+#: The server of a textbook gradient inversion: no indices.
+SERVER_WITHOUT_INDICES = Threat(index=False)
+
+
+def view(threat: Threat, transcript: Transcript) -> Observation:
+    """What `threat` grants of one round.
+
+    Args:
+        threat: the grants.
+        transcript: the round's record.
+
+    Returns:
+        An `Observation`; ungranted fields, and ungranted leaves of the payload, are None.
+
+    Raises:
+        ValueError: if statistics are granted but the protocol did not record them, or a payload path does not exist.
+    """
+    if threat.statistics and transcript.statistics is None:
+        raise ValueError("threat grants statistics, but the protocol was built with with_statistics=False")
+    payload = transcript.payload if threat.payload is None else _select(transcript.payload, threat.payload)
+    return Observation(
+        round=transcript.round,
+        params=transcript.params,
+        payload=payload,
+        index=transcript.index if threat.index else None,
+        labels=transcript.private.y if threat.labels else None,
+        statistics=transcript.statistics if threat.statistics else None,
+    )
+
+
+def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:
+    # Unselected leaves become None. Compiled together with the protocol, XLA then drops the work behind them.
+    selected: dict[str, dict[str, PyTree]] = {}
+    for path in paths:
+        group, _, leaf = path.partition("/")
+        if group not in payload or leaf not in payload[group]:
+            raise ValueError(f"payload has no leaf {path!r}; top-level groups are {sorted(payload)}")
+        selected.setdefault(group, {})[leaf] = payload[group][leaf]
+    return {
+        group: {leaf: selected.get(group, {}).get(leaf) for leaf in leaves} if group in selected else None
+        for group, leaves in payload.items()
+    }

@@ -1,0 +1,203 @@
+import math
+import subprocess
+import sys
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from jaxleak import metrics
+
+
+@pytest.fixture
+def images():
+    rng = np.random.default_rng(0)
+    truth = rng.random((3, 12, 11, 3))
+    return truth, np.clip(truth + 0.1 * rng.standard_normal(truth.shape), 0, 1)
+
+
+def _slow_mse(a, b):
+    errors = [(float(p) - float(q)) ** 2 for p, q in zip(np.ravel(a), np.ravel(b), strict=True)]
+    return sum(errors) / len(errors)
+
+
+def _slow_psnr(a, b, peak=1.0):
+    return 20 * math.log10(peak) - 10 * math.log10(_slow_mse(a, b))
+
+
+def test_mse_and_psnr_equal_slow_references(images):
+    truth, estimate = images
+    np.testing.assert_allclose(metrics.mse(truth, estimate), list(map(_slow_mse, truth, estimate)))
+    np.testing.assert_allclose(metrics.psnr(truth, estimate), list(map(_slow_psnr, truth, estimate)))
+    expected = [_slow_psnr(a, b, 255.0) for a, b in zip(truth, estimate, strict=True)]
+    np.testing.assert_allclose(metrics.psnr(truth, estimate, peak=255), expected)
+
+
+def test_psnr_of_a_known_error():
+    np.testing.assert_allclose(metrics.psnr(np.zeros((1, 4)), np.full((1, 4), 0.1)), [20.0])
+
+
+def test_float32_images_are_compared_in_float64():
+    truth = np.ones((1, 4), np.float32)
+    result = metrics.mse(truth, truth + np.float32(2**-20))
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, 2.0**-40, rtol=1e-12)
+
+
+def test_identical_images(images):
+    truth, _ = images
+    assert (metrics.mse(truth, truth) == 0).all()
+    assert np.isposinf(metrics.psnr(truth, truth)).all()
+    assert np.isposinf(metrics.psnr_channel_peak(truth, truth)).all()
+    assert metrics.psnr_upstream(truth[:, None], truth[:, None]) == math.inf
+    np.testing.assert_allclose(metrics.ssim(truth, truth), 1.0)
+
+
+def test_channel_peak_uses_the_true_channel(images):
+    truth, estimate = images
+    truth = truth * [0.25, 0.5, 1.0]
+    expected = [
+        np.mean([_slow_psnr(a[..., c], b[..., c], a[..., c].max()) for c in range(3)])
+        for a, b in zip(truth, estimate, strict=True)
+    ]
+    np.testing.assert_allclose(metrics.psnr_channel_peak(truth, estimate), expected)
+
+
+def test_channel_peak_of_a_black_channel():
+    truth, estimate = np.zeros((1, 2, 2, 1)), np.ones((1, 2, 2, 1))
+    assert np.isneginf(metrics.psnr_channel_peak(truth, estimate)).all()
+    both = np.concatenate([truth, truth], axis=-1), np.concatenate([truth, estimate], axis=-1)
+    assert np.isnan(metrics.psnr_channel_peak(*both)).all()
+
+
+def test_upstream_clips_and_averages_decibels_over_slices():
+    rng = np.random.default_rng(1)
+    truth = rng.random((2, 4, 3, 3, 1))
+    estimate = truth + rng.standard_normal(truth.shape)
+    assert estimate.max() > 1
+    clipped = np.clip(estimate, 0, 1)
+    by_party = [np.mean([_slow_psnr(truth[i, p], clipped[i, p]) for i in range(2)]) for p in range(4)]
+    assert metrics.psnr_upstream(truth, estimate) == pytest.approx(np.mean(by_party))
+
+
+def test_upstream_rates_no_lower_than_whole_images():
+    truth = np.full((1, 2, 2, 2, 1), 0.5)
+    estimate = truth + np.array([0.01, 0.4]).reshape(1, 2, 1, 1, 1)
+    whole = metrics.psnr(truth, estimate)[0]
+    assert metrics.psnr_upstream(truth, estimate) > whole + 5
+
+
+def _slow_ssim_at(a, b, row, column, radius=5, sigma=1.5):
+    """Wang et al. 2004, eq. 13 with 14-16, at one pixel whose window lies inside the image."""
+    total, pairs = 0.0, []
+    for i in range(-radius, radius + 1):
+        for j in range(-radius, radius + 1):
+            weight = math.exp(-(i * i + j * j) / (2 * sigma**2))
+            total += weight
+            pairs.append((weight, a[row + i, column + j], b[row + i, column + j]))
+    mean_a = sum(w * p for w, p, _ in pairs) / total
+    mean_b = sum(w * q for w, _, q in pairs) / total
+    var_a = sum(w * (p - mean_a) ** 2 for w, p, _ in pairs) / total
+    var_b = sum(w * (q - mean_b) ** 2 for w, _, q in pairs) / total
+    cov = sum(w * (p - mean_a) * (q - mean_b) for w, p, q in pairs) / total
+    c1, c2 = 0.01**2, 0.03**2
+    return (2 * mean_a * mean_b + c1) * (2 * cov + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+
+
+def test_ssim_equals_a_slow_reference(images):
+    truth, estimate = images
+    expected = [
+        np.mean([_slow_ssim_at(a[..., c], b[..., c], row, 5) for row in (5, 6) for c in range(3)])
+        for a, b in zip(truth, estimate, strict=True)
+    ]
+    np.testing.assert_allclose(metrics.ssim(truth, estimate), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("side", [3, 4, 8, 10])
+def test_ssim_of_small_images_uses_the_largest_window_that_fits(side):
+    rng = np.random.default_rng(2)
+    truth, estimate = rng.random((2, side, side, 1)), rng.random((2, side, side, 1))
+    radius = ((side if side % 2 else side - 1) - 1) // 2
+    inner = range(radius, side - radius)
+    wide = [np.pad(z[..., 0], ((0, 0), (5, 5), (5, 5)), mode="symmetric") for z in (truth, estimate)]
+    expected = [
+        np.mean([_slow_ssim_at(a, b, r + 5, c + 5) for r in inner for c in inner]) for a, b in zip(*wide, strict=True)
+    ]
+    np.testing.assert_allclose(metrics.ssim(truth, estimate), expected, rtol=1e-9)
+    np.testing.assert_allclose(metrics.ssim(truth, truth), 1.0)
+
+
+def test_ssim_refuses_what_has_no_structure():
+    with pytest.raises(ValueError, match="at least 3x3 pixels, got 2x9"):
+        metrics.ssim(np.zeros((1, 2, 9, 1)), np.zeros((1, 2, 9, 1)))
+
+
+def test_label_accuracy():
+    assert metrics.label_accuracy([0, 1, 2, 2], [0, 2, 2, 1]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("truth", "estimate", "share"),
+    [
+        ([1, 1, 2, 3], [3, 1, 1, 2], 1.0),
+        ([1, 1, 2, 3], [1, 1, 1, 1], 0.5),
+        ([1, 2, 3, 4], [1, 1, 1, 1], 0.25),
+        ([0, 0], [-1, 7], 0.0),
+    ],
+)
+def test_label_multiset_accuracy_counts_repeats(truth, estimate, share):
+    assert metrics.label_multiset_accuracy(truth, estimate) == share
+
+
+def test_matching_undoes_a_shuffle():
+    rng = np.random.default_rng(3)
+    truth = rng.random((20, 4, 4, 1))
+    shuffle = rng.permutation(20)
+    noisy = truth[shuffle] + 0.01 * rng.standard_normal(truth.shape)
+    found = metrics.match_one_to_one(truth, noisy)
+    np.testing.assert_array_equal(shuffle[found], np.arange(20))
+
+
+def test_matching_is_the_best_of_all_pairings():
+    rng = np.random.default_rng(4)
+    truth, estimate = rng.random((5, 2)), rng.random((5, 2))
+    best = min(metrics.mse(truth, estimate[list(p)]).sum() for p in permutations(range(5)))
+    found = metrics.match_one_to_one(truth, estimate)
+    assert metrics.mse(truth, estimate[found]).sum() == pytest.approx(best)
+
+
+def test_matching_refuses_non_finite_values():
+    with pytest.raises(ValueError, match="estimate must be finite"):
+        metrics.match_one_to_one(np.zeros((2, 3)), np.full((2, 3), np.nan))
+
+
+@pytest.mark.parametrize("name", metrics.__all__)
+def test_shape_mismatch_names_both_shapes(name):
+    shapes = ((3,), (4,)) if "label" in name else ((2, 4, 4, 1), (2, 4, 4, 3))
+    truth, estimate = (np.zeros(shape, np.int64) for shape in shapes)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - both shapes are looked for below
+        getattr(metrics, name)(truth, estimate)
+    assert str(shapes[0]) in str(caught.value)
+    assert str(shapes[1]) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["psnr_channel_peak", "ssim", "psnr_upstream"])
+def test_number_of_axes_is_checked(name):
+    with pytest.raises(ValueError, match=r"must have [45] axes .* got \(2, 3\)"):
+        getattr(metrics, name)(np.zeros((2, 3)), np.zeros((2, 3)))
+
+
+def test_bad_labels_and_peaks():
+    with pytest.raises(ValueError, match="labels must be integers, got dtype float64"):
+        metrics.label_accuracy([0, 1], [0.0, 1.0])
+    with pytest.raises(ValueError, match=r"labels must have shape \(N,\) with N > 0, got \(0,\)"):
+        metrics.label_accuracy([], [])
+    with pytest.raises(ValueError, match="no axis of length 0"):
+        metrics.mse(np.zeros((0, 3)), np.zeros((0, 3)))
+    with pytest.raises(ValueError, match="peak must be > 0, got 0"):
+        metrics.psnr(np.zeros((1, 3)), np.zeros((1, 3)), peak=0)
+
+
+def test_attacks_do_not_import_metrics():
+    code = "import sys, jaxleak.attacks; sys.exit(any(m.startswith('jaxleak.metrics') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
