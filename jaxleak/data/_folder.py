@@ -147,5 +147,6 @@ def _read(path: Path, size: int | None) -> Image.Image:
         return image
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return image.resize((size, size), Image.Resampling.LANCZOS, box=box)
+    # Not resize(box=...): Pillow's filter would then read pixels from outside the square.
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((size, size), Image.Resampling.LANCZOS)
