@@ -33,8 +33,10 @@ class SplitModel(NamedTuple):
     init: Callable[[jax.Array], PyTree]  # key -> params
     features: Callable[[PyTree, jax.Array], jax.Array]  # (params, x (B, P, *slice)) -> H (B, P, d1)
     rest: Callable[[PyTree, jax.Array], jax.Array]  # (params, U (B, P, d2)) -> logits (B, C)
-    party_features: Callable[[PyTree, jax.Array], jax.Array]  # (one party's extractor params, (B, *slice)) -> (B, d1)
+    # (one party's extractor params, (B, *slice), temperature (B,) | None) -> (B, d1)
+    party_features: Callable[[PyTree, jax.Array, jax.Array | None], jax.Array]
     statistics: Callable[[PyTree, jax.Array], PyTree]  # (params, x) -> mean and variance of every extractor layer
+    features_are_data: bool = False  # h is the flattened slice: there is nothing to invert
 
     def pre_activations(self, params: PyTree, h: jax.Array) -> jax.Array:
         """U (B, P, d2): the first dense layer applied to h (B, P, d1)."""
@@ -57,18 +59,21 @@ def split_model(
     slice_shape: tuple[int, ...],
     num_classes: int,
     width: int,
+    features_are_data: bool = False,
     kernel_init: Callable[..., jax.Array] = GLOROT_PER_PARTY,
 ) -> SplitModel:
     """Assemble a `SplitModel` from two Linen modules.
 
     Args:
-        extractor: maps one party's slices (B, *slice) to features (B, d1); each party gets its own parameters.
+        extractor: maps one party's slices (B, *slice) and an optional temperature (B,) of its derivative to features
+            (B, d1); each party gets its own parameters.
             It may `sow` means and variances of its activations into the collection "statistics".
         rest: maps U (B, P, d2) to logits (B, num_classes).
         parties: P >= 1.
         slice_shape: shape of one slice.
         num_classes: C >= 2.
         width: d2 >= 1.
+        features_are_data: the extractor only flattens.
         kernel_init: initialiser of the (P, d1, d2) kernel of the first dense layer.
 
     Raises:
@@ -94,8 +99,8 @@ def split_model(
             "rest": rest.init(keys[2], jnp.zeros((1, parties, width))).get("params", {}),
         }
 
-    def party_features(extractor_params: PyTree, x: jax.Array) -> jax.Array:
-        return extractor.apply({"params": extractor_params}, x)
+    def party_features(extractor_params: PyTree, x: jax.Array, temperature: jax.Array | None = None) -> jax.Array:
+        return extractor.apply({"params": extractor_params}, x, temperature)
 
     def party_statistics(extractor_params: PyTree, x: jax.Array) -> PyTree:
         return extractor.apply({"params": extractor_params}, x, mutable=["statistics"])[1]
@@ -120,6 +125,7 @@ def split_model(
         logits,
         party_features,
         statistics,
+        features_are_data,
     )
 
 
@@ -139,6 +145,7 @@ def frozen_features(model: SplitModel) -> SplitModel:
         slice_shape=(model.feature_size,),
         init=init,
         features=lambda params, x: x,
-        party_features=lambda extractor_params, x: x,
+        party_features=lambda extractor_params, x, temperature=None: x,
         statistics=lambda params, x: {},
+        features_are_data=True,
     )

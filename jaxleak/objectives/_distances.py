@@ -35,7 +35,9 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
     A tree of zeros has no direction: its distance to anything is 1.
     """
     scale = _tree.norm(observed) * _tree.norm(simulated)
-    return 1.0 - _tree.dot(observed, simulated) / jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)
+    # Both branches of a where are differentiated: the divisor must be safe in the branch that is not taken.
+    similarity = _tree.dot(observed, simulated) / jnp.where(scale > 0, scale, 1.0)
+    return 1.0 - jnp.where(scale > 0, similarity, 0.0)
 
 
 def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | None = None) -> jax.Array:

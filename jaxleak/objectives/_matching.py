@@ -1,11 +1,11 @@
-"""What a matching attack minimises: CAFE's F3 and the objectives that Tables 2 put in its place.
+"""What a matching attack minimises: CAFE's F3, and the objectives that its papers compare it with.
 
 An objective compares `Quantities` of the real batch, as far as they are known, with those of the fake batch. It says
 which quantities it needs, so that an attack computes no others and can refuse early when a threat grants too little.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ TERMS = ("gradient", "tv", "features", "statistics")
 class Quantities(NamedTuple):
     """What is known of a batch. Fields that an objective does not need may be None."""
 
-    x: jax.Array | None = None  # (B, P, *slice); None for the real batch
+    x: Any = None  # (B, P, *slice); None for the real batch
     gradient: PyTree = None  # the shared gradient
-    features: jax.Array | None = None  # (B, P, d1), inputs of the first dense layer
+    features: Any = None  # (B, P, d1), inputs of the first dense layer
     statistics: PyTree = None  # means and variances of the extractor's pre-activations
 
 

@@ -1,0 +1,222 @@
+"""The attacks that CAFE is compared with: Step III alone, with another objective in place of F3.
+
+NeurIPS 2021, Table 2 (all run for the same number of iterations on the same model, with aligned indices), and ICLR
+2021, Tables 1 and 2. They recover neither V nor H and carry no tables for them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, Reconstruction, ShareFn
+from jaxleak.attacks._cafe import cafe
+from jaxleak.attacks._cafe_presets import CafeOptions
+from jaxleak.attacks._fake_data import (
+    FakeData,
+    LabelMode,
+    Optimizer,
+    fake_data_step,
+    require_gradient,
+    require_index,
+    require_params,
+    require_statistics,
+)
+from jaxleak.models import SplitModel
+from jaxleak.objectives import (
+    MatchingObjective,
+    Quantities,
+    bn_objective,
+    cafe_objective,
+    cosine,
+    cosine_tv_objective,
+    dlg_objective,
+    gc_objective,
+    sapag_objective,
+)
+
+
+class MatchingState(NamedTuple):
+    """What a matching attack carries."""
+
+    batches: jax.Array  # () int32, seen so far
+    data: FakeData
+    misfit: jax.Array  # (N,) objective of the last batch that a sample was in; inf before
+
+
+class MatchingOptions(TypedDict, total=False):
+    """Keyword arguments of `gradient_matching` that the baselines pass through."""
+
+    learning_rate: float
+    optimizer: Callable[[float], Optimizer]
+    label_mode: LabelMode
+    box: tuple[float, float] | None
+    inner_updates: int
+
+
+def gradient_matching(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    objective: MatchingObjective,
+    learning_rate: float = 1e-2,
+    optimizer: Callable[[float], Optimizer] = optax.adam,
+    label_mode: LabelMode = "joint",
+    box: tuple[float, float] | None = (0.0, 1.0),
+    inner_updates: int = 1,
+    candidates: int = 1,
+) -> Attack:
+    """Descend `objective` on the rows of every observed batch.
+
+    Args:
+        model: the model under attack.
+        share: the protocol's own `share`.
+        num_samples: N; unlike CAFE, K = N is allowed.
+        objective: what to minimise; it may not need features, which nobody recovers here.
+        learning_rate: > 0.
+        optimizer: learning rate to optimiser, with a state per row; CAFE's comparison prints none.
+        label_mode: "joint", "given" or "fixed", see `fake_data_step`.
+        box: range of the samples' values, or None.
+        inner_updates: updates per batch, >= 1.
+        candidates: G >= 1 candidates per sample, which only group consistency couples; the answer is their mean.
+
+    Returns:
+        An `Attack`. Its info holds F3, the objective, and its unweighted terms. A batch's objective says nothing about
+        single samples, so a sample's score is the objective of the last batch it was in.
+
+    Raises:
+        ValueError: on arguments out of range, and, when an observation is first seen, if the threat withholds
+            indices, a payload leaf, labels or statistics that this configuration reads.
+    """
+    _validate.positive(learning_rate=learning_rate)
+    if "features" in objective.needs:
+        raise ValueError("gradient_matching recovers no features; use cafe for objectives with gamma > 0")
+    fake = fake_data_step(
+        model,
+        share,
+        num_samples=num_samples,
+        objective=objective,
+        optimizer=optimizer(learning_rate),
+        label_mode=label_mode,
+        box=box,
+        inner_updates=inner_updates,
+        candidates=candidates,
+    )
+
+    def init(key: jax.Array, template: Batch) -> MatchingState:
+        return MatchingState(
+            jnp.zeros((), jnp.int32), fake.init(key, template), jnp.full(num_samples, jnp.inf, jnp.float32)
+        )
+
+    def step(
+        key: jax.Array, state: MatchingState, observation: Observation
+    ) -> tuple[MatchingState, dict[str, jax.Array]]:
+        del key
+        index = require_index(observation)
+        require_params(observation)
+        observed = Quantities(
+            gradient=require_gradient(observation) if "gradient" in objective.needs else None,
+            statistics=require_statistics(observation) if "statistics" in objective.needs else None,
+        )
+        data, value, terms = fake.update(state.data, observation, observed)
+        state = MatchingState(state.batches + 1, data, state.misfit.at[index].set(value))
+        return state, {"F3": value, **terms}
+
+    def reconstruct(state: MatchingState, observation: Observation) -> Reconstruction:
+        del observation
+        x, y = state.data.x, state.data.y
+        if candidates > 1:
+            x, y = x.mean(axis=1), jax.nn.softmax(y).mean(axis=1)
+        return Reconstruction(x, jnp.argmax(y, axis=-1).astype(jnp.int32), state.misfit, jnp.ones(num_samples, bool))
+
+    return Attack(init, step, reconstruct)
+
+
+def dlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+    """Deep leakage from gradients (Zhu et al. 2019): the squared gradient distance, labels optimised jointly."""
+    return gradient_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **options)
+
+
+def idlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+    """DLG given the labels (ICLR 2021, section 4.1, after Zhao et al. 2020); the threat must grant labels."""
+    preset: MatchingOptions = {"label_mode": "given"}
+    preset.update(options)
+    return gradient_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **preset)
+
+
+def cosine_tv(
+    model: SplitModel, share: ShareFn, *, num_samples: int, beta: float = 1e-4, **options: Unpack[MatchingOptions]
+) -> Attack:
+    """Cosine distance plus total variation (Geiping et al. 2020).
+
+    CAFE's papers print no weight for the comparison: `beta` is CAFE's own. Slices that are no images need `beta=0`.
+    """
+    return gradient_matching(model, share, num_samples=num_samples, objective=cosine_tv_objective(beta), **options)
+
+
+def sapag(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+    """SAPAG (Wang et al. 2020): the Gaussian-kernel distance of `jaxleak.objectives.gaussian_kernel`."""
+    return gradient_matching(model, share, num_samples=num_samples, objective=sapag_objective(), **options)
+
+
+def bn_regularizer(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    alpha: float = 1e-2,
+    statistics: float = 1e-3,
+    **options: Unpack[MatchingOptions],
+) -> Attack:
+    """F3's gradient term plus matched activation statistics (Yin et al. 2021); the threat must grant statistics.
+
+    The weight is not printed; `statistics` takes the value of the gamma whose term it replaces.
+    """
+    objective = bn_objective(alpha, statistics)
+    return gradient_matching(model, share, num_samples=num_samples, objective=objective, **options)
+
+
+def gc_regularizer(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    alpha: float = 1e-2,
+    consistency: float = 1e-3,
+    candidates: int = 3,
+    **options: Unpack[MatchingOptions],
+) -> Attack:
+    """F3's gradient term plus group consistency over parallel candidates (Yin et al. 2021); answers their mean.
+
+    Neither the weight nor the number of candidates is printed; `consistency` takes the value of the gamma whose term
+    it replaces.
+
+    Raises:
+        ValueError: if `candidates` < 2, besides what `gradient_matching` raises.
+    """
+    if candidates < 2:
+        raise ValueError(f"candidates must be >= 2, got {candidates}: one candidate is always consistent")
+    objective = gc_objective(alpha, consistency)
+    return gradient_matching(
+        model, share, num_samples=num_samples, objective=objective, candidates=candidates, **options
+    )
+
+
+def cafe_cosine(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    alpha: float = 1e-2,
+    beta: float = 1e-4,
+    gamma: float = 1e-3,
+    xi: float = 90.0,
+    **options: Unpack[CafeOptions],
+) -> Attack:
+    """CAFE with the cosine distance in place of the squared one (ICLR 2021, Table 2); all else as `cafe`."""
+    objective = cafe_objective(alpha=alpha, beta=beta, gamma=gamma, xi=xi, distance=cosine)
+    return cafe(model, share, num_samples=num_samples, objective=objective, **options)

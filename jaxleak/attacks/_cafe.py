@@ -1,0 +1,274 @@
+"""CAFE, the three-step attack (Jin et al., NeurIPS 2021, Algorithms 1 to 4)."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak import _tree, _validate
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, ShareFn
+from jaxleak.attacks._fake_data import (
+    FakeData,
+    LabelMode,
+    Optimizer,
+    fake_data_step,
+    require_gradient,
+    require_index,
+    require_leaf,
+    require_params,
+    require_statistics,
+)
+from jaxleak.models import SplitModel
+from jaxleak.objectives import TERMS, MatchingObjective, Quantities, cafe_objective
+
+Loops = Literal["nested", "single"]
+
+# Weight of the past in the running mean of F1 and F2: the paper's thresholds are on one batch, whose objective jumps
+# from batch to batch; the mean over about the last ten crosses once.
+_MEAN_DECAY = 0.9
+
+
+class CafeOptimizers(NamedTuple):
+    """The optimiser of each step, as a function of its learning rate.
+
+    The paper prints learning rates and no optimiser; its theorems speak of SGD. These are the authors' code's kinds.
+    """
+
+    output: Callable[[float], Optimizer] = optax.sgd  # Step I
+    feature: Callable[[float], Optimizer] = optax.adam  # Step II
+    data: Callable[[float], Optimizer] = optax.adam  # Step III
+
+
+class CafeState(NamedTuple):
+    """All that CAFE carries from round to round."""
+
+    batches: jax.Array  # () int32, seen so far
+    phase: jax.Array  # () int32: 0, 1, 2 for Steps I, II, III; stays 0 when all steps run in every iteration
+    V: jax.Array  # (N, P, d2), estimate of (1/K) dL(x_n)/du_n
+    H: jax.Array  # (N, P, d1), estimate of the first dense layer's inputs
+    data: FakeData  # fake samples (N, P, *slice) and label logits (N, C)
+    V_optimizer: PyTree
+    H_optimizer: PyTree
+    F1: jax.Array  # () running mean of Step I's objective; inf until it has run
+    F2: jax.Array  # () running mean of Step II's objective; inf until it has run
+    F3: jax.Array  # () running mean of Step III's objective; inf until it has run
+
+
+def output_step(v: jax.Array, bias_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """F1 and its gradient in the batch's rows of V (NeurIPS 2021, equation 7), summed over the parties.
+
+    Args:
+        v: (B, P, d2), rows of V.
+        bias_gradient: (P, d2), gradient of the batch loss in the first dense layer's bias.
+
+    Returns:
+        F1 = `sum_p ||sum_n v_np - g_p||^2`, and `2 (sum_n v_np - g_p)` for every row, (B, P, d2).
+    """
+    residual = v.sum(axis=0) - bias_gradient
+    return jnp.sum(residual**2), jnp.broadcast_to(2.0 * residual, v.shape)
+
+
+def feature_step(h: jax.Array, v: jax.Array, kernel_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """F2 and its gradient in the batch's rows of H (NeurIPS 2021, equation 8), summed over the parties.
+
+    Args:
+        h: (B, P, d1), rows of H.
+        v: (B, P, d2), rows of V.
+        kernel_gradient: (P, d1, d2), gradient of the batch loss in the first dense layer's kernel.
+
+    Returns:
+        F2 = `sum_p ||sum_n h_np v_np^T - G_p||_F^2`, and `2 R_p v_np` with the residual R_p, (B, P, d1).
+    """
+    residual = jnp.einsum("bpd,bpe->pde", h, v) - kernel_gradient
+    return jnp.sum(residual**2), 2.0 * jnp.einsum("pde,bpe->bpd", residual, v)
+
+
+def cafe(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    batch_size: int | None = None,
+    loops: Loops = "nested",
+    iterations: int | tuple[int, int] = 8000,
+    switch: bool = True,
+    thresholds: tuple[float, float] = (1e-9, 5e-9),
+    output_learning_rate: float = 5e-3,
+    feature_learning_rate: float = 8e-3,
+    data_learning_rate: float = 2e-2,
+    optimizers: CafeOptimizers | None = None,
+    alpha: float = 1e-2,
+    beta: float = 1e-4,
+    gamma: float = 1e-3,
+    xi: float = 90.0,
+    objective: MatchingObjective | None = None,
+    inner_updates: int = 1,
+    label_mode: LabelMode = "joint",
+    box: tuple[float, float] | None = (0.0, 1.0),
+    output_scale: float = 8e-4,
+    feature_scale: float = 8e-2,
+) -> Attack:
+    """CAFE: recover V, then H, then the data, from aggregated gradients and batch indices.
+
+    Step I fits V to bias gradients (Algorithm 1), Step II fits H to kernel gradients with that V (Algorithm 2), Step
+    III fits fake samples and labels to the whole gradient and to H (Algorithms 3 and 4). Every party owns a first
+    dense layer, so Steps I and II run per party, side by side; a horizontal model is the case of one party.
+
+    Nested loops (Algorithm 3) run each of Steps I and II for a number of batches, then Step III until the run ends.
+    The single loop with `switch` passes on as soon as the running mean of F1, then F2, falls below its threshold
+    (section 4.2, iv), and never goes back. Both compute one step per batch. `switch=False` is Algorithm 4 as printed:
+    every batch updates V, then H with the new V, then the data with the new H.
+
+    Defaults are those of CIFAR-10 (Table 9). Where the paper is silent: V starts uniform in +-`output_scale` and H in
+    [0, `feature_scale`] as in the authors' code, because V is of order 1/K times a small gradient and a start far
+    above it outlives thousands of steps; samples start uniform in the box and are projected into it; see
+    `fake_data_step` for labels and `truncated_tv` for xi.
+
+    Args:
+        model: the model under attack.
+        share: the protocol's own `share`.
+        num_samples: N.
+        batch_size: K < N; None checks K when the first batch is seen.
+        loops: "nested" or "single".
+        iterations: batches for Step I and for Step II of the nested loops, > 0; one number stands for both.
+        switch: in the single loop, pass on by thresholds instead of running all steps.
+        thresholds: F1 and F2, summed over parties, below which the single loop passes on; >= 0.
+        output_learning_rate: of Step I, > 0; SGD is stable below 1/K.
+        feature_learning_rate: of Step II, > 0.
+        data_learning_rate: of Step III, > 0.
+        optimizers: of the three steps; None is SGD, Adam, Adam, each with a state per row.
+        alpha: weight of the gradient distance, >= 0; at 0 labels are not recovered.
+        beta: weight of the total variation, >= 0; must be 0 unless slices are images.
+        gamma: weight of the representation term, >= 0.
+        xi: total variation of a tile below which that term is off, >= 0.
+        objective: replaces F3, and with it alpha, beta, gamma and xi.
+        inner_updates: Step III updates per batch, k = 10 in ICLR 2021, section 4.4.
+        label_mode: "joint", "given" or "fixed".
+        box: range of the samples' values, or None.
+        output_scale: range of V's start, > 0.
+        feature_scale: range of H's start, > 0.
+
+    Returns:
+        An `Attack`. Its info holds the phase, and this batch's F1, F2, F3 and unweighted terms of F3, each inf while
+        its step does not run. Its reconstruction's score is `||H_n - h(x_n)||^2`.
+
+    Raises:
+        ValueError: if K = N, on arguments out of range, and, when an observation is first seen, if the threat
+            withholds indices, a payload leaf, labels or statistics that this configuration reads.
+    """
+    _validate.one_of(("nested", "single"), loops=loops)
+    _validate.positive(num_samples=num_samples, output_scale=output_scale, feature_scale=feature_scale)
+    if batch_size is not None:
+        _validate.positive(batch_size=batch_size)
+        _check_batch(batch_size, num_samples)
+    first, second = (iterations, iterations) if isinstance(iterations, int) else iterations
+    _validate.positive(**{"iterations[0]": first, "iterations[1]": second})
+    _validate.non_negative(**{"thresholds[0]": thresholds[0], "thresholds[1]": thresholds[1]})
+    rates = {
+        "output_learning_rate": output_learning_rate,
+        "feature_learning_rate": feature_learning_rate,
+        "data_learning_rate": data_learning_rate,
+    }
+    _validate.positive(**rates)
+    kinds = CafeOptimizers() if optimizers is None else optimizers
+    if objective is None:
+        objective = cafe_objective(alpha=alpha, beta=beta, gamma=gamma, xi=xi)
+    output_rows = _rows(kinds.output(output_learning_rate))
+    feature_rows = _rows(kinds.feature(feature_learning_rate))
+    fake = fake_data_step(
+        model,
+        share,
+        num_samples=num_samples,
+        objective=objective,
+        optimizer=kinds.data(data_learning_rate),
+        label_mode=label_mode,
+        box=box,
+        inner_updates=inner_updates,
+    )
+
+    def init(key: jax.Array, template: Batch) -> CafeState:
+        v_key, h_key, data_key = jax.random.split(key, 3)
+        shape = (num_samples, model.parties)
+        V = jax.random.uniform(v_key, (*shape, model.width), minval=-output_scale, maxval=output_scale)
+        H = jax.random.uniform(h_key, (*shape, model.feature_size), maxval=feature_scale)
+        zero, never = jnp.zeros((), jnp.int32), jnp.full((), jnp.inf, jnp.float32)
+        data = fake.init(data_key, template)
+        return CafeState(zero, zero, V, H, data, output_rows.init(V), feature_rows.init(H), never, never, never)
+
+    def step_1(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+        index = require_index(observation)
+        bias_gradient = require_leaf(observation, "first", "bias", "Step I")
+        F1, grads = output_step(state.V[index], bias_gradient)
+        V, V_optimizer = output_rows.update(grads, state.V_optimizer, state.V, index)
+        return state._replace(V=V, V_optimizer=V_optimizer, F1=_mean(state.F1, F1)), _info(F1=F1)
+
+    def step_2(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+        index = require_index(observation)
+        kernel_gradient = require_leaf(observation, "first", "kernel", "Step II")
+        F2, grads = feature_step(state.H[index], state.V[index], kernel_gradient)
+        H, H_optimizer = feature_rows.update(grads, state.H_optimizer, state.H, index)
+        return state._replace(H=H, H_optimizer=H_optimizer, F2=_mean(state.F2, F2)), _info(F2=F2)
+
+    def step_3(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+        observed = Quantities(
+            gradient=require_gradient(observation) if "gradient" in objective.needs else None,
+            features=state.H[require_index(observation)] if "features" in objective.needs else None,
+            statistics=require_statistics(observation) if "statistics" in objective.needs else None,
+        )
+        data, F3, terms = fake.update(state.data, observation, observed)
+        return state._replace(data=data, F3=_mean(state.F3, F3)), _info(F3=F3, **terms)
+
+    def all_steps(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+        state, info = step_1(state, observation)
+        for one_step in (step_2, step_3):
+            state, more = one_step(state, observation)
+            info = {name: jnp.minimum(info[name], more[name]) for name in info}  # inf marks what did not run
+        return state, info
+
+    def phase_of(state: CafeState) -> jax.Array:
+        if loops == "nested":
+            return (state.batches >= first).astype(jnp.int32) + (state.batches >= first + second)
+        objective_value = jnp.where(state.phase == 0, state.F1, state.F2)
+        passed = objective_value < jnp.asarray(thresholds)[jnp.minimum(state.phase, 1)]
+        return jnp.minimum(state.phase + passed, 2).astype(jnp.int32)
+
+    def step(key: jax.Array, state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+        del key
+        _check_batch(require_index(observation).shape[0], num_samples)
+        require_params(observation)
+        if loops == "single" and not switch:
+            state, info = all_steps(state, observation)
+        else:
+            state = state._replace(phase=phase_of(state))
+            state, info = jax.lax.switch(state.phase, (step_1, step_2, step_3), state, observation)
+        return state._replace(batches=state.batches + 1), {"phase": state.phase, **info}
+
+    def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
+        h = model.features(require_params(observation), state.data.x)
+        score = jnp.sum((state.H - h) ** 2, axis=(1, 2))
+        y = jnp.argmax(state.data.y, axis=-1).astype(jnp.int32)
+        return Reconstruction(state.data.x, y, score, jnp.ones(num_samples, bool))
+
+    return Attack(init, step, reconstruct)
+
+
+def _check_batch(batch_size: int, num_samples: int) -> None:
+    if batch_size >= num_samples:
+        raise ValueError(
+            f"batch_size must be < num_samples={num_samples}, got {batch_size}: with K = N every batch gives the same "
+            "equation, F1 is not strongly convex (Theorem 1), and gradients can be swapped between samples"
+        )
+
+
+def _rows(optimizer: Optimizer) -> _tree.RowOptimizer:
+    return optimizer if isinstance(optimizer, _tree.RowOptimizer) else _tree.row_optimizer(optimizer)
+
+
+def _mean(mean: jax.Array, value: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isinf(mean), value, _MEAN_DECAY * mean + (1.0 - _MEAN_DECAY) * value)
+
+
+def _info(**values: jax.Array) -> dict[str, jax.Array]:
+    return {name: values.get(name, jnp.full((), jnp.inf, jnp.float32)) for name in ("F1", "F2", "F3", *TERMS)}

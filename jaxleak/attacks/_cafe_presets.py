@@ -1,0 +1,182 @@
+"""CAFE as its two papers and its published code configure it."""
+
+from typing import NamedTuple, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak import _validate
+from jaxleak._base import Attack, PyTree, ShareFn
+from jaxleak._tree import RowOptimizer
+from jaxleak.attacks._cafe import CafeOptimizers, Loops, cafe
+from jaxleak.attacks._fake_data import LabelMode
+from jaxleak.models import SplitModel
+
+
+class CafeHyperparameters(NamedTuple):
+    """One row of NeurIPS 2021, Table 9; the fields are keyword arguments of `cafe`."""
+
+    output_learning_rate: float
+    feature_learning_rate: float
+    data_learning_rate: float
+    alpha: float
+    beta: float
+    gamma: float
+    xi: float
+
+
+#: NeurIPS 2021, Table 9: four parties, K = 40, batch ratio 0.05, nested loops.
+TABLE9: dict[str, CafeHyperparameters] = {
+    "cifar10": CafeHyperparameters(5e-3, 8e-3, 2e-2, 1e-2, 1e-4, 1e-3, 90.0),
+    "mnist": CafeHyperparameters(1e-2, 1e-2, 1e-2, 1e-2, 1e-4, 1e-3, 25.0),
+    "linnaeus5": CafeHyperparameters(5e-3, 5e-3, 1e-2, 1e-2, 1e-4, 1e-3, 110.0),
+    "yale32": CafeHyperparameters(1e-2, 1e-2, 1e-2, 1e-2, 1e-4, 1e-3, 32.0),
+}
+
+
+class CafeOptions(TypedDict, total=False):
+    """Keyword arguments of `cafe` that its presets pass through."""
+
+    batch_size: int | None
+    loops: Loops
+    iterations: int | tuple[int, int]
+    switch: bool
+    thresholds: tuple[float, float]
+    output_learning_rate: float
+    feature_learning_rate: float
+    data_learning_rate: float
+    optimizers: CafeOptimizers | None
+    inner_updates: int
+    label_mode: LabelMode
+    box: tuple[float, float] | None
+    output_scale: float
+    feature_scale: float
+
+
+def table9(dataset: str) -> CafeHyperparameters:
+    """Table 9's row of a dataset: `cafe(model, share, num_samples=N, **table9("mnist")._asdict())`.
+
+    Raises:
+        ValueError: if the table has no such dataset.
+    """
+    _validate.one_of(sorted(TABLE9), dataset=dataset)
+    return TABLE9[dataset]
+
+
+def normalized_sgd(learning_rate: float) -> optax.GradientTransformation:
+    """Normalised gradient descent (ICLR 2021, section 4.1): steps of length `learning_rate`, or 0 at gradient 0.
+
+    Applied per row, every sample's gradient is normalised on its own; the paper does not say over what.
+    """
+    return optax.chain(optax.normalize_by_update_norm(eps=1e-20), optax.scale_by_learning_rate(learning_rate))
+
+
+class TwiceCorrectedState(NamedTuple):
+    """Moments per row, one counter for the whole table."""
+
+    updates: jax.Array  # () int32
+    mu: jax.Array  # (N, ...)
+    nu: jax.Array  # (N, ...)
+
+
+def twice_corrected_adam(
+    learning_rate: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-7
+) -> RowOptimizer:
+    """Adam as CAFE's published code has it: bias correction applied twice, with the count of all updates.
+
+    The moments are corrected and the learning rate is multiplied by sqrt(1 - b2^t) / (1 - b1^t) again; t counts the
+    updates of the table, while a row's moments decay only when the row is in the batch.
+    """
+
+    def init(table: jax.Array) -> TwiceCorrectedState:
+        return TwiceCorrectedState(jnp.zeros((), jnp.int32), jnp.zeros_like(table), jnp.zeros_like(table))
+
+    def update(
+        grads: jax.Array, state: TwiceCorrectedState, table: jax.Array, index: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        t = state.updates + 1
+        first, second = 1.0 - b1**t, 1.0 - b2**t
+        mu = b1 * state.mu[index] + (1.0 - b1) * grads
+        nu = b2 * state.nu[index] + (1.0 - b2) * grads**2
+        step = learning_rate * jnp.sqrt(second) / first * (mu / first) / (jnp.sqrt(nu / second) + eps)
+        state = TwiceCorrectedState(t, state.mu.at[index].set(mu), state.nu.at[index].set(nu))
+        return table.at[index].add(-step), state
+
+    return RowOptimizer(init, update)
+
+
+def cafe_iclr(
+    model: SplitModel,
+    share: ShareFn,
+    *,
+    num_samples: int,
+    beta: float = 1e-4,
+    gamma: float = 1e-3,
+    xi: float = 90.0,
+    **options: Unpack[CafeOptions],
+) -> Attack:
+    """CAFE as in its ICLR 2021 submission (equation 8, Algorithm 1): alpha = 1, normalised gradient descent.
+
+    It works on vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is its k for
+    attacking during training (section 4.4). The submission optimises the data in every iteration and does not say
+    where the true inputs of the first dense layer come from; Steps I and II of the NeurIPS version run beside it
+    here (`switch=False`). Learning rates, beta, gamma and xi are not printed: NeurIPS's, and 0.1 for the data.
+
+    Args:
+        model: the model under attack.
+        share: the protocol's own `share`.
+        num_samples: N.
+        beta: weight of the total variation, >= 0.
+        gamma: weight of the representation term, >= 0.
+        xi: threshold of the total variation per tile, >= 0.
+        **options: replace any other setting of `cafe`.
+
+    Raises:
+        ValueError: as `cafe` does.
+    """
+    optimizers = CafeOptimizers(data=normalized_sgd)
+    preset = CafeOptions(loops="single", switch=False, optimizers=optimizers, data_learning_rate=0.1)
+    preset.update(options)
+    return cafe(model, share, num_samples=num_samples, alpha=1.0, beta=beta, gamma=gamma, xi=xi, **preset)
+
+
+def cafe_upstream(
+    model: SplitModel, share: ShareFn, *, num_samples: int, xi: float = 25.0, **options: Unpack[CafeOptions]
+) -> Attack:
+    """CAFE as the authors' published code runs it on MNIST quadrants, quirks included.
+
+    Algorithm 4 with all steps in every iteration; V uniform in +-8e-4, H in [0, 0.08], data and label logits in
+    [0, 1]; Step I plain SGD at 5e-3; Steps II and III `twice_corrected_adam` at 1e-2; the data's gradient is 1e-4
+    that of 100 times the squared distance, plus 1e-3 that of the representation distance, plus 1e-4 that of the total
+    variation while its mean per tile exceeds 25. Pixels are not projected. The label variable never moves: the fused
+    cross-entropy that the code differentiates twice drops the gradient in the labels.
+
+    Two quirks belong to what is attacked, so the caller chooses them: the loss applies softmax twice
+    (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and each party's last dense layer ends
+    in a ReLU (`output_activation=flax.linen.relu` in the model).
+
+    Args:
+        model: the model under attack.
+        share: the protocol's own `share`.
+        num_samples: N (800 in the code).
+        xi: threshold of the total variation per tile.
+        **options: replace any other setting of `cafe`.
+
+    Raises:
+        ValueError: as `cafe` does.
+    """
+    preset = CafeOptions(
+        loops="single",
+        switch=False,
+        output_learning_rate=5e-3,
+        feature_learning_rate=1e-2,
+        data_learning_rate=1e-2,
+        optimizers=CafeOptimizers(optax.sgd, twice_corrected_adam, twice_corrected_adam),
+        label_mode="fixed",
+        box=None,
+        output_scale=8e-4,
+        feature_scale=8e-2,
+    )
+    preset.update(options)
+    return cafe(model, share, num_samples=num_samples, alpha=1e-2, beta=1e-4, gamma=1e-3, xi=xi, **preset)

@@ -1,0 +1,215 @@
+"""CAFE's Steps I and II as the linear least-squares problems they are when parameters are frozen.
+
+With S the T x N incidence matrix of batches and samples (S[t, n] = 1 when sample n is in batch t):
+
+* Step I: the bias gradients are S V, so V solves min ||S V - G||. Its normal matrix is C = S^T S, the counts of how
+  often two samples met.
+* Step II: the kernel gradient of batch t is sum_n h_n v_n^T over the batch. Projected onto the known v_n and summed
+  over rounds, the normal matrix of H is the Schur product C * (V V^T), one N x N matrix per party.
+
+CAFE (NeurIPS 2021) proves both positive definite for K < N (Theorems 1 and 2, Eq. 26); Theorem 2's condition N < d2 is
+sufficient, not necessary: C * (V V^T) is positive definite as soon as C is and no v_n is zero. Pooling rounds is what
+makes it well conditioned: a single batch needs rank(V_b) = K and squares cond(V_b), several overlapping batches do not.
+
+Rows of V are scaled to unit length first (Jacobi preconditioning), so that samples with small gradients count alike.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import lineax.internal as lxi
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+
+#: Largest N for which "auto" factorises N x N matrices; beyond, memory and time grow as N^2 and N^3.
+DIRECT_LIMIT = 1200
+
+#: Rows of V below this share of the median norm carry only rounding noise of the float32 observations.
+DEAD_ROW = 1e-5
+
+
+class LinearSolution(NamedTuple):
+    """Solution of a least-squares step."""
+
+    table: np.ndarray  # (N, P, F) float32
+    rank: int  # effective rank of the normal matrix, the smallest over parties; at most N
+    condition: float  # ratio of its largest to its smallest kept eigenvalue, the largest over parties
+
+
+def incidence_product(batches: jax.Array, table: jax.Array) -> jax.Array:
+    """S X: for every batch (T, K) the sum of its rows of the table (N, ...) -> (T, ...)."""
+    return jax.lax.map(lambda index: table[index].sum(axis=0), batches)
+
+
+def incidence_transpose_product(batches: jax.Array, rows: jax.Array, num_samples: int) -> jax.Array:
+    """S^T Y: for every sample the sum over its batches of Y (T, ...) -> (N, ...)."""
+
+    def add(table: jax.Array, batch_and_row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        index, row = batch_and_row
+        return table.at[index].add(row[None]), None
+
+    return jax.lax.scan(add, jnp.zeros((num_samples, *rows.shape[1:]), rows.dtype), (batches, rows))[0]
+
+
+def solve_output_gradients(
+    batches: jax.Array, bias_gradients: jax.Array, num_samples: int, *, direct: bool
+) -> jax.Array:
+    """Step I: V (N, P, d2) from T batches (T, K) and their bias gradients (T, P, d2). Pure, jit-able.
+
+    Direct: a singular value decomposition of S, which also gives the minimum-norm solution where S has a null space
+    (horizontal rounds with fixed shares per worker). Matrix-free: conjugate gradients on gathers and scatters, memory
+    O(N d2). Either is followed by one step of iterative refinement, since the observations are float32.
+    """
+    rounds = batches.shape[0]
+    if direct:
+        incidence = jnp.zeros((rounds, num_samples)).at[jnp.arange(rounds)[:, None], batches].set(1.0)
+        u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
+        inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
+
+        def solve(g: jax.Array) -> jax.Array:
+            return wt.T @ (inverse[:, None] * (u.T @ g))
+
+        flat = bias_gradients.reshape(rounds, -1)
+        v = solve(flat)
+        v = v + solve(flat - incidence @ v)
+        return v.reshape(num_samples, *bias_gradients.shape[1:])
+
+    operator = lx.FunctionLinearOperator(
+        lambda v: incidence_transpose_product(batches, incidence_product(batches, v), num_samples),
+        jax.ShapeDtypeStruct((num_samples, *bias_gradients.shape[1:]), bias_gradients.dtype),
+        tags=lx.positive_semidefinite_tag,
+    )
+
+    def solve_free(g: jax.Array) -> jax.Array:
+        return _conjugate_gradients(operator, incidence_transpose_product(batches, g, num_samples))
+
+    v = solve_free(bias_gradients)
+    return v + solve_free(bias_gradients - incidence_product(batches, v))
+
+
+def output_gradient_conditioning(batches: np.ndarray, num_samples: int, *, direct: bool) -> tuple[int, float]:
+    """Effective rank of S and condition number of S^T S."""
+    counts = _counts(batches, num_samples)
+    if direct:
+        return _spectrum(np.linalg.eigvalsh(counts.toarray()))
+    # Extremal eigenvalues of the sparse count matrix by Lanczos; a rank below N shows as a vanishing smallest one.
+    largest = scipy.sparse.linalg.eigsh(counts, k=1, return_eigenvectors=False)[0]
+    smallest = scipy.sparse.linalg.eigsh(counts, k=1, which="SA", return_eigenvectors=False, tol=1e-3)[0]
+    full = smallest > 1e-8 * largest
+    return (num_samples if full else num_samples - 1), float(largest / smallest) if full else float("inf")
+
+
+def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Norms (N, P) of the rows of V and which of them stand above rounding noise.
+
+    A row is exactly zero when the ReLUs behind the first dense layer pass nothing back for that slice: its features
+    take part in no gradient, and no attack on the dense layers can see them.
+    """
+    norms = jnp.linalg.norm(v, axis=-1)
+    return norms, norms > DEAD_ROW * jnp.median(norms)
+
+
+def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *, direct: bool) -> LinearSolution:
+    """Step II: H from `projected` = sum over rounds and members of v_n G_t^T, (N, P, d1).
+
+    Direct: eigendecomposition in float64 of the N x N matrices on the host, rank-revealing. Matrix-free: conjugate
+    gradients with one refinement in float32, memory O(N d1 + T K^2). Rows without gradient come back as zero.
+
+    Args:
+        batches: (T, K) batches of Step II.
+        v: (N, P, d2) from Step I.
+        projected: (N, P, d1), accumulated while the rounds went by.
+        direct: which of the two.
+    """
+    norms, live = (np.asarray(a) for a in live_rows(jnp.asarray(v)))
+    scale = np.where(live, norms, 1.0)[..., None]
+    unit = np.where(live[..., None], v / scale, 0.0).astype(np.float32)
+    rhs = np.where(live[..., None], projected / scale, 0.0).astype(np.float32)
+    if direct:
+        solution, rank, condition = _direct_features(batches, unit, rhs, live)
+    else:
+        solution = np.asarray(_matrix_free_features(jnp.asarray(batches), jnp.asarray(unit), jnp.asarray(rhs)))
+        rank, condition = _feature_spectrum(batches, unit, live)
+    return LinearSolution((solution / scale).astype(np.float32), rank, condition)
+
+
+def _direct_features(
+    batches: np.ndarray, unit: np.ndarray, rhs: np.ndarray, live: np.ndarray
+) -> tuple[np.ndarray, int, float]:
+    counts = _counts(batches, unit.shape[0]).toarray()
+    solution, ranks, conditions = np.zeros(rhs.shape, np.float32), [], []
+    for party in range(unit.shape[1]):
+        rows = live[:, party]
+        w = unit[rows, party].astype(np.float64)
+        eigenvalues, q = np.linalg.eigh(counts[np.ix_(rows, rows)] * (w @ w.T))
+        rank, condition = _spectrum(eigenvalues)
+        keep = slice(len(eigenvalues) - rank, None)
+        q = q[:, keep]
+        solution[rows, party] = q @ ((q.T @ rhs[rows, party].astype(np.float64)) / eigenvalues[keep, None])
+        ranks.append(rank + int((~rows).sum()))
+        conditions.append(condition)
+    return solution, min(ranks), max(conditions)
+
+
+@jax.jit
+def _matrix_free_features(batches: jax.Array, unit: jax.Array, rhs: jax.Array) -> jax.Array:
+    grams = jax.lax.map(lambda index: jnp.einsum("kpe,lpe->pkl", unit[index], unit[index]), batches)
+
+    def normal_product(h: jax.Array) -> jax.Array:
+        def add(total: jax.Array, batch_and_gram: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            index, gram = batch_and_gram
+            return total.at[index].add(jnp.einsum("pkl,lpd->kpd", gram, h[index])), None
+
+        return jax.lax.scan(add, jnp.zeros_like(h), (batches, grams))[0]
+
+    operator = lx.FunctionLinearOperator(
+        normal_product, jax.ShapeDtypeStruct(rhs.shape, rhs.dtype), tags=lx.positive_semidefinite_tag
+    )
+    h = _conjugate_gradients(operator, rhs)
+    return h + _conjugate_gradients(operator, rhs - normal_product(h))
+
+
+def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -> tuple[int, float]:
+    counts = _counts(batches, unit.shape[0]).tocoo()
+    ranks, conditions = [], []
+    for party in range(unit.shape[1]):
+        w = unit[:, party]
+        values = np.concatenate(
+            [
+                counts.data[i : i + 10**6]
+                * np.einsum("ie,ie->i", w[counts.row[i : i + 10**6]], w[counts.col[i : i + 10**6]])
+                for i in range(0, counts.nnz, 10**6)
+            ]
+        )
+        normal = scipy.sparse.csr_matrix((values, (counts.row, counts.col)), shape=counts.shape)
+        rows = np.flatnonzero(live[:, party])
+        normal = normal[rows][:, rows]
+        largest = scipy.sparse.linalg.eigsh(normal, k=1, return_eigenvectors=False)[0]
+        smallest = scipy.sparse.linalg.eigsh(normal, k=1, which="SA", return_eigenvectors=False, tol=1e-2)[0]
+        full = smallest > 1e-7 * largest
+        ranks.append(unit.shape[0] if full else unit.shape[0] - 1)
+        conditions.append(float(largest / smallest) if full else float("inf"))
+    return min(ranks), max(conditions)
+
+
+def _counts(batches: np.ndarray, num_samples: int) -> scipy.sparse.csr_matrix:
+    rounds, batch_size = batches.shape
+    incidence = scipy.sparse.csr_matrix(
+        (np.ones(rounds * batch_size), (np.repeat(np.arange(rounds), batch_size), np.asarray(batches).ravel())),
+        shape=(rounds, num_samples),
+    )
+    return (incidence.T @ incidence).tocsr()
+
+
+def _spectrum(eigenvalues: np.ndarray) -> tuple[int, float]:
+    kept = eigenvalues[eigenvalues > 1e-7 * eigenvalues[-1]]
+    return len(kept), float(kept[-1] / kept[0])
+
+
+def _conjugate_gradients(operator: lx.AbstractLinearOperator, rhs: jax.Array) -> jax.Array:
+    # All columns share one Krylov space: the operator is the same N x N matrix for each of them.
+    solver = lx.CG(rtol=1e-6, atol=0.0, norm=lxi.two_norm, max_steps=400)
+    return lx.linear_solve(operator, rhs, solver, throw=False).value

@@ -1,0 +1,81 @@
+"""Step III for whole samples: every party's slices inverted in chunks, from a decoder's first guess."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak.attacks._decoder import decode, ridge_decoder, synthetic_slices
+from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
+from jaxleak.models import SplitModel
+
+#: Synthetic slices that the first guesses are fitted on.
+DECODER_SLICES = 5000
+
+
+class SliceInverter:
+    """Step III for chunks of samples: decoders fitted once per party, then one compiled solver for all of them.
+
+    Results of a sample depend on its features, its number in the private set and the seed, not on the chunk it is in.
+    """
+
+    def __init__(self, model: SplitModel, params: PyTree, *, options: InversionOptions | None = None, seed: int = 0):
+        """Fit the decoders; raises `ValueError` on options out of range."""
+        self._model, self._extractor, self._options = model, params["extractor"], options
+        self._key = jax.random.key(seed)
+        if model.features_are_data:
+            return
+        slices = jnp.asarray(synthetic_slices(seed, DECODER_SLICES, model.slice_shape))
+        fit = jax.jit(lambda extractor: ridge_decoder(model.party_features, extractor, slices))
+        self._decoders = [fit(self._party(p)) for p in range(model.parties)]
+        self._invert = jax.jit(self._invert_party)
+
+    def __call__(self, h: np.ndarray, index: np.ndarray) -> InversionResult:
+        """Invert features h (B, P, d1) of samples `index` (B,); fields of the result have shape (B, P, ...)."""
+        if self._model.features_are_data:
+            return self._copy(h)
+        parties = [
+            self._invert(self._party(p), decoder, jnp.asarray(h[:, p]), jnp.asarray(index), p)
+            for p, decoder in enumerate(self._decoders)
+        ]
+        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *parties)
+
+    def _party(self, party: int) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[party], self._extractor)
+
+    def _invert_party(
+        self, extractor: PyTree, decoder: Any, h: jax.Array, index: jax.Array, party: jax.Array
+    ) -> InversionResult:
+        start = decode(decoder, h, self._model.slice_shape)
+        keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(self._key, n), party))(index)
+        return invert_features(self._model.party_features, extractor, h, start, keys=keys, options=self._options)
+
+    def _copy(self, h: np.ndarray) -> InversionResult:
+        x = np.clip(h.reshape(*h.shape[:2], *self._model.slice_shape), 0, 1)
+        zeros = np.zeros(h.shape[:2], np.int32)
+        outside = np.linalg.norm(x.reshape(h.shape) - h, axis=-1) / (np.linalg.norm(h, axis=-1) + 1e-30)
+        return InversionResult(x, outside.astype(np.float32), zeros, zeros)
+
+
+def invert_slices(
+    model: SplitModel,
+    params: PyTree,
+    h: np.ndarray,
+    index: np.ndarray,
+    *,
+    options: InversionOptions | None = None,
+    seed: int = 0,
+    chunk: int = 64,
+) -> InversionResult:
+    """Step III for all samples at once, in chunks of `chunk` so that memory stays bounded; see `SliceInverter`."""
+    inverter = SliceInverter(model, params, options=options, seed=seed)
+    # The last chunk is padded with repeats, so that one compiled program serves all of them.
+    padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk) if len(h) else np.arange(0)
+    parts = [inverter(h[rows], index[rows]) for rows in padded.reshape(-1, chunk)]
+    if not parts:
+        shape = (0, model.parties)
+        return InversionResult(np.zeros((*shape, *model.slice_shape), np.float32), *(np.zeros(shape) for _ in range(3)))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(h)], *parts)

@@ -1,0 +1,160 @@
+"""Slow, obvious references in NumPy loops, and the tiny problem that several test files share."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import models, protocols
+from jaxleak._base import Batch, Protocol, PyTree
+from jaxleak.audit import template_of
+from jaxleak.objectives import cross_entropy
+
+
+class Problem(NamedTuple):
+    model: models.SplitModel
+    protocol: Protocol
+    private: Batch
+    params: PyTree
+    template: Batch
+
+
+class DenseExtractor(nn.Module):
+    """One dense layer on the pixels, with statistics: compiles in a fraction of a convolution's time."""
+
+    @nn.compact
+    def __call__(self, x, temperature=None):
+        z = nn.Dense(3)(x.reshape(x.shape[0], -1))
+        self.sow("statistics", "mean_0", z.mean(axis=0))
+        self.sow("statistics", "var_0", z.var(axis=0))
+        return nn.tanh(z)
+
+
+class Sum(nn.Module):
+    @nn.compact
+    def __call__(self, u):
+        return nn.Dense(2)(nn.tanh(u).sum(axis=1))
+
+
+def small_problem(**options):
+    """The smallest problem with images, several parties, statistics and all groups of parameters: N = 6, K = 2."""
+    model = models.split_model(DenseExtractor(), Sum(), parties=2, slice_shape=(4, 4, 1), num_classes=2, width=5)
+    return _problem(model, 6, 2, 2, **options)
+
+
+def tiny_problem(*, n=12, k=4, parties=2, side=8, channels=(4, 8), width=32, hidden=16, classes=3, **options):
+    """CAFE's vertical network in miniature."""
+    model = models.cafe_vertical(
+        (side, side, 1), parties=parties, num_classes=classes, channels=channels, width=width, hidden=hidden
+    )
+    return _problem(model, n, k, classes, **options)
+
+
+def _problem(model, n, k, classes, **options):
+    protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
+    x_key, y_key = jax.random.split(jax.random.key(0))
+    x = jax.random.uniform(x_key, (n, model.parties, *model.slice_shape))
+    private = Batch(x, jax.random.randint(y_key, (n,), 0, classes), jnp.arange(n))
+    params = jax.jit(protocol.init)(jax.random.key(1)).params
+    return Problem(model, protocol, private, params, template_of(private))
+
+
+def true_features_and_output_gradients(problem, k):
+    """H (N, P, d1), and V (N, P, d2) = (1/K) dL/du per sample by automatic differentiation, one sample at a time."""
+    model, params = problem.model, problem.params
+    h = model.features(params, problem.private.x)
+    u = model.pre_activations(params, h)
+
+    def gradient(u_n, y_n):
+        return jax.grad(lambda u: cross_entropy(model.rest(params, u[None]), y_n[None]))(u_n) / k
+
+    return np.asarray(h), np.asarray(jax.vmap(gradient)(u, problem.private.y))
+
+
+def output_objective(v, bias_gradient):
+    total = 0.0
+    for p in range(v.shape[1]):
+        for e in range(v.shape[2]):
+            total += (sum(float(v[n, p, e]) for n in range(len(v))) - float(bias_gradient[p, e])) ** 2
+    return total
+
+
+def feature_objective(h, v, kernel_gradient):
+    total = 0.0
+    for p in range(h.shape[1]):
+        product = sum(np.outer(h[n, p], v[n, p]) for n in range(len(h)))
+        total += float(((product - kernel_gradient[p]) ** 2).sum())
+    return total
+
+
+def numerical_gradient(function, x, step=1e-5):
+    """Central differences, one entry at a time, in float64."""
+    x = np.array(x, np.float64)
+    gradient = np.zeros_like(x)
+    for position in np.ndindex(x.shape):
+        up, down = x.copy(), x.copy()
+        up[position] += step
+        down[position] -= step
+        gradient[position] = (function(up) - function(down)) / (2 * step)
+    return gradient
+
+
+def algorithm_1(V, batches, bias_gradients, learning_rate):
+    """CAFE's Algorithm 1: plain SGD on V, one sample of the batch at a time."""
+    V = np.array(V, np.float64)
+    for batch, g in zip(batches, bias_gradients, strict=True):
+        total = np.zeros(V.shape[1:])
+        for n in batch:
+            total += V[n]
+        for n in batch:
+            V[n] -= learning_rate * 2 * (total - g)
+    return V
+
+
+def total_variation(image):
+    height, width, channels = image.shape
+    total = 0.0
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width):
+                if i + 1 < height:
+                    total += abs(float(image[i + 1, j, c]) - float(image[i, j, c]))
+                if j + 1 < width:
+                    total += abs(float(image[i, j + 1, c]) - float(image[i, j, c]))
+    return total
+
+
+def squared_distance(a, b):
+    return sum(
+        (float(x) - float(y)) ** 2 for p, q in zip(a, b, strict=True) for x, y in zip(p.flat, q.flat, strict=True)
+    )
+
+
+def cosine_distance(a, b):
+    a, b = (np.concatenate([np.ravel(leaf) for leaf in tree]).astype(np.float64) for tree in (a, b))
+    return 1 - sum(a * b) / (np.sqrt(sum(a * a)) * np.sqrt(sum(b * b)))
+
+
+def sapag_kernel(a, b):
+    return sum(
+        1 - np.exp(-squared_distance([p], [q]) / np.var(p.astype(np.float64))) for p, q in zip(a, b, strict=True)
+    )
+
+
+class TwiceCorrectedAdam:
+    """The published CAFE code's Adam, row by row: moments per row, one counter, bias corrected twice."""
+
+    def __init__(self, table, learning_rate):
+        self.table, self.learning_rate, self.t = np.array(table, np.float64), learning_rate, 0
+        self.mu, self.nu = np.zeros_like(self.table), np.zeros_like(self.table)
+
+    def update(self, gradients, index):
+        self.t += 1
+        rate = self.learning_rate * np.sqrt(1 - 0.999**self.t) / (1 - 0.9**self.t)
+        for g, n in zip(gradients, index, strict=True):
+            self.mu[n] = 0.9 * self.mu[n] + 0.1 * g
+            self.nu[n] = 0.999 * self.nu[n] + 0.001 * g**2
+            mu_hat, nu_hat = self.mu[n] / (1 - 0.9**self.t), self.nu[n] / (1 - 0.999**self.t)
+            self.table[n] -= rate * mu_hat / (np.sqrt(nu_hat) + 1e-7)

@@ -1,0 +1,329 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+
+from jaxleak import _tree, attacks, models, protocols, threats
+from jaxleak._base import Observation
+from jaxleak.attacks import CafeOptimizers, cafe
+from jaxleak.attacks._cafe import feature_step, output_step
+from jaxleak.objectives import cafe_objective
+
+N, K, P = 12, 4, 2
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return reference.tiny_problem(n=N, k=K, parties=P)
+
+
+@pytest.fixture(scope="module")
+def truth(problem):
+    return reference.true_features_and_output_gradients(problem, K)
+
+
+def _payloads(truth, rounds, seed=0):
+    """Batches, and the first layer's gradients that they share: sums over samples of v_n and h_n v_n^T."""
+    H, V = truth
+    rng = np.random.default_rng(seed)
+    batches = np.stack([rng.permutation(N)[:K] for _ in range(rounds)])
+    return jnp.asarray(batches), V[batches].sum(axis=1), np.einsum("tbpd,tbpe->tpde", H[batches], V[batches])
+
+
+def _scan(attack, problem, truth, rounds, key=0):
+    """Run on observations of the first layer only; the payload's other leaves are withheld."""
+
+    def one(state, data):
+        index, bias, kernel = data
+        payload = {"extractor": None, "first": {"bias": bias, "kernel": kernel}, "rest": None}
+        observation = Observation(jnp.zeros((), jnp.int32), problem.params, payload, index)
+        return attack.step(jax.random.key(0), state, observation)
+
+    state = attack.init(jax.random.key(key), problem.template)
+    return jax.jit(lambda s, d: jax.lax.scan(one, s, d))(state, _payloads(truth, rounds))
+
+
+@pytest.fixture(scope="module")
+def transcript(problem):
+    state = problem.protocol.init
+    return jax.jit(lambda: problem.protocol.round(jax.random.key(2), state(jax.random.key(1)), problem.private)[1])()
+
+
+@pytest.fixture(scope="module")
+def small():
+    problem = reference.small_problem()
+    state = problem.protocol.init
+    transcript = jax.jit(
+        lambda: problem.protocol.round(jax.random.key(2), state(jax.random.key(1)), problem.private)[1]
+    )()
+    return problem, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+
+
+def test_the_first_layers_gradients_are_the_sums_that_steps_1_and_2_fit(transcript, truth):
+    H, V = truth
+    observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    index = np.asarray(observation.index)
+    np.testing.assert_allclose(observation.payload["first"]["bias"], V[index].sum(axis=0), atol=1e-6)
+    kernel = np.einsum("bpd,bpe->pde", H[index], V[index])
+    np.testing.assert_allclose(observation.payload["first"]["kernel"], kernel, atol=1e-6)
+
+
+def test_gradients_of_steps_1_and_2_equal_slow_references():
+    rng = np.random.default_rng(0)
+    h, v = rng.standard_normal((3, 2, 2)), rng.standard_normal((3, 2, 4))
+    bias, kernel = rng.standard_normal((2, 4)), rng.standard_normal((2, 2, 4))
+    value, grad = output_step(jnp.asarray(v, jnp.float32), jnp.asarray(bias, jnp.float32))
+    np.testing.assert_allclose(value, reference.output_objective(v, bias), rtol=1e-5)
+    slow = reference.numerical_gradient(lambda v: reference.output_objective(v, bias), v)
+    np.testing.assert_allclose(grad, slow, rtol=1e-4, atol=1e-4)
+    value, grad = feature_step(*(jnp.asarray(a, jnp.float32) for a in (h, v, kernel)))
+    np.testing.assert_allclose(value, reference.feature_objective(h, v, kernel), rtol=1e-5)
+    slow = reference.numerical_gradient(lambda h: reference.feature_objective(h, v, kernel), h)
+    np.testing.assert_allclose(grad, slow, rtol=1e-4, atol=1e-4)
+
+
+def test_step_1_is_algorithm_1(problem, truth):
+    attack = cafe(
+        problem.model, problem.protocol.share, num_samples=N, alpha=0, iterations=100, output_learning_rate=0.1
+    )
+    start = attack.init(jax.random.key(0), problem.template)
+    state, infos = _scan(attack, problem, truth, 20)
+    batches, bias, _ = _payloads(truth, 20)
+    np.testing.assert_allclose(state.V, reference.algorithm_1(start.V, np.asarray(batches), bias, 0.1), atol=1e-6)
+    np.testing.assert_array_equal(state.H, start.H)
+    np.testing.assert_array_equal(state.data.x, start.data.x)
+    assert np.isinf(infos["F2"]).all()
+
+
+def test_row_optimizers_touch_only_their_rows():
+    table = jax.random.normal(jax.random.key(0), (6, 3))
+    index = jnp.array([1, 4])
+    for rows in (_tree.row_optimizer(optax.adam(0.1)), attacks.twice_corrected_adam(0.1)):
+        state = rows.init(table)
+        for _ in range(2):
+            new, state = rows.update(jnp.ones((2, 3)), state, table, index)
+        others = np.array([0, 2, 3, 5])
+        np.testing.assert_array_equal(new[others], table[others])
+        assert (np.asarray(new[index]) < np.asarray(table[index])).all()
+        for leaf in jax.tree.leaves(state):
+            if leaf.ndim:
+                assert not np.asarray(leaf)[others].any()
+
+
+def test_nested_loops_recover_v_and_h_and_then_lower_the_misfit_of_the_data(problem, truth, transcript):
+    # Tolerances: 1e-6 in V (entries up to 0.1) and 1e-3 in H (entries up to 0.7).
+    attack = cafe(
+        problem.model,
+        problem.protocol.share,
+        num_samples=N,
+        batch_size=K,
+        iterations=(400, 1600),
+        output_learning_rate=0.15,
+        feature_learning_rate=0.05,
+        optimizers=CafeOptimizers(feature=lambda rate: optax.adam(optax.exponential_decay(rate, 150, 0.5), eps=1e-12)),
+        alpha=0,
+        beta=0,
+    )
+    state, infos = _scan(attack, problem, truth, 2300)
+    H, V = truth
+    np.testing.assert_allclose(state.V, V, atol=1e-6)
+    np.testing.assert_allclose(state.H, H, atol=1e-3)
+    assert [int((infos["phase"] == p).sum()) for p in range(3)] == [400, 1600, 300]
+    assert infos["F3"][-20:].mean() < 0.1 * infos["F3"][2000:2020].mean()
+    x = np.asarray(state.data.x)
+    assert x.min() >= 0
+    assert x.max() <= 1
+    # Misfit, per sample and in the attacker's own units, agrees with the objective's scale.
+    reconstruction = attack.reconstruct(state, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript))
+    assert reconstruction.recovered.all()
+    assert reconstruction.score.shape == (N,)
+    assert float(reconstruction.score.mean()) * K == pytest.approx(float(infos["features"][-20:].mean()), rel=0.5)
+
+
+def test_single_loop_passes_on_by_thresholds_and_never_goes_back(problem, truth):
+    attack = cafe(
+        problem.model,
+        problem.protocol.share,
+        num_samples=N,
+        loops="single",
+        thresholds=(1e-3, 1e-2),
+        output_learning_rate=0.15,
+        feature_learning_rate=0.05,
+        alpha=0,
+        beta=0,
+    )
+    _, infos = _scan(attack, problem, truth, 300)
+    phase = np.asarray(infos["phase"])
+    assert phase[0] == 0
+    assert phase[-1] == 2
+    assert (np.diff(phase) >= 0).all()
+    for p, name in enumerate(("F1", "F2", "F3")):
+        np.testing.assert_array_equal(np.isfinite(infos[name]), phase == p)
+    assert infos["F1"][phase == 0][-1] < 1e-2 < infos["F1"][0]
+
+
+def test_algorithm_4_as_printed_runs_all_steps_and_lowers_them(problem, truth):
+    attack = cafe(
+        problem.model,
+        problem.protocol.share,
+        num_samples=N,
+        loops="single",
+        switch=False,
+        output_learning_rate=0.1,
+        feature_learning_rate=0.02,
+        alpha=0,
+        beta=0,
+    )
+    state, infos = _scan(attack, problem, truth, 200)
+    for name in ("F1", "F2"):
+        assert np.isfinite(infos[name]).all()
+        assert infos[name][-20:].mean() < 0.1 * infos[name][0]
+    assert np.isfinite(infos["F3"]).all()
+    assert float(state.F1) < infos["F1"][0]
+
+
+@pytest.mark.parametrize(
+    ("build", "falling"), [(attacks.cafe_upstream, ("F1", "F2")), (attacks.dlg, ("F3",)), (attacks.sapag, ("F3",))]
+)
+def test_full_gradients_of_one_batch_lower_the_objective(small, build, falling):
+    # Upstream's F3 aims at an H that still moves, so only its own steps must fall.
+    problem, observation = small
+    attack = build(problem.model, problem.protocol.share, num_samples=6)
+    state = attack.init(jax.random.key(0), problem.template)
+    step = jax.jit(lambda state: attack.step(jax.random.key(0), state, observation))
+    infos = []
+    for _ in range(60):
+        state, info = step(state)
+        infos.append(info)
+    for name in falling:
+        assert infos[-1][name] < 0.9 * infos[0][name]
+    assert np.isfinite(infos[-1]["F3"])
+
+
+def test_inner_updates_are_steps_on_the_same_batch(small):
+    problem, observation = small
+    states = []
+    for inner_updates, rounds in [(1, 3), (3, 1)]:
+        attack = attacks.dlg(problem.model, problem.protocol.share, num_samples=6, inner_updates=inner_updates)
+        state = attack.init(jax.random.key(0), problem.template)
+        step = jax.jit(attack.step)
+        for _ in range(rounds):
+            state, _ = step(jax.random.key(0), state, observation)
+        states.append(state.data.x)
+    np.testing.assert_allclose(*states, atol=1e-5)
+
+
+def test_upstream_is_adam_with_the_bias_correction_applied_twice():
+    table = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
+    rows = attacks.twice_corrected_adam(0.01)
+    slow, fast, state = reference.TwiceCorrectedAdam(table, 0.01), jnp.asarray(table), rows.init(jnp.asarray(table))
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        index, gradients = rng.permutation(5)[:2], rng.standard_normal((2, 2, 3)).astype(np.float32)
+        slow.update(gradients, index)
+        fast, state = rows.update(jnp.asarray(gradients), state, fast, jnp.asarray(index))
+    np.testing.assert_allclose(fast, slow.table, atol=2e-6)
+
+
+def test_normalized_descent_takes_steps_of_its_rate_and_rests_at_zero():
+    transform = attacks.normalized_sgd(0.1)
+    for scale in (1e-8, 1.0, 1e4):
+        updates, _ = transform.update(jnp.array([3.0, 4.0]) * scale, transform.init(jnp.zeros(2)))
+        np.testing.assert_allclose(updates, [-0.06, -0.08], rtol=1e-5)
+    updates, _ = transform.update(jnp.zeros(2), transform.init(jnp.zeros(2)))
+    np.testing.assert_array_equal(updates, 0)
+
+
+def test_table9_fits_cafe_and_names_its_datasets(problem):
+    assert attacks.table9("cifar10") == (5e-3, 8e-3, 2e-2, 1e-2, 1e-4, 1e-3, 90.0)
+    assert attacks.table9("mnist").xi == 25
+    for name in attacks.TABLE9:
+        cafe(problem.model, problem.protocol.share, num_samples=N, **attacks.table9(name)._asdict())
+    with pytest.raises(ValueError, match="dataset must be one of cifar10, linnaeus5, mnist, yale32, got 'svhn'"):
+        attacks.table9("svhn")
+
+
+def test_cafe_refuses_bad_arguments(problem):
+    def build(**options):
+        return cafe(problem.model, problem.protocol.share, **{"num_samples": N, **options})
+
+    with pytest.raises(ValueError, match=r"batch_size must be < num_samples=12, got 12: .* \(Theorem 1\)"):
+        build(batch_size=N)
+    for name in ("alpha", "beta", "gamma", "xi"):
+        with pytest.raises(ValueError, match=f"{name} must be >= 0"):
+            build(**{name: -1e-3})
+    for name in ("output_learning_rate", "output_scale", "num_samples", "inner_updates", "batch_size"):
+        with pytest.raises(ValueError, match=f"{name} must be > 0"):
+            build(**{name: 0})
+    with pytest.raises(ValueError, match=r"iterations\[1\] must be > 0"):
+        build(iterations=(10, 0))
+    with pytest.raises(ValueError, match="loops must be one of nested, single, got 'double'"):
+        build(loops="double")
+    with pytest.raises(ValueError, match="label_mode must be one of joint, given, fixed"):
+        build(label_mode="guessed")
+    with pytest.raises(ValueError, match="box must be"):
+        build(box=(1.0, 0.0))
+    with pytest.raises(ValueError, match=r"private set must have shape \(6, 2, 8, 8, 1\)"):
+        build(num_samples=6).init(jax.random.key(0), problem.template)
+
+
+def _first_step(attack, problem, observation):
+    state = jax.eval_shape(attack.init, jax.random.key(0), problem.template)
+    return jax.eval_shape(attack.step, jax.random.key(0), state, observation)
+
+
+def test_missing_grants_are_named(problem, transcript):
+    model, share = problem.model, problem.protocol.share
+
+    def refuses(build, match, **grants):
+        with pytest.raises(ValueError, match=match):
+            _first_step(build(model, share, num_samples=N), problem, threats.view(threats.Threat(**grants), transcript))
+
+    for build in (cafe, attacks.dlg, attacks.cafe_iclr):
+        refuses(build, "the threat must grant index", index=False)
+    refuses(attacks.idlg, "the threat must grant labels")
+    refuses(attacks.bn_regularizer, "the threat must grant statistics")
+    refuses(cafe, "Step II reads the payload's first/kernel", payload=("first/bias",))
+    refuses(cafe, r"\(alpha\) matches the whole payload, but .*kernel_0", payload=("first/bias", "first/kernel"))
+    refuses(attacks.dlg, "does not grant", payload=("first/bias",))
+    with pytest.raises(ValueError, match="parameters"):
+        _first_step(
+            cafe(model, share, num_samples=N), problem, threats.view(threats.Threat(), transcript)._replace(params=None)
+        )
+
+
+def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, transcript):
+    attack = cafe(problem.model, problem.protocol.share, num_samples=N, alpha=0)
+    _first_step(attack, problem, threats.view(threats.FIRST_LAYER_ONLY, transcript))
+
+
+def test_k_equal_n_is_refused_when_seen(problem):
+    protocol = protocols.vertical(problem.model, num_samples=N, batch_size=N)
+    state = jax.eval_shape(protocol.init, jax.random.key(1))
+    transcript = jax.eval_shape(protocol.round, jax.random.key(2), state, problem.template)[1]
+    observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    with pytest.raises(ValueError, match="Theorem 1"):
+        _first_step(cafe(problem.model, protocol.share, num_samples=N), problem, observation)
+    _first_step(attacks.dlg(problem.model, protocol.share, num_samples=N), problem, observation)
+
+
+def test_tables_need_beta_zero():
+    model = models.all_dense((5,), parties=2, num_classes=3, width=8)
+    share = protocols.vertical(model, num_samples=6, batch_size=2).share
+    with pytest.raises(ValueError, match="set its weight beta to 0"):
+        cafe(model, share, num_samples=6)
+    with pytest.raises(ValueError, match="set its weight beta to 0"):
+        attacks.cosine_tv(model, share, num_samples=6)
+    cafe(model, share, num_samples=6, beta=0)
+    attacks.cosine_tv(model, share, num_samples=6, beta=0)
+    with pytest.raises(ValueError, match="extractor records none"):
+        attacks.bn_regularizer(model, share, num_samples=6)
+
+
+def test_baselines_refuse_what_they_cannot_do(problem):
+    with pytest.raises(ValueError, match="use cafe for objectives with gamma > 0"):
+        attacks.gradient_matching(problem.model, problem.protocol.share, num_samples=N, objective=cafe_objective())
+    with pytest.raises(ValueError, match="candidates must be >= 2, got 1"):
+        attacks.gc_regularizer(problem.model, problem.protocol.share, num_samples=N, candidates=1)

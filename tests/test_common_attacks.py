@@ -1,0 +1,165 @@
+"""Every attack through the same tests. A new attack is one more line in `CASES`."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import attacks
+from jaxleak._base import Attack, Batch, Transcript
+from jaxleak.audit import best_restart
+from jaxleak.threats import FIRST_LAYER_ONLY, Threat, view
+
+N, K, ROUNDS = 6, 2, 3
+
+
+class Case(NamedTuple):
+    """One configuration: how to build it, and the narrowest threat that it works under."""
+
+    build: Callable[..., Attack]  # (model, share, num_samples=N, **options)
+    threat: Threat = Threat()
+    options: dict = {}  # noqa: RUF012
+
+
+CASES = {
+    "cafe_nested": Case(attacks.cafe, options={"iterations": 1, "batch_size": K}),
+    "cafe_single": Case(attacks.cafe, options={"loops": "single", "thresholds": (1e9, 1e9)}),
+    "cafe_all_steps": Case(attacks.cafe, options={"loops": "single", "switch": False}),
+    "cafe_features_only": Case(attacks.cafe, FIRST_LAYER_ONLY, {"iterations": 1, "alpha": 0.0}),
+    "cafe_given_labels": Case(attacks.cafe, Threat(labels=True), {"iterations": 1, "label_mode": "given"}),
+    "cafe_iclr": Case(attacks.cafe_iclr, options={"inner_updates": 2}),
+    "cafe_upstream": Case(attacks.cafe_upstream),
+    "cafe_cosine": Case(attacks.cafe_cosine, options={"iterations": 1}),
+    "dlg": Case(attacks.dlg),
+    "idlg": Case(attacks.idlg, Threat(labels=True)),
+    "cosine_tv": Case(attacks.cosine_tv),
+    "sapag": Case(attacks.sapag),
+    "bn_regularizer": Case(attacks.bn_regularizer, Threat(statistics=True)),
+    "gc_regularizer": Case(attacks.gc_regularizer, options={"candidates": 2}),
+}
+
+
+class Run(NamedTuple):
+    case: Case
+    attack: Attack
+    problem: reference.Problem
+    transcripts: list[Transcript]
+    step: Callable
+    states: list
+    infos: list
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return reference.small_problem(with_statistics=True)
+
+
+@pytest.fixture(scope="module")
+def transcripts(problem):
+    one_round = jax.jit(problem.protocol.round)
+    state, transcripts = jax.jit(problem.protocol.init)(jax.random.key(1)), []
+    for _ in range(ROUNDS):
+        state, transcript = one_round(jax.random.key(2), state, problem.private)
+        transcripts.append(transcript)
+    return transcripts
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request, problem, transcripts):
+    """Three rounds of one attack, compiled once, initialised from shapes alone."""
+    case = CASES[request.param]
+    attack = case.build(problem.model, problem.protocol.share, num_samples=N, **case.options)
+    chex.clear_trace_counter()
+    step = jax.jit(chex.assert_max_traces(attack.step, n=1))
+    states, infos = [attack.init(jax.random.key(3), problem.template)], []
+    for t, transcript in enumerate(transcripts):
+        key = jax.random.fold_in(jax.random.key(4), t)
+        state, info = step(key, states[-1], view(case.threat, transcript))
+        states.append(state)
+        infos.append(info)
+    return Run(case, attack, problem, transcripts, step, states, infos)
+
+
+def test_the_template_holds_no_data(run):
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(run.problem.template))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(run.states[0]))
+
+
+def test_states_keep_structure_shape_and_dtype(run):
+    for state in run.states[1:]:
+        chex.assert_trees_all_equal_shapes_and_dtypes(run.states[0], state)
+
+
+def test_infos_are_dicts_of_scalars_that_stack(run):
+    for info in run.infos:
+        assert info.keys() == run.infos[0].keys()
+        assert all(leaf.shape == () for leaf in info.values())
+        assert not any(np.isnan(leaf) for leaf in info.values())
+    chex.assert_trees_all_equal_shapes_and_dtypes(*run.infos)
+
+
+def test_a_step_changes_the_state_and_nothing_is_nan(run):
+    before, after = (jax.tree.leaves(state) for state in (run.states[0], run.states[-1]))
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(before, after, strict=True))
+    assert not any(np.isnan(leaf).any() for leaf in after)
+
+
+def test_eager_equals_compiled(run):
+    # Adam divides by gradients that may be rounding noise; where it does, one step of its rate may differ.
+    with jax.disable_jit():
+        state, info = run.attack.step(
+            jax.random.fold_in(jax.random.key(4), 2), run.states[-2], view(run.case.threat, run.transcripts[-1])
+        )
+    chex.assert_trees_all_close(info, run.infos[-1], rtol=1e-3, atol=1e-6)
+    chex.assert_trees_all_close(state, run.states[-1], rtol=1e-3, atol=1e-4)
+
+
+def test_the_same_keys_give_the_same_bits(run):
+    state = run.attack.init(jax.random.key(3), run.problem.template)
+    chex.assert_trees_all_equal(state, run.states[0])
+    for t, transcript in enumerate(run.transcripts):
+        key = jax.random.fold_in(jax.random.key(4), t)
+        state, _ = run.step(key, state, view(run.case.threat, transcript))
+    chex.assert_trees_all_equal(state, run.states[-1])
+    other = run.attack.init(jax.random.key(5), run.problem.template)
+    differs = [(a != b).any() for a, b in zip(*map(jax.tree.leaves, (other, run.states[0])), strict=True)]
+    assert any(differs)
+
+
+def test_only_granted_fields_are_seen(run):
+    observation = view(run.case.threat, run.transcripts[0])
+    assert (observation.labels is not None) == run.case.threat.labels
+    assert (observation.statistics is not None) == run.case.threat.statistics
+
+
+def test_reconstructions_have_the_private_sets_shape(run):
+    reconstruction = run.attack.reconstruct(run.states[-1], view(run.case.threat, run.transcripts[-1]))
+    x, y = run.problem.template.x, run.problem.template.y
+    assert (reconstruction.x.shape, reconstruction.x.dtype) == (x.shape, x.dtype)
+    assert (reconstruction.y.shape, reconstruction.y.dtype) == (y.shape, jnp.int32)
+    assert reconstruction.score.shape == (N,)
+    assert (reconstruction.recovered.shape, reconstruction.recovered.dtype) == ((N,), bool)
+    assert not np.isnan(reconstruction.score).any()
+    best = best_restart(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), reconstruction))
+    chex.assert_trees_all_equal(best, reconstruction)
+
+
+def test_restarts_can_be_vmapped(run):
+    init = functools.partial(run.attack.init, template=run.problem.template)
+    shapes = jax.eval_shape(jax.vmap(init), jax.random.split(jax.random.key(0), 2))
+    one = jax.eval_shape(init, jax.random.key(0))
+    chex.assert_trees_all_equal_shapes(jax.tree.map(lambda s: jnp.zeros((2, *s.shape)), one), shapes)
+
+
+def test_given_labels_are_answered(problem, transcripts):
+    attack = attacks.idlg(problem.model, problem.protocol.share, num_samples=N)
+    state, observation = attack.init(jax.random.key(0), problem.template), view(Threat(labels=True), transcripts[0])
+    state, _ = jax.jit(attack.step)(jax.random.key(0), state, observation)
+    answer: Batch = attack.reconstruct(state, observation)
+    np.testing.assert_array_equal(answer.y[observation.index], observation.labels)

@@ -1,0 +1,64 @@
+"""The package's floors: a module imports from floors below its own, or from its own package."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import jaxleak
+
+ROOT = Path(jaxleak.__file__).parent
+FLOORS = {
+    **dict.fromkeys(("_base", "_tree", "_validate"), 0),
+    **dict.fromkeys(("models", "data", "objectives", "defenses", "metrics"), 1),
+    **dict.fromkeys(("protocols", "threats", "attacks"), 2),
+    **dict.fromkeys(("audit", "checkpoint"), 3),
+}
+OPEN_FLOORS = (0, 3)  # their modules may import each other
+ALSO_ALLOWED = {("objectives", "models"), ("defenses", "models")}
+# Lower floors, and still out of bounds: an attack has no business with true data and scores.
+FORBIDDEN = {("attacks", "metrics"), ("attacks", "data")}
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def _imports(path):
+    """Absolute names of everything that a file imports, at any depth of its code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "jaxleak":
+                yield from (f"jaxleak.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def _unit(name):
+    return name.split(".")[1]
+
+
+def violations(own, imported):
+    if own == imported or (own, imported) in ALSO_ALLOWED:
+        return False
+    if (own, imported) in FORBIDDEN:
+        return True
+    same_open_floor = FLOORS[own] == FLOORS[imported] and FLOORS[own] in OPEN_FLOORS
+    return not (FLOORS[imported] < FLOORS[own] or same_open_floor)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down(path):
+    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert own in FLOORS, f"{own} has no floor: add it to FLOORS"
+    for name in _imports(path):
+        assert name.split(".")[0] not in ("experiments", "tests", "benchmarks"), f"{path} imports {name}"
+        if name.startswith("jaxleak."):
+            assert not violations(own, _unit(name)), f"{own} may not import {name}"
+
+
+def test_the_rule_itself():
+    assert not violations("attacks", "models")
+    assert not violations("audit", "checkpoint")
+    for own, imported in [("attacks", "protocols"), ("protocols", "attacks"), ("models", "objectives"), *FORBIDDEN]:
+        assert violations(own, imported)

@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import objectives
+from jaxleak.objectives import Quantities
+
+
+@pytest.fixture(scope="module")
+def trees():
+    rng = np.random.default_rng(0)
+    shapes = [(3, 4), (5,), (2, 2, 2)]
+    make = lambda: {str(i): rng.standard_normal(s).astype(np.float32) for i, s in enumerate(shapes)}  # noqa: E731
+    return make(), make()
+
+
+@pytest.fixture(scope="module")
+def tiles():
+    return np.random.default_rng(1).random((3, 2, 4, 5, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "slow"),
+    [
+        ("squared_l2", reference.squared_distance),
+        ("l1", lambda a, b: sum(np.abs(p - q).sum() for p, q in zip(a, b, strict=True))),
+        ("cosine", reference.cosine_distance),
+        ("gaussian_kernel", reference.sapag_kernel),
+    ],
+)
+def test_distances_equal_slow_references_and_are_zero_at_equality(trees, name, slow):
+    distance = getattr(objectives, name)
+    a, b = trees
+    np.testing.assert_allclose(distance(a, b), slow(list(a.values()), list(b.values())), rtol=1e-5)
+    np.testing.assert_allclose(distance(a, a), 0.0, atol=1e-6)
+
+
+def test_gaussian_kernel_with_a_given_variance(trees):
+    a, b = ({"w": tree["0"]} for tree in trees)
+    expected = 1 - np.exp(-reference.squared_distance([a["w"]], [b["w"]]) / 50)
+    np.testing.assert_allclose(objectives.gaussian_kernel(a, b, variance=50.0), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["squared_l2", "l1", "cosine", "gaussian_kernel"])
+def test_distances_and_gradients_are_finite_at_zero_trees(trees, name):
+    zero = jax.tree.map(np.zeros_like, trees[0])
+    for observed, simulated in [(zero, zero), (zero, trees[1]), (trees[0], zero)]:
+        value, grads = jax.value_and_grad(getattr(objectives, name), argnums=1)(observed, simulated)
+        assert np.isfinite(value)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_total_variation_sums_tiles_and_equals_slow_reference(tiles):
+    slow = [[reference.total_variation(tile) for tile in sample] for sample in tiles]
+    np.testing.assert_allclose(objectives.total_variation(tiles), np.sum(slow, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(objectives.total_variation(tiles[:, 0]), np.array(slow)[:, 0], rtol=1e-5)
+    with pytest.raises(ValueError, match="total_variation needs images"):
+        objectives.total_variation(np.zeros((3, 7)))
+
+
+def test_truncated_tv_is_off_below_xi_per_tile_and_its_indicator_has_no_gradient(tiles):
+    mean = float(objectives.total_variation(tiles).mean())
+    per_tile = mean / 2
+    value, grad = jax.value_and_grad(objectives.truncated_tv)(tiles, 0.99 * per_tile)
+    np.testing.assert_allclose(value, mean, rtol=1e-6)
+    np.testing.assert_array_equal(grad, jax.grad(lambda x: objectives.total_variation(x).mean())(tiles))
+    value, grad = jax.value_and_grad(objectives.truncated_tv)(tiles, 1.01 * per_tile)
+    assert value == 0
+    assert not np.any(grad)
+    assert objectives.truncated_tv(np.zeros_like(tiles), 0.0) == 0
+
+
+def test_regularizers_equal_their_formulas():
+    rng = np.random.default_rng(2)
+    h, other = rng.random((2, 3, 2, 4)).astype(np.float32)
+    np.testing.assert_allclose(objectives.feature_distance(h, other), ((h - other) ** 2).sum(), rtol=1e-6)
+    statistics = {"mean_0": (h[0],), "var_0": (h[1],)}
+    others = {"mean_0": (other[0],), "var_0": (other[1],)}
+    expected = ((h[:2] - other[:2]) ** 2).sum()
+    np.testing.assert_allclose(objectives.activation_statistics_distance(statistics, others), expected, rtol=1e-6)
+    group = rng.random((3, 2, 5)).astype(np.float32)
+    slow = sum(((candidate - group.mean(axis=0)) ** 2).sum() for candidate in group)
+    np.testing.assert_allclose(objectives.group_consistency(group), slow, rtol=1e-5)
+    np.testing.assert_allclose(objectives.group_consistency(group[:1]), 0, atol=1e-12)
+
+
+def test_f3_is_the_weighted_sum_of_its_terms(trees, tiles):
+    a, b = trees
+    h, other = np.ones((3, 2, 4)), np.zeros((3, 2, 4))
+    f3 = objectives.cafe_objective(alpha=2.0, beta=3.0, gamma=5.0, xi=0.0)
+    loss, terms = f3.value(Quantities(gradient=a, features=h), Quantities(x=tiles, gradient=b, features=other))
+    expected = {
+        "gradient": objectives.squared_l2(a, b),
+        "tv": objectives.total_variation(tiles).mean(),
+        "features": 24.0,
+        "statistics": 0.0,
+    }
+    assert tuple(terms) == objectives.TERMS
+    for name, value in expected.items():
+        np.testing.assert_allclose(terms[name], value, rtol=1e-6)
+    np.testing.assert_allclose(loss, 2 * expected["gradient"] + 3 * expected["tv"] + 5 * 24, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "quantity"), [("alpha", "gradient"), ("beta", "images"), ("gamma", "features")])
+def test_a_term_of_weight_zero_is_not_needed(weight, quantity):
+    assert objectives.cafe_objective().needs == {"gradient", "images", "features"}
+    assert objectives.cafe_objective(**{weight: 0.0}).needs == {"gradient", "images", "features"} - {quantity}
+    loss, terms = objectives.cafe_objective(alpha=1, beta=0, gamma=0).value(
+        Quantities(gradient=[jnp.ones(2)]), Quantities(gradient=[jnp.zeros(2)])
+    )
+    assert loss == terms["gradient"] == 2
+
+
+def test_objectives_refuse_weights_out_of_range():
+    for name in ("alpha", "beta", "gamma", "xi"):
+        with pytest.raises(ValueError, match=f"{name} must be >= 0, got -1"):
+            objectives.cafe_objective(**{name: -1.0})
+    with pytest.raises(ValueError, match="at least one positive weight"):
+        objectives.matching_objective(consistency=1.0)

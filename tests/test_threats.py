@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import threats
+from jaxleak._base import Batch
+from jaxleak.threats import Threat, view
+
+THREATS = {name: value for name, value in vars(threats).items() if isinstance(value, Threat)}
+THREATS |= {"labels": Threat(labels=True), "statistics": Threat(statistics=True)}
+
+
+@pytest.fixture(scope="module")
+def transcript():
+    problem = reference.small_problem(with_statistics=True)
+
+    def one_round():
+        state = problem.protocol.init(jax.random.key(1))
+        return problem.protocol.round(jax.random.key(2), state, problem.private)[1]
+
+    return jax.jit(one_round)()
+
+
+def _nan_fields(observation):
+    return {
+        name
+        for name, field in observation._asdict().items()
+        if any(np.isnan(np.asarray(leaf, np.float32)).any() for leaf in jax.tree.leaves(field))
+    }
+
+
+def test_the_module_has_the_papers_threats():
+    assert THREATS.keys() >= {"HONEST_BUT_CURIOUS_SERVER", "BIAS_GRADIENT_ONLY", "FIRST_LAYER_ONLY"}
+
+
+@pytest.mark.parametrize("name", THREATS)
+def test_poison_in_the_private_part_shows_only_where_it_is_granted(transcript, name):
+    poison = Batch(*(jnp.full(leaf.shape, jnp.nan) for leaf in transcript.private))
+    observation = view(THREATS[name], transcript._replace(private=poison))
+    assert _nan_fields(observation) == ({"labels"} if THREATS[name].labels else set())
+
+
+@pytest.mark.parametrize("name", THREATS)
+def test_a_view_copies_exactly_what_is_granted(transcript, name):
+    threat = THREATS[name]
+    observation = view(threat, transcript)
+    assert (observation.index is not None) == threat.index
+    assert (observation.labels is not None) == threat.labels
+    assert (observation.statistics is not None) == threat.statistics
+    paths = {"/".join(k.key for k in path) for path, _ in jax.tree_util.tree_leaves_with_path(observation.payload)}
+    if threat.payload is None:
+        assert jax.tree.structure(observation.payload) == jax.tree.structure(transcript.payload)
+    else:
+        assert paths == set(threat.payload)
+
+
+def test_views_refuse_what_the_transcript_does_not_hold(transcript):
+    with pytest.raises(ValueError, match="with_statistics=False"):
+        view(Threat(statistics=True), transcript._replace(statistics=None))
+    with pytest.raises(ValueError, match="payload has no leaf 'second/bias'; top-level groups are"):
+        view(Threat(payload=("second/bias",)), transcript)
