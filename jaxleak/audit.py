@@ -36,6 +36,11 @@ def template_of(private: Batch) -> Batch:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), private)
 
 
+def init_key(key: jax.Array) -> jax.Array:
+    """The key from which a run with `key` draws the protocol's initial parameters."""
+    return jax.random.fold_in(key, 0)
+
+
 def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array, restarts: int = 1) -> RunState:
     """The state before round 0; `restarts` independent initial states of the attack share every observation."""
     _validate.positive(restarts=restarts)
@@ -45,7 +50,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
         attack_state = attack.init(attack_key, template)
     else:
         attack_state = jax.vmap(lambda k: attack.init(k, template))(jax.random.split(attack_key, restarts))
-    return RunState(protocol.init(jax.random.fold_in(key, 0)), attack_state, jnp.full((), -1, jnp.int32))
+    return RunState(protocol.init(init_key(key)), attack_state, jnp.full((), -1, jnp.int32))
 
 
 def run(

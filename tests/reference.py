@@ -61,16 +61,25 @@ def _problem(model, n, k, classes, **options):
     return Problem(model, protocol, private, params, template_of(private))
 
 
+def first_transcript(problem):
+    # Arguments, not closed-over constants: XLA would evaluate those at compile time, slowly.
+    state = jax.jit(problem.protocol.init)(jax.random.key(1))
+    return jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)[1]
+
+
 def true_features_and_output_gradients(problem, k):
     """H (N, P, d1), and V (N, P, d2) = (1/K) dL/du per sample by automatic differentiation, one sample at a time."""
     model, params = problem.model, problem.params
-    h = model.features(params, problem.private.x)
-    u = model.pre_activations(params, h)
 
-    def gradient(u_n, y_n):
-        return jax.grad(lambda u: cross_entropy(model.rest(params, u[None]), y_n[None]))(u_n) / k
+    @jax.jit
+    def both(params, x, y):
+        def gradient(u_n, y_n):
+            return jax.grad(lambda u: cross_entropy(model.rest(params, u[None]), y_n[None]))(u_n) / k
 
-    return np.asarray(h), np.asarray(jax.vmap(gradient)(u, problem.private.y))
+        h = model.features(params, x)
+        return h, jax.vmap(gradient)(model.pre_activations(params, h), y)
+
+    return tuple(map(np.asarray, both(params, problem.private.x, problem.private.y)))
 
 
 def output_objective(v, bias_gradient):

@@ -6,7 +6,7 @@ import pytest
 import reference
 
 from jaxleak import _tree, attacks, models, protocols, threats
-from jaxleak._base import Observation
+from jaxleak._base import Batch, Observation
 from jaxleak.attacks import CafeOptimizers, cafe
 from jaxleak.attacks._cafe import feature_step, output_step
 from jaxleak.objectives import cafe_objective
@@ -47,18 +47,13 @@ def _scan(attack, problem, truth, rounds, key=0):
 
 @pytest.fixture(scope="module")
 def transcript(problem):
-    state = problem.protocol.init
-    return jax.jit(lambda: problem.protocol.round(jax.random.key(2), state(jax.random.key(1)), problem.private)[1])()
+    return reference.first_transcript(problem)
 
 
 @pytest.fixture(scope="module")
 def small():
     problem = reference.small_problem()
-    state = problem.protocol.init
-    transcript = jax.jit(
-        lambda: problem.protocol.round(jax.random.key(2), state(jax.random.key(1)), problem.private)[1]
-    )()
-    return problem, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    return problem, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, reference.first_transcript(problem))
 
 
 def test_the_first_layers_gradients_are_the_sums_that_steps_1_and_2_fit(transcript, truth):
@@ -307,6 +302,23 @@ def test_k_equal_n_is_refused_when_seen(problem):
     with pytest.raises(ValueError, match="Theorem 1"):
         _first_step(cafe(problem.model, protocol.share, num_samples=N), problem, observation)
     _first_step(attacks.dlg(problem.model, protocol.share, num_samples=N), problem, observation)
+
+
+def test_horizontal_models_are_the_case_of_one_party():
+    model = models.cafe_horizontal((8, 8, 1), num_classes=3, channels=(2,), width=8, hidden=4)
+    protocol = protocols.horizontal(model, workers=2, num_samples=8, batch_size=4)
+    template = Batch(
+        jax.ShapeDtypeStruct((8, 1, 8, 8, 1), jnp.float32),
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+    )
+    state = jax.eval_shape(protocol.init, jax.random.key(1))
+    transcript = jax.eval_shape(protocol.round, jax.random.key(2), state, template)[1]
+    attack = attacks.cafe_iclr(model, protocol.share, num_samples=8, batch_size=4, inner_updates=10)
+    attack_state = jax.eval_shape(attack.init, jax.random.key(0), template)
+    observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    after, _ = jax.eval_shape(attack.step, jax.random.key(0), attack_state, observation)
+    assert after == attack_state
 
 
 def test_tables_need_beta_zero():

@@ -14,13 +14,7 @@ THREATS |= {"labels": Threat(labels=True), "statistics": Threat(statistics=True)
 
 @pytest.fixture(scope="module")
 def transcript():
-    problem = reference.small_problem(with_statistics=True)
-
-    def one_round():
-        state = problem.protocol.init(jax.random.key(1))
-        return problem.protocol.round(jax.random.key(2), state, problem.private)[1]
-
-    return jax.jit(one_round)()
+    return reference.first_transcript(reference.small_problem(with_statistics=True))
 
 
 def _nan_fields(observation):

@@ -22,7 +22,7 @@ from jaxleak.attacks._cafe_presets import (
     twice_corrected_adam,
 )
 from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
-from jaxleak.attacks._labels import recover_labels
+from jaxleak.attacks._labels import recover_labels, true_output_gradients
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
 
 __all__ = [
@@ -54,5 +54,6 @@ __all__ = [
     "recover_labels",
     "sapag",
     "table9",
+    "true_output_gradients",
     "twice_corrected_adam",
 ]

@@ -54,3 +54,25 @@ def recover_labels(
     run = jax.jit(lambda args: jax.lax.map(one, args, batch_size=chunk))
     labels, misfit, margin = run((jnp.asarray(v), jnp.asarray(h), jnp.asarray(live)))
     return np.asarray(labels), np.asarray(misfit), np.asarray(margin)
+
+
+def true_output_gradients(
+    model: SplitModel,
+    params: PyTree,
+    h: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    *,
+    loss: Loss = cross_entropy,
+    chunk: int = 256,
+) -> np.ndarray:
+    """V (N, P, d2) = (1/K) dL/du_n from features and labels; with the true ones, what Step I is scored against."""
+
+    def one(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        h_n, label = inputs
+        u = model.pre_activations(params, h_n[None])
+        return jax.grad(lambda u: loss(model.rest(params, u), label[None]))(u)[0] / batch_size
+
+    return np.asarray(
+        jax.jit(lambda args: jax.lax.map(one, args, batch_size=chunk))((jnp.asarray(h), jnp.asarray(labels)))
+    )

@@ -1,0 +1,1 @@
+"""Studies that use jaxleak: one readable module each, run as `python -m experiments.NAME`."""

@@ -1,0 +1,90 @@
+"""Figures, drawn from arrays and stored results; nothing here computes."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from PIL import Image
+
+FLAG_COLOUR = (1.0, 0.45, 0.0)
+
+
+def contact_sheet(
+    path: Path, truth: np.ndarray, estimate: np.ndarray, flagged: np.ndarray, *, columns: int = 20, zoom: int = 2
+) -> None:
+    """Rows of private images, each with its reconstruction below; flagged ones are framed and grey.
+
+    Args:
+        path: PNG to write.
+        truth: (I, H, W, C) in [0, 1].
+        estimate: (I, H, W, C); whatever stands where `flagged` is ignored.
+        flagged: (I,) bool, samples for which the attack says that it has no answer.
+        columns: images per row.
+        zoom: every pixel becomes zoom x zoom.
+    """
+    count, height, width, _ = truth.shape
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    cell_h, cell_w = height * zoom + 4, width * zoom + 4
+    sheet = np.ones((rows * (2 * cell_h + 6), columns * cell_w, 3))
+    for i in range(count):
+        top, left = (i // columns) * (2 * cell_h + 6), (i % columns) * cell_w
+        pair = truth[i], np.full_like(truth[i], 0.5) if flagged[i] else np.clip(estimate[i], 0, 1)
+        for k, image in enumerate(pair):
+            y = top + k * cell_h
+            if k == 1 and flagged[i]:
+                sheet[y : y + cell_h, left : left + cell_w] = FLAG_COLOUR
+            image = np.broadcast_to(image, (height, width, 3)).repeat(zoom, axis=0).repeat(zoom, axis=1)
+            sheet[y + 2 : y + 2 + height * zoom, left + 2 : left + 2 + width * zoom] = image
+    Image.fromarray((sheet * 255).round().astype(np.uint8)).save(path)
+
+
+def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray) -> None:
+    """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample."""
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", markersize=3, alpha=0.6)
+    axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
+    axes.set_ylabel("PSNR in dB (needs the truth)")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]) -> None:
+    """Time, memory and PSNR against the size of the private set, with lines of linear growth."""
+    figure, panels = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    for axes, values, label in zip(
+        panels, (seconds, memory_gb, psnr), ("Steps I and II, seconds", "peak memory, GB", "mean PSNR, dB"), strict=True
+    ):
+        axes.plot(sizes, values, "o-", label="measured")
+        if label != "mean PSNR, dB":
+            axes.plot(sizes, np.asarray(sizes) * values[0] / sizes[0], "k:", label="linear in N")
+            axes.set_yscale("log")
+            axes.legend()
+        axes.set_xscale("log")
+        axes.set_xlabel("private samples N")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def curves(
+    path: Path, series: dict[str, tuple[np.ndarray, np.ndarray]], *, xlabel: str, ylabel: str, log_y: bool = False
+) -> None:
+    """Named curves `{label: (x, y)}` in one panel."""
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for label, (x, y) in series.items():
+        axes.plot(x, y, label=label)
+    if log_y:
+        axes.set_yscale("log")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
