@@ -167,3 +167,54 @@ class TwiceCorrectedAdam:
             self.nu[n] = 0.999 * self.nu[n] + 0.001 * g**2
             mu_hat, nu_hat = self.mu[n] / (1 - 0.9**self.t), self.nu[n] / (1 - 0.999**self.t)
             self.table[n] -= rate * mu_hat / (np.sqrt(nu_hat) + 1e-7)
+
+
+def conv2d(x, kernel):
+    """Cross-correlation with zero padding, one output entry at a time."""
+    batch, height, width, _ = x.shape
+    kh, kw, _, c_out = kernel.shape
+    out = np.zeros((batch, height, width, c_out))
+    for b, i, j, c in np.ndindex(out.shape):
+        for di in range(kh):
+            for dj in range(kw):
+                row, column = i + di - kh // 2, j + dj - kw // 2
+                if 0 <= row < height and 0 <= column < width:
+                    out[b, i, j, c] += float(x[b, row, column] @ kernel[di, dj, :, c])
+    return out
+
+
+def _windows(z):
+    """Every pooling window's position, and the entries of `z` that exist in it."""
+    batch, height, width, channels = z.shape
+    for b, i, j, c in np.ndindex(batch, (height + 1) // 2, (width + 1) // 2, channels):
+        cells = [(2 * i + di, 2 * j + dj) for di in range(2) for dj in range(2)]
+        yield (b, i, j, c), [(b, row, column, c) for row, column in cells if row < height and column < width]
+
+
+def max_pool(z):
+    batch, height, width, channels = z.shape
+    out = np.zeros((batch, (height + 1) // 2, (width + 1) // 2, channels), z.dtype)
+    for position, cells in _windows(z):
+        out[position] = max(z[cell] for cell in cells)
+    return out
+
+
+def smoothed_pool_tangent(z, dz, temperature):
+    """The mean of the tangents of a window's entries and of zero, weighed by softmax(value / temperature)."""
+    out = np.zeros_like(max_pool(z), np.float64)
+    for position, cells in _windows(z):
+        values = np.array([*(z[cell] for cell in cells), 0.0], np.float64) / temperature[position[0]]
+        weights = np.exp(values - values.max())
+        out[position] = sum(w * dz[cell] for w, cell in zip(weights[:-1] / weights.sum(), cells, strict=True))
+    return out
+
+
+def mean_of_sample_gradients(model, params, batch):
+    """The average, leaf by leaf, of gradients that are computed one sample at a time."""
+
+    @jax.jit
+    def one(params, x, y):
+        return jax.grad(lambda p: cross_entropy(model.apply(p, x[None]), y[None]))(params)
+
+    gradients = [one(params, x, y) for x, y in zip(batch.x, batch.y, strict=True)]
+    return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves) / len(leaves), *gradients)

@@ -93,7 +93,7 @@ def plan_cafe_exact(
     Step I needs N independent batches. An epoch's batches all add up to the same vector, so up to one equation per
     epoch is redundant, which is why more than N N/(N-K) rounds are asked for; twice that is the default, since the
     condition number falls quickly with the excess. Step II needs N / min(K, d2) batches to determine H at all; the
-    default shows every sample ten times, which keeps its condition number near 100.
+    default shows every sample twenty times, which keeps its condition number in the hundreds.
 
     Args:
         model: the attacked model.
@@ -125,19 +125,16 @@ def plan_cafe_exact(
     needed_features = math.ceil(num_samples / usable)
     output_rounds = 2 * needed_outputs if output_rounds is None else output_rounds
     if feature_rounds is None:
-        feature_rounds = max(math.ceil(10 * num_samples / batch_size), 4 * needed_features)
+        feature_rounds = max(math.ceil(20 * num_samples / batch_size), 4 * needed_features)
     if output_rounds < needed_outputs:
         raise ValueError(
             f"output_rounds={output_rounds} is too few: Step I needs at least {needed_outputs} rounds to tell "
             f"{num_samples} samples apart in batches of {batch_size}"
         )
     if feature_rounds < needed_features:
-        why = (
-            f"the first dense layer has d2={model.width} < K={batch_size} outputs, so a batch has {model.width} equations "
-            f"for {batch_size} samples and "
-            if model.width < batch_size
-            else ""
-        )
+        why = ""
+        if model.width < batch_size:
+            why = f"d2={model.width} < K={batch_size}, so a batch has fewer equations than samples, and "
         raise ValueError(
             f"feature_rounds={feature_rounds} is too few: {why}Step II needs at least {needed_features} rounds"
         )

@@ -29,6 +29,7 @@ class InversionOptions(NamedTuple):
     """Settings of `invert_features`; the defaults recover natural image tiles of 14 to 32 pixels."""
 
     tolerance: float = 2e-6  # relative residual at which a slice is done
+    settled: float = 1e-3  # below this, a slice that two steps cannot improve is done: what is left is noise on h
     max_steps: int = 40  # Gauss-Newton steps per start
     max_restarts: int = 4  # perturbed restarts from the best point of a slice that is not done
     kick: float = 0.03  # standard deviation of the first perturbation, in pixel units
@@ -53,6 +54,7 @@ class _Carry(NamedTuple):
     since: jax.Array  # steps since the last restart
     steps: jax.Array
     restarts: jax.Array
+    settled: jax.Array
     best_x: jax.Array
     best_residual: jax.Array
 
@@ -118,7 +120,9 @@ def _invert_one(
         failures = jnp.where(improved, 0, c.failures + 1)
         # A failed step is retried with a sharper Jacobian; after success the smoothing relaxes again.
         scale = jnp.where(improved, jnp.minimum(1.0, 1.5 * c.scale), 0.5 * c.scale)
-        stuck = (failures >= 6) | (c.since + 1 >= options.max_steps)
+        # Only a large residual means a wrong piece, worth a kick; a small one that stays is the noise on h.
+        settled = (best_residual < options.settled) & (failures >= 2)
+        stuck = ~settled & ((failures >= 6) | (c.since + 1 >= options.max_steps))
         kicked = jnp.clip(best_x + _kick(jax.random.fold_in(key, c.restarts), x.shape, c.restarts, options.kick), 0, 1)
         return _Carry(
             x=jnp.where(stuck, kicked, x),
@@ -127,15 +131,26 @@ def _invert_one(
             since=jnp.where(stuck, 0, c.since + 1),
             steps=c.steps + 1,
             restarts=c.restarts + stuck,
+            settled=settled,
             best_x=best_x,
             best_residual=best_residual,
         )
 
     zero = jnp.zeros((), jnp.int32)
     start = jnp.clip(start, 0, 1)
-    first = _Carry(start, jnp.ones(()), zero, zero, zero, zero, start, jnp.linalg.norm(misfit(start)) / h_norm)
+    first = _Carry(
+        start,
+        jnp.ones(()),
+        zero,
+        zero,
+        zero,
+        zero,
+        jnp.zeros((), bool),
+        start,
+        jnp.linalg.norm(misfit(start)) / h_norm,
+    )
     last = jax.lax.while_loop(
-        lambda c: (c.best_residual > options.tolerance) & (c.restarts <= options.max_restarts), body, first
+        lambda c: (c.best_residual > options.tolerance) & ~c.settled & (c.restarts <= options.max_restarts), body, first
     )
     return InversionResult(last.best_x, last.best_residual, last.steps, last.restarts)
 

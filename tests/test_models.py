@@ -1,0 +1,207 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import models, protocols
+from jaxleak._base import Batch
+from jaxleak.models._conv import conv2d, max_pool, smoothed_max_pool_relu
+
+
+def _random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 6, 1, 3), (2, 5, 7, 2, 2)])
+def test_patches_equal_lax_in_value_and_first_two_derivatives(shape):
+    batch, height, width, c_in, c_out = shape
+    x, kernel = _random(batch, height, width, c_in), _random(5, 3, c_in, c_out, seed=1)
+    dx, dk = _random(*x.shape, seed=2), _random(*kernel.shape, seed=3)
+
+    def all_orders(form):
+        def loss(x, kernel):
+            return jnp.sum(jnp.tanh(conv2d(x, kernel, form=form)) ** 2)
+
+        first = jax.grad(loss, argnums=(0, 1))
+        # A gradient of the gradient's norm, which is what matching gradients asks for.
+        second = jax.grad(lambda x, k: sum(jnp.vdot(g, d) for g, d in zip(first(x, k), (dx, dk), strict=True)), (0, 1))
+        return conv2d(x, kernel, form=form), first(x, kernel), second(x, kernel)
+
+    patches, lax = (jax.jit(all_orders, static_argnums=0)(form) for form in ("patches", "lax"))
+    for a, b in zip(jax.tree.leaves(patches), jax.tree.leaves(lax), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
+
+
+def test_patches_equal_lax_under_vmap_over_kernels():
+    x, kernels = _random(3, 2, 6, 6, 1), _random(3, 5, 5, 1, 2, seed=1)
+
+    def grad_of_grad(form):
+        def inner(x, kernel):
+            return jax.grad(lambda k: jnp.sum(jax.nn.softplus(conv2d(x, k, form=form))))(kernel)
+
+        return jax.vmap(jax.grad(lambda x, k: jnp.sum(inner(x, k) ** 2)))(x, kernels)
+
+    patches, lax = (jax.jit(grad_of_grad, static_argnums=0)(form) for form in ("patches", "lax"))
+    assert patches.shape == x.shape
+    np.testing.assert_allclose(patches, lax, rtol=1e-4, atol=1e-4 * float(jnp.abs(lax).max()))
+
+
+def test_conv2d_is_a_cross_correlation_with_zeros_around():
+    x, kernel = np.asarray(_random(1, 4, 5, 2)), np.asarray(_random(3, 5, 2, 2, seed=1))
+    for form in ("patches", "lax", "auto"):
+        np.testing.assert_allclose(conv2d(x, kernel, form=form), reference.conv2d(x, kernel), atol=1e-5)
+    with pytest.raises(ValueError, match="form must be one of auto, patches, lax, got 'fft'"):
+        conv2d(x, kernel, form="fft")
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 5), (1, 3), (7, 4)])
+def test_max_pool_equals_a_loop_at_even_and_odd_sizes(height, width):
+    # Shifted below zero, so that a padding with zeros would win.
+    z = np.asarray(_random(2, height, width, 3)) - 5
+    np.testing.assert_array_equal(max_pool(z), reference.max_pool(z))
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_smoothed_pooling_is_exact_in_value_and_a_softmax_in_its_tangent(size):
+    z, dz = _random(2, size, size, 3), _random(2, size, size, 3, seed=1)
+    temperature = jnp.array([0.3, 2.0])
+    value, tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, temperature), (z,), (dz,))
+    np.testing.assert_array_equal(value, np.maximum(reference.max_pool(np.asarray(z)), 0))
+    np.testing.assert_array_equal(value, smoothed_max_pool_relu(z, temperature))
+    slow = reference.smoothed_pool_tangent(np.asarray(z), np.asarray(dz), np.asarray(temperature))
+    np.testing.assert_allclose(tangent, slow, atol=1e-5)
+
+
+def test_smoothed_pooling_tends_to_the_exact_derivative():
+    z, dz = _random(1, 5, 5, 2), _random(1, 5, 5, 2, seed=1)
+    exact = jax.jvp(lambda z: jax.nn.relu(max_pool(z)), (z,), (dz,))[1]
+
+    def distance(temperature):
+        tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, jnp.array([temperature])), (z,), (dz,))[1]
+        return float(jnp.abs(tangent - exact).max())
+
+    assert distance(1.0) > 0.05
+    assert distance(1e-4) < 1e-5
+
+
+@pytest.mark.parametrize("size", [4, 5, 7])
+def test_smoothed_pooling_transposes_and_is_finite(size):
+    z, dz = _random(2, size, size, 3), _random(2, size, size, 3, seed=1)
+    cotangent = _random(*max_pool(z).shape, seed=2)
+    for temperature in (1e-9, 0.5, 1e3):
+        function = lambda z, t=temperature: smoothed_max_pool_relu(z, jnp.full(2, t))
+        tangent = jax.jvp(function, (z,), (dz,))[1]
+        pulled = jax.vjp(function, z)[1](cotangent)[0]
+        assert np.isfinite(pulled).all()
+        np.testing.assert_allclose(jnp.vdot(tangent, cotangent), jnp.vdot(dz, pulled), rtol=1e-4)
+
+
+def _count(model):
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return shapes, sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+def test_cafe_vertical_has_the_papers_shapes():
+    model = models.cafe_vertical((14, 14, 1))
+    assert (model.parties, model.feature_size, model.width, model.num_classes) == (4, 2048, 256, 10)
+    shapes, count = _count(model)
+    assert shapes["first"]["kernel"].shape == (4, 2048, 256)
+    assert shapes["first"]["bias"].shape == (4, 256)
+    assert shapes["extractor"]["kernel_0"].shape == (4, 5, 5, 1, 64)
+    assert shapes["extractor"]["kernel_1"].shape == (4, 5, 5, 64, 128)
+    convolutions = 5 * 5 * 1 * 64 + 64 + 5 * 5 * 64 * 128 + 128
+    dense = 2048 * 256 + 256 + 256 * 64 + 64 + 64 * 10 + 10
+    assert count == 4 * (convolutions + dense) + 40 * 10 + 10
+
+
+def test_cafe_horizontal_has_the_papers_shapes():
+    model = models.cafe_horizontal((32, 32, 3))
+    assert (model.parties, model.feature_size, model.width) == (1, 8 * 8 * 128, 512)
+    _, count = _count(model)
+    convolutions = 5 * 5 * 3 * 64 + 64 + 5 * 5 * 64 * 128 + 128
+    assert count == convolutions + 8192 * 512 + 512 + 512 * 256 + 256 + 256 * 10 + 10
+
+
+def test_odd_tiles_pool_up():
+    assert models.cafe_vertical((7, 5, 3), channels=(2, 3)).feature_size == 2 * 2 * 3
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return reference.tiny_problem(side=5, channels=(2, 3), width=6, hidden=4)
+
+
+def test_parties_have_parameters_of_their_own(problem):
+    for leaf in (problem.params["extractor"]["kernel_0"], problem.params["first"]["kernel"]):
+        assert (leaf[0] != leaf[1]).any()
+
+
+def test_features_are_each_partys_own(problem):
+    model, params, x = problem.model, problem.params, problem.private.x
+    features = model.features(params, x)
+    assert features.shape == (12, 2, model.feature_size)
+    for party in range(2):
+        own = jax.tree.map(lambda leaf, party=party: leaf[party], params["extractor"])
+        np.testing.assert_allclose(model.party_features(own, x[:, party], None), features[:, party], atol=1e-6)
+        # A temperature changes derivatives, not values.
+        np.testing.assert_allclose(model.party_features(own, x[:, party], jnp.ones(12)), features[:, party], atol=1e-6)
+
+
+def test_a_temperature_changes_the_derivative(problem):
+    own = jax.tree.map(lambda leaf: leaf[0], problem.params["extractor"])
+    x = problem.private.x[:1, 0]
+    gradients = [
+        jax.grad(lambda x, t=t: problem.model.party_features(own, x, t).sum())(x) for t in (None, jnp.full(1, 0.1))
+    ]
+    assert np.abs(gradients[0] - gradients[1]).max() > 1e-3
+
+
+def test_frozen_features_share_the_same_dense_gradients(problem):
+    model, params, private = problem.model, problem.params, problem.private
+    head = models.frozen_features(model)
+    features = Batch(model.features(params, private.x), private.y, private.index)
+    frozen = {**params, "extractor": {}}
+    short = protocols.vertical(head, num_samples=12, batch_size=4).share(frozen, features)
+    full = problem.protocol.share(params, private)
+    assert short["extractor"] == {}
+    for group in ("first", "rest"):
+        for a, b in zip(jax.tree.leaves(short[group]), jax.tree.leaves(full[group]), strict=True):
+            assert np.abs(b).max() > 0
+            np.testing.assert_allclose(a, b, atol=1e-6)
+    shapes = jax.eval_shape(head.init, jax.random.key(0))
+    drawn, expected = jax.jit(head.init)(jax.random.key(1)), params
+    assert shapes["extractor"] == {}
+    np.testing.assert_array_equal(drawn["first"]["kernel"], expected["first"]["kernel"])
+    assert head.slice_shape == (model.feature_size,)
+    assert head.features_are_data
+
+
+def test_models_without_extractor_see_the_data(problem):
+    x = _random(3, 2, 5)
+    for model in (
+        models.all_dense((5,), parties=2, num_classes=3, width=4, hidden=3),
+        models.logistic((5,), parties=2, num_classes=3),
+    ):
+        params = model.init(jax.random.key(0))
+        np.testing.assert_array_equal(model.features(params, x), x)
+        assert model.apply(params, x).shape == (3, 3)
+    kernel, bias = np.asarray(params["first"]["kernel"]), np.asarray(params["first"]["bias"])
+    by_hand = sum(np.asarray(x)[:, p] @ kernel[p] + bias[p] for p in range(2))
+    np.testing.assert_allclose(model.apply(params, x), by_hand, atol=1e-5)
+
+
+def test_bad_sizes_are_refused():
+    for build in (models.cafe_vertical, models.cafe_horizontal):
+        with pytest.raises(ValueError, match=r"slice_shape must be \(height, width, channels\), got \(14, 14\)"):
+            build((14, 14))
+        with pytest.raises(ValueError, match="width must be > 0, got 0"):
+            build((14, 0, 1))
+        with pytest.raises(ValueError, match=r"num_classes must be in \[2, .*\], got 1"):
+            build((14, 14, 1), num_classes=1)
+    with pytest.raises(ValueError, match="parties must be > 0, got 0"):
+        models.cafe_vertical((14, 14, 1), parties=0)
+    with pytest.raises(ValueError, match=r"slice_shape\[0\] must be > 0, got 0"):
+        models.all_dense((0,))
+    with pytest.raises(ValueError, match="width must be > 0, got -1"):
+        models.all_dense((4,), width=-1)
