@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from experiments._cafe_problem import Problem, image_psnr
 from jaxleak import attacks, audit, metrics, models, protocols, threats
@@ -81,6 +82,7 @@ def step_three(
     key: jax.Array,
     threat: threats.Threat = threats.HONEST_BUT_CURIOUS_SERVER,
     tables: Tables | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     defense: Defense | None = None,
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -95,6 +97,7 @@ def step_three(
         key: of the audit.
         threat: what the attacker is granted.
         tables: V and H from `steps_one_and_two`; the attack's state then starts in Step III.
+        optimizer: trains the model meanwhile; None keeps it frozen.
         defense: acts on the payload.
         callbacks: see `audit.run`.
         checkpoints: see `audit.run`.
@@ -105,6 +108,7 @@ def step_three(
         num_samples=size,
         batch_size=batch_size,
         sampling="uniform",
+        optimizer=optimizer,
         defense=defense,
         with_statistics=threat.statistics,
     )

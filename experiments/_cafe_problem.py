@@ -1,6 +1,6 @@
 """The private set, the model and the simulated parties that the CAFE studies attack."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ class Problem(NamedTuple):
     model: models.SplitModel
     params: PyTree
     private: Batch  # x (N, P, *slice)
+    held_out: Batch  # samples outside the private set, for the model's accuracy; empty unless asked for
 
     def assemble(self, slices: np.ndarray) -> np.ndarray:
         """Slices (I, P, *slice) -> samples as the data set has them, (I, H, W, C) or (I, F)."""
@@ -27,7 +28,14 @@ class Problem(NamedTuple):
 
 
 def vertical_problem(
-    spec: str, *, num_samples: int, parties: int, seed: int, key: jax.Array, network: str = "cafe"
+    spec: str,
+    *,
+    num_samples: int,
+    parties: int,
+    seed: int,
+    key: jax.Array,
+    network: str = "cafe",
+    held_out: int = 0,
 ) -> Problem:
     """Load `num_samples` samples of `spec`, split them among `parties`, and build the model.
 
@@ -37,13 +45,14 @@ def vertical_problem(
         parties: P.
         seed: which samples.
         key: the audit's key; the model's parameters are those that `audit.start` would draw from it.
-        network: "cafe", "cafe-relu" (ReLU behind each party's output, as in the authors' code), "dense", "logistic".
+        network: "cafe", "cafe-relu" (ReLU behind each party's output, as in the authors' code), "cafe-small" (a
+            quarter of the channels), "dense", "logistic".
+        held_out: further samples for testing the model.
 
     Raises:
         ValueError, FileNotFoundError: on unknown data, sizes that do not fit, labels out of range.
     """
-    dataset = data.load(spec, num_samples, seed)
-    classes = max(2, len(dataset.classes))
+    dataset = data.load(spec, num_samples + held_out, seed)
     layout: data.TileLayout | data.ColumnLayout
     if dataset.x.ndim == 4:
         x, layout = data.image_tiles(dataset.x, parties)
@@ -53,16 +62,43 @@ def vertical_problem(
     if layout.note:
         print(f"note: {layout.note}")
     shape = x.shape[2:]
+    shared: dict[str, Any] = {"parties": parties, "num_classes": max(2, len(dataset.classes))}
     model = {
-        "cafe": lambda: models.cafe_vertical(shape, parties=parties, num_classes=classes),
-        "cafe-relu": lambda: models.cafe_vertical(
-            shape, parties=parties, num_classes=classes, output_activation=jax.nn.relu
-        ),
-        "dense": lambda: models.all_dense(shape, parties=parties, num_classes=classes),
-        "logistic": lambda: models.logistic(shape, parties=parties, num_classes=classes),
+        "cafe": lambda: models.cafe_vertical(shape, **shared),
+        "cafe-relu": lambda: models.cafe_vertical(shape, output_activation=jax.nn.relu, **shared),
+        "cafe-small": lambda: models.cafe_vertical(shape, channels=(16, 32), **shared),
+        "dense": lambda: models.all_dense(shape, **shared),
+        "logistic": lambda: models.logistic(shape, **shared),
     }[network]()
-    private = Batch(jnp.asarray(x), jnp.asarray(dataset.y), jnp.arange(len(x), dtype=jnp.int32))
-    return Problem(dataset, layout, model, model.init(audit.init_key(key)), private)
+    return _problem(dataset, layout, model, x, num_samples, key)
+
+
+def horizontal_problem(spec: str, *, num_samples: int, seed: int, key: jax.Array) -> Problem:
+    """Whole images and the horizontal network of the ICLR submission; the worker's number is n // (N / M).
+
+    Raises:
+        ValueError, FileNotFoundError: on unknown data, tables, labels out of range.
+    """
+    dataset = data.load(spec, num_samples, seed)
+    x, layout = data.image_tiles(dataset.x, 1)
+    model = models.cafe_horizontal(x.shape[2:], num_classes=max(2, len(dataset.classes)))
+    return _problem(dataset, layout, model, x, num_samples, key)
+
+
+def _problem(
+    dataset: data.Dataset,
+    layout: data.TileLayout | data.ColumnLayout,
+    model: models.SplitModel,
+    x: np.ndarray,
+    num_samples: int,
+    key: jax.Array,
+) -> Problem:
+    index = jnp.arange(len(x), dtype=jnp.int32)
+    everything = Batch(jnp.asarray(x), jnp.asarray(dataset.y), index)
+    private = jax.tree.map(lambda leaf: leaf[:num_samples], everything)
+    held_out = jax.tree.map(lambda leaf: leaf[num_samples:], everything)
+    dataset = dataset._replace(x=dataset.x[:num_samples], y=dataset.y[:num_samples])
+    return Problem(dataset, layout, model, model.init(audit.init_key(key)), private, held_out)
 
 
 def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
@@ -80,7 +116,7 @@ def relative_errors(truth: np.ndarray, estimate: np.ndarray, where: np.ndarray) 
     return np.linalg.norm(estimate - truth, axis=-1) / np.linalg.norm(truth, axis=-1)
 
 
-def image_psnr(problem: Problem, slices: np.ndarray, index: np.ndarray) -> np.ndarray:
+def image_psnr(problem: Problem, slices: Any, index: np.ndarray) -> np.ndarray:
     """Truth-side PSNR (I,) of reconstructed samples `index`, peak 1."""
     truth = problem.dataset.x[index]
     estimate = problem.assemble(slices)

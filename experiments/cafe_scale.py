@@ -71,18 +71,35 @@ class Args:
     fresh: bool = False
     """Start over instead of continuing."""
 
-    def resolved(self) -> "Args":
+    def resolved(self) -> "Config":
         """With the preset's values where none was given."""
-        preset = {"solver": "exact", **PRESETS[self.preset]}
-        given = {name: getattr(self, name) for name in preset if getattr(self, name) is not None}
-        out = self.out or default_out("cafe_scale", self.preset)
-        return dataclasses.replace(self, **{**preset, **given}, out=out)
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        defaults = {"solver": "exact", "out": default_out("cafe_scale", self.preset), **PRESETS[self.preset]}
+        return Config(**{**defaults, **given})
 
 
-def main(args: Args) -> dict[str, float]:
+@dataclass(frozen=True)
+class Config:
+    """`Args` with every value settled."""
+
+    preset: str
+    data: str
+    num_samples: int
+    batch_size: int
+    parties: int
+    solver: str
+    images: int
+    iterations: int
+    network: str
+    seed: int
+    out: Path
+    fresh: bool
+
+
+def main(options: Args) -> dict[str, float]:
     """Run the study; returns the metrics."""
-    sweep = args.preset == "scale" and args.num_samples is None
-    args = args.resolved()
+    sweep = options.preset == "scale" and options.num_samples is None
+    args = options.resolved()
     _validate.positive(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
     _validate.in_range(1, args.num_samples, images=args.images)
     _validate.positive(iterations=args.iterations)
@@ -97,7 +114,7 @@ def main(args: Args) -> dict[str, float]:
     return results
 
 
-def _exact(args: Args, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
+def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
     key = jax.random.key(args.seed)
     # A preset's name and the number of images change nothing in Steps I and II.
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images", "iterations", "solver")}
@@ -208,7 +225,7 @@ def _step_three(
 
 
 def _score(
-    args: Args,
+    args: Config,
     folder: RunFolder,
     problem: Problem,
     features: np.ndarray,
@@ -263,7 +280,7 @@ def _score(
     }
 
 
-def _descent(args: Args, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
+def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
     """The paper's own solvers: Table 9's hyper-parameters, nested (Algorithm 3) or single loop (Algorithm 4)."""
     key = jax.random.key(args.seed)
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images")}
@@ -334,7 +351,7 @@ def _descent(args: Args, folder: RunFolder, config: dict[str, Any]) -> dict[str,
     }
 
 
-def _sweep(args: Args, folder: RunFolder) -> dict[str, float]:
+def _sweep(args: Config, folder: RunFolder) -> dict[str, float]:
     """One process per size, so that each has a peak memory of its own."""
     results = {}
     for size in SCALE_SIZES:

@@ -54,7 +54,7 @@ class CafeExactPlan(NamedTuple):
 class CafeExactState(NamedTuple):
     """What the attack carries while rounds go by. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
 
-    count: jax.Array  # () int32, rounds seen
+    seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32
     bias_gradients: jax.Array  # (T1, P, d2)
     V: jax.Array  # (N, P, d2), zero until round T1
@@ -172,7 +172,7 @@ def cafe_exact(
         del key, template  # Nothing is random or data-shaped before Step III.
         n, p = plan.num_samples, model.parties
         return CafeExactState(
-            count=jnp.zeros((), jnp.int32),
+            seen=jnp.zeros((), jnp.int32),
             batches=jnp.zeros((plan.rounds, plan.batch_size), jnp.int32),
             bias_gradients=jnp.zeros((plan.output_rounds, p, model.width)),
             V=jnp.zeros((n, p, model.width)),
@@ -191,10 +191,10 @@ def cafe_exact(
     ) -> tuple[CafeExactState, dict[str, jax.Array]]:
         del key
         index, first = _granted(observation)
-        t = state.count
+        t = state.seen
         # Rounds after Step I write beyond the table, which drops them.
         state = state._replace(
-            count=t + 1,
+            seen=t + 1,
             batches=state.batches.at[t].set(index),
             bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
         )
@@ -245,8 +245,8 @@ def recover(
         ValueError: if the state has not seen all rounds (says how many are missing), or V has too low a rank for
             the number of rounds.
     """
-    if int(state.count) < plan.rounds:
-        raise ValueError(f"the attack has seen {int(state.count)} of {plan.rounds} rounds; run the rest first")
+    if int(state.seen) < plan.rounds:
+        raise ValueError(f"the attack has seen {int(state.seen)} of {plan.rounds} rounds; run the rest first")
     batches, v = np.asarray(state.batches), np.asarray(state.V)
     features = solve_features(batches[plan.output_rounds :], v, np.asarray(state.projected), direct=plan.direct)
     rank, condition = output_gradient_conditioning(batches[: plan.output_rounds], plan.num_samples, direct=plan.direct)

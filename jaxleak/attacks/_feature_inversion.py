@@ -14,7 +14,7 @@ that needs no truth: near float32 rounding it says that the slice is right where
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,10 @@ class InversionOptions(NamedTuple):
 class InversionResult(NamedTuple):
     """Slices with their certificates."""
 
-    x: jax.Array  # (B, *slice) in [0, 1]
-    residual: jax.Array  # (B,) relative residual ||h(x) - h|| / ||h||
-    steps: jax.Array  # (B,) Gauss-Newton steps taken
-    restarts: jax.Array  # (B,) perturbed restarts used
+    x: Any  # (B, *slice) in [0, 1]
+    residual: Any  # (B,) relative residual ||h(x) - h|| / ||h||
+    steps: Any  # (B,) Gauss-Newton steps taken
+    restarts: Any  # (B,) perturbed restarts used
 
 
 class _Carry(NamedTuple):

@@ -29,8 +29,8 @@ class SliceInverter:
         if model.features_are_data:
             return
         slices = jnp.asarray(synthetic_slices(seed, DECODER_SLICES, model.slice_shape))
-        fit = jax.jit(lambda extractor: ridge_decoder(model.party_features, extractor, slices))
-        self._decoders = [fit(self._party(p)) for p in range(model.parties)]
+        fit = jax.jit(lambda extractor, slices: ridge_decoder(model.party_features, extractor, slices))
+        self._decoders = [fit(self._party(p), slices) for p in range(model.parties)]
         self._invert = jax.jit(self._invert_party)
 
     def __call__(self, h: np.ndarray, index: np.ndarray) -> InversionResult:

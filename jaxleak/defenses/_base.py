@@ -11,16 +11,20 @@ from jaxleak._base import PyTree
 class Defense(NamedTuple):
     """What a defense is: where it acts, and the transform.
 
-    place: "payload", the only place CAFE's defenses need: each party's gradient before it is uploaded.
+    place: "payload", the only place CAFE's defenses need: each party's gradient before it is uploaded; or one of
+        `protocols.PLACES` in split vertical training.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`.
     """
 
     place: str
     transform: optax.GradientTransformationExtraArgs
 
-    def apply(self, key: jax.Array, payload: PyTree) -> PyTree:
-        """Transform one round's payload; `key` must be new every round. The clients keep no state between rounds."""
-        updates, _ = self.transform.update(payload, self.transform.init(payload), None, key=key)
+    def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
+        """Transform one round's payload; `key` must be new every round. The clients keep no state between rounds.
+
+        `extra` reaches the transform as keywords: whatever the defender knows besides, e.g. `labels`.
+        """
+        updates, _ = self.transform.update(payload, self.transform.init(payload), None, key=key, **extra)
         return updates
 
 

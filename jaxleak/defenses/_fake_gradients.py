@@ -10,7 +10,12 @@ from jaxleak.defenses._base import Defense
 
 
 def fake_gradients(
-    pool_size: int = 1000, variance: float = 1.1, threshold: float = jnp.inf, max_redraws: int = 0, repair: bool = True
+    pool_size: int = 1000,
+    variance: float = 1.1,
+    threshold: float = jnp.inf,
+    max_redraws: int = 0,
+    repair: bool = True,
+    relative: bool = False,
 ) -> Defense:
     """Replace every gradient tensor by noise that keeps its order of magnitudes (and, repaired, its signs).
 
@@ -23,6 +28,10 @@ def fake_gradients(
     descending order instead, the reading under which Algorithm 5 does what its text says; `repair=False` is the
     algorithm as printed.
 
+    With the printed variance the noise is far larger than the gradients of a normalised network, so the repaired clamp
+    hardly ever binds and the upload is the true gradient. `relative=True` reads the variance in units of each tensor's
+    mean square instead, the scale at which the clamp does bind.
+
     The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.
 
@@ -32,6 +41,7 @@ def fake_gradients(
         threshold: tau > 0, largest accepted distance; inf accepts the nearest of the first pool.
         max_redraws: further pools to try, >= 0.
         repair: clamp to magnitudes.
+        relative: measure the noise in units of each tensor's root mean square.
 
     Raises:
         ValueError: on values out of range.
@@ -45,7 +55,8 @@ def fake_gradients(
     def candidate(key: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
         draws = []
         for i, leaf in enumerate(leaves):
-            psi = sigma * jax.random.normal(jax.random.fold_in(key, i), (leaf.size,))
+            scale = sigma * jnp.sqrt(jnp.mean(leaf**2)) if relative else sigma
+            psi = scale * jax.random.normal(jax.random.fold_in(key, i), (leaf.size,))
             draws.append(-jnp.sort(-(jnp.abs(psi) if repair else psi)))
         return draws
 
@@ -62,6 +73,12 @@ def fake_gradients(
         # Distances are to what the upload is compared with: magnitudes when repaired, signed values as printed.
         target = [jnp.abs(g) for g in ranked] if repair else ranked
 
+        def imitate(psi: list[jax.Array]) -> list[jax.Array]:
+            return [
+                jnp.zeros_like(p).at[order].set(jnp.minimum(p, jnp.maximum(g, -p))).reshape(leaf.shape)
+                for p, g, order, leaf in zip(psi, ranked, orders, leaves, strict=True)
+            ]
+
         def pool_distances(redraw: jax.Array) -> jax.Array:
             keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
             return jax.lax.map(lambda k: distance(candidate(k, leaves), target), keys)
@@ -70,17 +87,18 @@ def fake_gradients(
             redraw, _ = carry
             return redraw + 1, pool_distances(redraw + 1)
 
+        if pool_size == 1 and not max_redraws:
+            # No choice to make: tensors stay independent, and those that nobody reads are never drawn.
+            return jax.tree.unflatten(
+                treedef, imitate(candidate(jax.random.split(jax.random.fold_in(key, 0), 1)[0], leaves))
+            ), state
+
         redraw, distances = jax.lax.while_loop(
             lambda carry: (carry[1].min() > threshold) & (carry[0] < max_redraws),
             draw_again,
             (jnp.zeros((), jnp.int32), pool_distances(jnp.zeros((), jnp.int32))),
         )
         keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
-        psi = candidate(keys[jnp.argmin(distances)], leaves)
-        fake = [
-            jnp.zeros_like(p).at[order].set(jnp.minimum(p, jnp.maximum(g, -p))).reshape(leaf.shape)
-            for p, g, order, leaf in zip(psi, ranked, orders, leaves, strict=True)
-        ]
-        return treedef.unflatten(fake), state
+        return jax.tree.unflatten(treedef, imitate(candidate(keys[jnp.argmin(distances)], leaves))), state
 
     return Defense("payload", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))

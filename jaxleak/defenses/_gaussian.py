@@ -35,7 +35,7 @@ def clipped_gaussian(clip: float = 3.0, noise_multiplier: float = 1.0) -> Defens
             leaf * scale + noise_multiplier * clip * jax.random.normal(jax.random.fold_in(key, i), leaf.shape)
             for i, leaf in enumerate(leaves)
         ]
-        return treedef.unflatten(noisy), state
+        return jax.tree.unflatten(treedef, noisy), state
 
     return Defense("payload", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
 

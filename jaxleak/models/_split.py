@@ -7,7 +7,7 @@ learning is the case of one party.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -100,16 +100,19 @@ def split_model(
         }
 
     def party_features(extractor_params: PyTree, x: jax.Array, temperature: jax.Array | None = None) -> jax.Array:
-        return extractor.apply({"params": extractor_params}, x, temperature)
+        features: Any = extractor.apply({"params": extractor_params}, x, temperature)
+        return features
 
     def party_statistics(extractor_params: PyTree, x: jax.Array) -> PyTree:
-        return extractor.apply({"params": extractor_params}, x, mutable=["statistics"])[1]
+        _, sown = extractor.apply({"params": extractor_params}, x, mutable=["statistics"])
+        return sown
 
     def features(params: PyTree, x: jax.Array) -> jax.Array:
         return jax.vmap(party_features, in_axes=(0, 1), out_axes=1)(params["extractor"], x)
 
     def logits(params: PyTree, u: jax.Array) -> jax.Array:
-        return rest.apply({"params": params["rest"]}, u)
+        out: Any = rest.apply({"params": params["rest"]}, u)
+        return out
 
     def statistics(params: PyTree, x: jax.Array) -> PyTree:
         return jax.vmap(party_statistics, in_axes=(0, 1))(params["extractor"], x)
@@ -145,7 +148,12 @@ def frozen_features(model: SplitModel) -> SplitModel:
         slice_shape=(model.feature_size,),
         init=init,
         features=lambda params, x: x,
-        party_features=lambda extractor_params, x, temperature=None: x,
+        party_features=_identity_features,
         statistics=lambda params, x: {},
         features_are_data=True,
     )
+
+
+def _identity_features(extractor_params: PyTree, x: jax.Array, temperature: jax.Array | None = None) -> jax.Array:
+    del extractor_params, temperature
+    return x

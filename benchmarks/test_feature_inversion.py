@@ -1,0 +1,63 @@
+"""Step III on one party's tiles: smoothed Gauss-Newton against Adam for the same number of seconds.
+
+Not a race over steps: what counts is the residual that a given time buys, on the same tiles from the same start.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxleak import attacks, data, models
+from jaxleak.attacks import _decoder
+
+TILES = 8
+
+
+@pytest.fixture(scope="module")
+def problem():
+    images = data.load("natural_patches", TILES, 0).x
+    tiles, _ = data.image_tiles(images, 4)
+    model = models.cafe_vertical(tiles.shape[2:])
+    params = model.init(jax.random.key(0))
+    extractor = jax.tree.map(lambda leaf: leaf[0], params["extractor"])
+    x = jnp.asarray(tiles[:, 0])
+    h = model.party_features(extractor, x, None)
+    slices = jnp.asarray(_decoder.synthetic_slices(0, 2000, tiles.shape[2:]))
+    decoder = _decoder.ridge_decoder(model.party_features, extractor, slices)
+    return model, extractor, h, _decoder.decode(decoder, h, tiles.shape[2:])
+
+
+def median_residual(model, extractor, x, h):
+    misfit = jnp.linalg.norm(model.party_features(extractor, x, None) - h, axis=1)
+    return float(jnp.median(misfit / jnp.linalg.norm(h, axis=1)))
+
+
+@pytest.mark.parametrize("method", ["smoothed Gauss-Newton", "Adam 0.02"])
+def test_step_three(benchmark, method, problem):
+    model, extractor, h, start = problem
+    keys = jax.random.split(jax.random.key(0), TILES)
+    gauss_newton = jax.jit(lambda h, x: attacks.invert_features(model.party_features, extractor, h, x, keys=keys).x)
+
+    def adam(h, x, steps=300):
+        optimizer = optax.adam(0.02)
+
+        def step(carry, _):
+            x, state = carry
+            loss = lambda x: jnp.sum((model.party_features(extractor, x, None) - h) ** 2)  # noqa: E731
+            updates, state = optimizer.update(jax.grad(loss)(x), state)
+            return (jnp.clip(optax.apply_updates(x, updates), 0, 1), state), None
+
+        return jax.lax.scan(step, (x, optimizer.init(x)), length=steps)[0][0]
+
+    solve = gauss_newton if method.startswith("smoothed") else jax.jit(adam)
+    first = time.perf_counter()
+    x = jax.block_until_ready(solve(h, start))
+    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
+    benchmark.extra_info["rounds_per_call"] = 1
+    benchmark.extra_info["median relative residual"] = median_residual(model, extractor, x, h)
+    benchmark.group = f"Step III, {TILES} tiles of 16x16x3"
+    benchmark.name = method
+    benchmark.pedantic(lambda: jax.block_until_ready(solve(h, start)), rounds=3, iterations=1)

@@ -1,0 +1,373 @@
+"""What has to run for a cell of the CAFE tables, and about how long that takes on two CPU cores.
+
+Cells that come from the same run (one curve read at several iterations, say) share it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import _cafe_descent
+from experiments._cafe_problem import Problem, forward_features, horizontal_problem, image_psnr, vertical_problem
+from jaxleak import attacks, audit, data, defenses, models, protocols, threats
+from jaxleak._base import Attack, Batch, PyTree
+from jaxleak.objectives import cross_entropy
+
+DATASETS = {
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "MNIST": "mnist",
+    "Yale 32x32": "yale32",
+    "Linnaeus 5": "linnaeus5",
+}
+
+#: Seconds measured on two CPU cores; only used to decide what fits a budget.
+EXACT_SETUP, EXACT_PER_IMAGE = 45.0, 1.0
+STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0.12
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One configuration to run. Defaults are those of NeurIPS 2021, Table 2."""
+
+    kind: Literal["exact", "descent", "single", "training"]
+    dataset: str = "mnist"
+    num_samples: int = 800
+    batch_size: int = 40
+    parties: int = 4
+    workers: int = 0  # M > 0: horizontal with one party
+    method: str = "cafe"
+    overrides: tuple[tuple[str, float], ...] = ()  # of Table 9's hyper-parameters
+    iterations: int = 0
+    images: int = 32
+    model_learning_rate: float = 0.0
+    model_optimizer: str = "sgd"
+    defense: str = "none"
+    network: str = "cafe"
+    seed: int = 0
+
+
+@dataclass
+class Cell:
+    """A cell that can be run: its setting, and how its number is read off the run's results."""
+
+    id: str
+    paper: float
+    unit: str
+    setting: Setting
+    read: Callable[[dict[str, Any]], float]
+    note: str = ""
+
+
+@dataclass
+class Runner:
+    """Runs settings, each once."""
+
+    specs: dict[str, str]  # data specification by dataset name
+    tables: dict[Setting, Any] = field(default_factory=dict)  # V and H by what they depend on
+    done: dict[Setting, dict[str, Any]] = field(default_factory=dict)
+
+    def __call__(self, setting: Setting) -> dict[str, Any]:
+        """Results of `setting`, at least `psnr`."""
+        if setting not in self.done:
+            problem = self._problem(setting)
+            if setting.kind == "descent":
+                self.done[setting] = descent(setting, problem, self._tables(setting, problem))
+            else:
+                run = {"exact": exact, "single": single, "training": training}[setting.kind]
+                self.done[setting] = run(setting, problem)
+        return self.done[setting]
+
+    def _tables(self, setting: Setting, problem: Problem) -> Tables | None:
+        if setting.method not in ("cafe", "cafe-cosine"):
+            return None
+        # Steps I and II do not depend on what Step III does afterwards.
+        same = replace(setting, method="cafe", overrides=(), iterations=0)
+        if same not in self.tables:
+            self.tables[same] = nested_tables(setting, problem)
+        return self.tables[same]
+
+    def _problem(self, setting: Setting) -> Problem:
+        key = jax.random.key(setting.seed)
+        spec = self.specs[setting.dataset]
+        if setting.workers:
+            return horizontal_problem(spec, num_samples=setting.num_samples, seed=setting.seed, key=key)
+        return vertical_problem(
+            spec,
+            num_samples=setting.num_samples,
+            parties=setting.parties,
+            seed=setting.seed,
+            key=key,
+            network=setting.network,
+            held_out=100 if setting.kind == "training" else 0,
+        )
+
+
+def cost(setting: Setting) -> float:
+    """Estimated seconds of a setting on two CPU cores."""
+    if setting.kind == "exact":
+        return EXACT_SETUP * setting.num_samples / 800 + EXACT_PER_IMAGE * setting.images
+    if setting.kind == "training":
+        return TRAINING_PER_ROUND * setting.iterations
+    rounds = setting.iterations * (3 if setting.method == "gc" else 1)
+    steps_one_two = (
+        16_000 * STEPS_ONE_TWO_PER_ROUND if setting.kind == "descent" and setting.method.startswith("cafe") else 0.0
+    )
+    return steps_one_two + STEP_THREE_PER_ROUND * rounds * setting.batch_size / 40
+
+
+def available(spec: str) -> str | None:
+    """Why a data specification cannot be loaded, or None."""
+    try:
+        data.load(spec, 1)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
+    """The exact engine: Steps I and II on all samples, Step III on the first `images`.
+
+    Undefended, samples that the attack itself flags are left out of the PSNR and counted in `recovered`. Against a
+    defense everything is inverted, flagged or not: leaving samples out would flatter the attack.
+    """
+    key = jax.random.key(setting.seed)
+    features = forward_features(problem)
+    head = models.frozen_features(problem.model)
+    sizes: dict[str, Any] = {"num_samples": setting.num_samples, "batch_size": setting.batch_size}
+    workers = max(1, setting.workers)
+    plan = attacks.plan_cafe_exact(problem.model, workers=workers, **sizes)
+    defense = _defense(setting.defense)
+    protocol = (
+        protocols.horizontal(head, workers=workers, defense=defense, **sizes)
+        if setting.workers
+        else protocols.vertical(head, defense=defense, **sizes)
+    )
+    private = Batch(features, problem.private.y, problem.private.index)
+    attack = attacks.cafe_exact(head, plan)
+    state, _ = audit.run(
+        attack, protocol, threats.BIAS_GRADIENT_ONLY, private, key=key, rounds=plan.output_rounds, chunk=200
+    )
+    state, _ = audit.run(
+        attack, protocol, threats.FIRST_LAYER_ONLY, private, key=key, rounds=plan.rounds, state=state, chunk=50
+    )
+    recovery = attacks.recover(head, state.protocol.params, plan, state.attack)
+    shown = recovery.recovered[: setting.images] if defense is None else np.ones(setting.images, bool)
+    wanted = np.flatnonzero(shown)
+    result = attacks.invert_slices(
+        problem.model, problem.params, recovery.H[wanted], wanted, seed=setting.seed, chunk=8
+    )
+    psnr = np.minimum(image_psnr(problem, result.x, wanted), 200.0)
+    return {"psnr": float(psnr.mean()), "recovered": float(recovery.recovered.mean()), "images": len(wanted)}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Outcome of the paper's Steps I and II."""
+
+    values: _cafe_descent.Tables
+    history: list[tuple[int, float, float]]  # (rounds done, least F1, least F2) of every chunk
+    feature_error: float  # truth-side, median relative error of H
+
+
+def nested_tables(setting: Setting, problem: Problem) -> Tables:
+    """Steps I and II by gradient descent, 8,000 batches each."""
+    features = forward_features(problem)
+    history: list[tuple[int, float, float]] = []
+    values = _cafe_descent.steps_one_and_two(
+        problem,
+        features,
+        iterations=8000,
+        batch_size=setting.batch_size,
+        key=jax.random.key(setting.seed),
+        options=attacks.table9(_table9_row(setting))._asdict(),
+        defense=_defense(setting.defense),
+        callbacks=[lambda done, _, i: history.append((done, float(i["F1"].min()), float(i["F2"].min())))],
+    )
+    error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
+    return Tables(values, history, float(np.median(error)))
+
+
+def descent(setting: Setting, problem: Problem, tables: Tables | None) -> dict[str, Any]:
+    """The paper's Step III after Steps I and II, or a baseline without them."""
+    key = jax.random.key(setting.seed)
+    options = {**attacks.table9(_table9_row(setting))._asdict(), **dict(setting.overrides)}
+    defense = _defense(setting.defense)
+    threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
+    curve: list[tuple[int, float]] = []
+    reconstruction, _ = _cafe_descent.step_three(
+        problem,
+        lambda model, share: _attack(setting, options, model, share),
+        rounds=setting.iterations,
+        batch_size=setting.batch_size,
+        key=key,
+        threat=threat,
+        tables=tables and tables.values,
+        defense=defense,
+        callbacks=[_curve(problem, curve)],
+    )
+    known = {"f_history": tables.history, "feature_error": tables.feature_error} if tables else {}
+    return {**_psnr(problem, reconstruction), "curve": curve, **known}
+
+
+def single(setting: Setting, problem: Problem) -> dict[str, Any]:
+    """Algorithm 4: all three updates in every iteration, while the model trains if it has a learning rate."""
+    key = jax.random.key(setting.seed)
+    options = {**attacks.table9(_table9_row(setting))._asdict(), **dict(setting.overrides)}
+    curve: list[tuple[int, float]] = []
+    reconstruction, _ = _cafe_descent.step_three(
+        problem,
+        lambda model, share: attacks.cafe(
+            model, share, num_samples=setting.num_samples, loops="single", switch=False, **options
+        ),
+        rounds=setting.iterations,
+        batch_size=setting.batch_size,
+        key=key,
+        optimizer=_optimizer(setting),
+        defense=_defense(setting.defense),
+        callbacks=[_curve(problem, curve)],
+    )
+    return {**_psnr(problem, reconstruction), "curve": curve}
+
+
+def training(setting: Setting, problem: Problem) -> dict[str, Any]:
+    """No attack: the model's training loss on the private set, and accuracy on held-out samples, along the way."""
+    key = jax.random.key(setting.seed)
+    protocol = protocols.vertical(
+        problem.model,
+        num_samples=setting.num_samples,
+        batch_size=setting.batch_size,
+        optimizer=_optimizer(setting),
+        defense=_defense(setting.defense),
+    )
+    private, test = problem.private, problem.held_out
+    watch = Attack(lambda key, template: jnp.zeros(()), lambda key, state, observation: (state, {}), _no_reconstruction)
+
+    @jax.jit
+    def evaluate(params: PyTree) -> tuple[jax.Array, jax.Array]:
+        def logits(x: jax.Array) -> jax.Array:
+            return jax.lax.map(lambda one: problem.model.apply(params, one[None])[0], x, batch_size=100)
+
+        loss = cross_entropy(logits(private.x), private.y)
+        return loss, jnp.mean(jnp.argmax(logits(test.x), axis=-1) == test.y)
+
+    curve: list[tuple[int, float, float]] = []
+
+    def record(done: int, state: audit.RunState, _: dict[str, np.ndarray]) -> None:
+        loss, accuracy = evaluate(state.protocol.params)
+        curve.append((done, float(loss), float(accuracy)))
+
+    start = audit.start(watch, protocol, private, key=key)
+    record(0, start, {})
+    try:
+        audit.run(
+            watch,
+            protocol,
+            threats.HONEST_BUT_CURIOUS_SERVER,
+            private,
+            key=key,
+            rounds=setting.iterations,
+            state=start,
+            chunk=200,
+            callbacks=[record],
+        )
+    except FloatingPointError:
+        curve.append((setting.iterations, float("nan"), float("nan")))
+    return {"curve": curve}
+
+
+def at_iteration(iteration: int, column: int) -> Callable[[dict[str, Any]], float]:
+    """Read a run's curve at the last point not after `iteration`."""
+
+    def read(results: dict[str, Any]) -> float:
+        return [point for point in results["curve"] if point[0] <= iteration][-1][column]
+
+    return read
+
+
+def iterations_to(threshold: float) -> Callable[[dict[str, Any]], float]:
+    """First recorded iteration at which the truth-side PSNR reaches `threshold`; NaN if it never does."""
+
+    def read(results: dict[str, Any]) -> float:
+        reached = [iteration for iteration, psnr in results["curve"] if psnr >= threshold]
+        return float(reached[0]) if reached else float("nan")
+
+    return read
+
+
+def psnr(results: dict[str, Any]) -> float:
+    """The final mean PSNR."""
+    return results["psnr"]
+
+
+def with_seed(setting: Setting, seed: int) -> Setting:
+    """The same setting with another seed."""
+    return replace(setting, seed=seed)
+
+
+def _table9_row(setting: Setting) -> str:
+    # The ICLR data set CIFAR-100 has no row; it takes that of CIFAR-10.
+    return setting.dataset if setting.dataset in attacks.TABLE9 else "cifar10"
+
+
+def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel, share: Any) -> Attack:
+    size: dict[str, Any] = {"num_samples": setting.num_samples}
+    rate: dict[str, Any] = {"learning_rate": options["data_learning_rate"]}
+    builders: dict[str, Callable[[], Attack]] = {
+        "cafe": lambda: attacks.cafe(model, share, **size, loops="nested", iterations=1, **options),
+        "cafe-cosine": lambda: attacks.cafe_cosine(model, share, **size, loops="nested", iterations=1, **options),
+        "dlg": lambda: attacks.dlg(model, share, **size, **rate),
+        "idlg": lambda: attacks.idlg(model, share, **size, **rate),
+        "cosine": lambda: attacks.cosine_tv(model, share, **size, beta=options["beta"], **rate),
+        "sapag": lambda: attacks.sapag(model, share, **size, **rate),
+        "bn": lambda: attacks.bn_regularizer(model, share, **size, **rate),
+        "gc": lambda: attacks.gc_regularizer(model, share, **size, **rate),
+    }
+    return builders[setting.method]()
+
+
+def _optimizer(setting: Setting) -> optax.GradientTransformation | None:
+    if not setting.model_learning_rate:
+        return None
+    return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
+
+
+def _defense(name: str) -> defenses.Defense | None:
+    if name == "none":
+        return None
+    if name.startswith("dp-"):
+        epsilon = float(name.removeprefix("dp-"))
+        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
+    # With millions of entries sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
+    readings = {
+        "fake-printed": {"repair": False},
+        "fake-repaired": {"repair": True},
+        "fake-relative": {"repair": True, "relative": True},
+    }
+    return defenses.fake_gradients(pool_size=1, **readings[name])
+
+
+def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
+    everyone = np.arange(len(problem.private.y))
+
+    def record(done: int, state: audit.RunState, _: dict[str, np.ndarray]) -> None:
+        x = np.asarray(state.attack.data.x)
+        if x.ndim > problem.private.x.ndim:  # group consistency answers the mean of its candidates
+            x = x.mean(axis=1)
+        curve.append((done, float(image_psnr(problem, x, everyone).mean())))
+
+    return record
+
+
+def _psnr(problem: Problem, reconstruction: Any) -> dict[str, float]:
+    scores = _cafe_descent.reconstruction_metrics(problem, reconstruction)
+    return {"psnr": scores["psnr_mean"], **scores}
+
+
+def _no_reconstruction(state: PyTree, observation: Any) -> Any:
+    raise ValueError("training without an attack reconstructs nothing")

@@ -1,0 +1,13 @@
+"""Printed numbers of the papers, from experiments/paper/*.toml."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "paper"
+
+
+def tables(paper: str) -> dict[str, dict[str, Any]]:
+    """Result tables of `paper` by id, each with `title`, `metric`, `setting` and its list of `cell`s."""
+    with (FOLDER / f"{paper}.toml").open("rb") as file:
+        return {table["id"]: table for table in tomllib.load(file)["table"]}
