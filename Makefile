@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/python -m experiments.cafe_scale --preset demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.report

@@ -13,9 +13,10 @@ import numpy as np
 import optax
 
 from experiments import _cafe_descent
+from experiments._cafe_exact import observe_and_recover
 from experiments._cafe_problem import Problem, forward_features, horizontal_problem, image_psnr, vertical_problem
 from jaxleak import attacks, audit, data, defenses, models, protocols, threats
-from jaxleak._base import Attack, Batch, PyTree
+from jaxleak._base import Attack, PyTree
 from jaxleak.objectives import cross_entropy
 
 DATASETS = {
@@ -83,7 +84,7 @@ class Runner:
                 self.done[setting] = run(setting, problem)
         return self.done[setting]
 
-    def _tables(self, setting: Setting, problem: Problem) -> Tables | None:
+    def _tables(self, setting: Setting, problem: Problem) -> "NestedTables | None":
         if setting.method not in ("cafe", "cafe-cosine"):
             return None
         # Steps I and II do not depend on what Step III does afterwards.
@@ -136,27 +137,21 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     Undefended, samples that the attack itself flags are left out of the PSNR and counted in `recovered`. Against a
     defense everything is inverted, flagged or not: leaving samples out would flatter the attack.
     """
-    key = jax.random.key(setting.seed)
-    features = forward_features(problem)
-    head = models.frozen_features(problem.model)
-    sizes: dict[str, Any] = {"num_samples": setting.num_samples, "batch_size": setting.batch_size}
-    workers = max(1, setting.workers)
-    plan = attacks.plan_cafe_exact(problem.model, workers=workers, **sizes)
     defense = _defense(setting.defense)
-    protocol = (
-        protocols.horizontal(head, workers=workers, defense=defense, **sizes)
-        if setting.workers
-        else protocols.vertical(head, defense=defense, **sizes)
+    plan = attacks.plan_cafe_exact(
+        problem.model,
+        num_samples=setting.num_samples,
+        batch_size=setting.batch_size,
+        workers=max(1, setting.workers),
     )
-    private = Batch(features, problem.private.y, problem.private.index)
-    attack = attacks.cafe_exact(head, plan)
-    state, _ = audit.run(
-        attack, protocol, threats.BIAS_GRADIENT_ONLY, private, key=key, rounds=plan.output_rounds, chunk=200
+    recovery = observe_and_recover(
+        problem,
+        forward_features(problem),
+        plan,
+        key=jax.random.key(setting.seed),
+        horizontal=setting.workers > 0,
+        defense=defense,
     )
-    state, _ = audit.run(
-        attack, protocol, threats.FIRST_LAYER_ONLY, private, key=key, rounds=plan.rounds, state=state, chunk=50
-    )
-    recovery = attacks.recover(head, state.protocol.params, plan, state.attack)
     shown = recovery.recovered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
     result = attacks.invert_slices(
@@ -167,7 +162,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Tables:
+class NestedTables:
     """Outcome of the paper's Steps I and II."""
 
     values: _cafe_descent.Tables
@@ -175,7 +170,7 @@ class Tables:
     feature_error: float  # truth-side, median relative error of H
 
 
-def nested_tables(setting: Setting, problem: Problem) -> Tables:
+def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """Steps I and II by gradient descent, 8,000 batches each."""
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
@@ -190,10 +185,10 @@ def nested_tables(setting: Setting, problem: Problem) -> Tables:
         callbacks=[lambda done, _, i: history.append((done, float(i["F1"].min()), float(i["F2"].min())))],
     )
     error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
-    return Tables(values, history, float(np.median(error)))
+    return NestedTables(values, history, float(np.median(error)))
 
 
-def descent(setting: Setting, problem: Problem, tables: Tables | None) -> dict[str, Any]:
+def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> dict[str, Any]:
     """The paper's Step III after Steps I and II, or a baseline without them."""
     key = jax.random.key(setting.seed)
     options = {**attacks.table9(_table9_row(setting))._asdict(), **dict(setting.overrides)}
@@ -207,7 +202,7 @@ def descent(setting: Setting, problem: Problem, tables: Tables | None) -> dict[s
         batch_size=setting.batch_size,
         key=key,
         threat=threat,
-        tables=tables and tables.values,
+        tables=tables.values if tables else None,
         defense=defense,
         callbacks=[_curve(problem, curve)],
     )

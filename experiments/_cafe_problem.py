@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import audit, data, metrics, models
+from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
 
 
@@ -93,6 +93,7 @@ def _problem(
     num_samples: int,
     key: jax.Array,
 ) -> Problem:
+    _validate.labels_in_range(dataset.y, model.num_classes)
     index = jnp.arange(len(x), dtype=jnp.int32)
     everything = Batch(jnp.asarray(x), jnp.asarray(dataset.y), index)
     private = jax.tree.map(lambda leaf: leaf[:num_samples], everything)

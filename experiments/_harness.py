@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "lineax", "numpy", "scipy", "orbax-checkpoint")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
 
 
 class RunFolder:

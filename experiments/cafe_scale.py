@@ -25,10 +25,10 @@ import numpy as np
 import tyro
 
 from experiments import _cafe_descent, _plots
+from experiments._cafe_exact import observe_and_recover
 from experiments._cafe_problem import Problem, forward_features, image_psnr, relative_errors, vertical_problem
 from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics
-from jaxleak import _validate, attacks, audit, metrics, models, protocols, threats
-from jaxleak._base import Batch
+from jaxleak import _validate, attacks, audit, metrics
 from jaxleak.checkpoint import Checkpoints
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -102,6 +102,8 @@ def main(options: Args) -> dict[str, float]:
     args = options.resolved()
     _validate.positive(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
     _validate.in_range(1, args.num_samples, images=args.images)
+    # K = N is refused later with its reason; what is out of any range should not wait for the data.
+    _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
     _validate.positive(iterations=args.iterations)
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
     folder = RunFolder(args.out, "cafe_scale", config, fresh=args.fresh)
@@ -133,56 +135,28 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str,
         f"{problem.dataset.name}: N = {plan.num_samples}, K = {plan.batch_size}, M = {args.parties}; watching "
         f"{plan.output_rounds} + {plan.feature_rounds} rounds"
     )
+    folder.keep_log_before(round=rounds_at.latest_step() or 0)
     with folder.phase("simulator_features"):
         features = jax.block_until_ready(forward_features(problem))
     with Progress() as progress:
+
+        def report(done: int, _: audit.RunState, infos: dict[str, np.ndarray]) -> None:
+            phase = "I" if done <= plan.output_rounds else "II"
+            folder.log(round=done, phase=phase, bias_gradient_norm=float(infos["bias_gradient_norm"].mean()))
+            progress.update(f"Step {phase}", done, plan.rounds)
+
         with folder.phase("steps_1_2"):
-            recovery = _steps_one_and_two(problem, features, plan, key, rounds_at, folder, progress)
+            recovery = observe_and_recover(problem, features, plan, key=key, callbacks=[report], checkpoints=rounds_at)
         wanted = np.flatnonzero(recovery.recovered[: args.images])
+        if not len(wanted):
+            raise ValueError(
+                f"the attack flags all of the first {args.images} samples (median inconsistency "
+                f"{np.median(recovery.consistency):.1e}, Step II condition {recovery.feature_condition:.1e}); "
+                "nothing is left to invert"
+            )
         with folder.phase("step_3"):
             result = _step_three(problem, recovery, wanted, args.seed, slices_at, folder, progress)
     return _score(args, folder, problem, np.asarray(features), plan, recovery, wanted, result)
-
-
-def _steps_one_and_two(
-    problem: Problem,
-    features: jax.Array,
-    plan: attacks.CafeExactPlan,
-    key: jax.Array,
-    checkpoints: Checkpoints,
-    folder: RunFolder,
-    progress: Progress,
-) -> attacks.Recovery:
-    head = models.frozen_features(problem.model)
-    private = Batch(features, problem.private.y, problem.private.index)
-    protocol = protocols.vertical(head, num_samples=plan.num_samples, batch_size=plan.batch_size)
-    attack = attacks.cafe_exact(head, plan)
-    state = checkpoints.restore_latest(audit.start(attack, protocol, private, key=key))
-    folder.keep_log_before(round=int(state.protocol.round))
-
-    def report(done: int, _: audit.RunState, infos: dict[str, np.ndarray]) -> None:
-        phase = "I" if done <= plan.output_rounds else "II"
-        folder.log(round=done, phase=phase, bias_gradient_norm=float(infos["bias_gradient_norm"].mean()))
-        progress.update(f"Step {phase}", done, plan.rounds)
-
-    # Step I reads only bias gradients, so that is all the parties need to simulate until then.
-    for threat, rounds in (
-        (threats.BIAS_GRADIENT_ONLY, plan.output_rounds),
-        (threats.FIRST_LAYER_ONLY, plan.rounds),
-    ):
-        state, _ = audit.run(
-            attack,
-            protocol,
-            threat,
-            private,
-            key=key,
-            rounds=rounds,
-            state=state,
-            chunk=max(25, plan.output_rounds // 8),
-            callbacks=[report],
-            checkpoints=checkpoints,
-        )
-    return attacks.recover(head, state.protocol.params, plan, state.attack)
 
 
 def _step_three(

@@ -21,7 +21,19 @@ class Batch(NamedTuple):
 
     x: jax.Array  # (B, P, *slice) float32, slice p of every sample belongs to party p; P = 1 in horizontal FL
     y: jax.Array  # (B,) int32 in [0, C), or (B, C) soft labels summing to one
-    index: jax.Array  # (B,) int32, positions in [0, N)
+    index: jax.Array  # type: ignore[assignment]  # (B,) int32, positions in [0, N)
+
+
+class PartyRecord(NamedTuple):
+    """What one party of split vertical learning sees of one step: its own side and nothing else."""
+
+    x: jax.Array  # (B, d_p), its own features, without padding
+    params: PyTree  # its bottom model before the step
+    params_after: PyTree  # and after it
+    params_gradient: PyTree  # loss gradient at its parameters, possibly defended
+    output: jax.Array  # (B, e), its bottom model's output before the step
+    output_after: jax.Array  # (B, e), on the same input with the parameters after the step
+    output_gradient: jax.Array  # (B, e), the loss gradient at `output` that came back, possibly defended
 
 
 class Transcript(NamedTuple):
@@ -30,9 +42,10 @@ class Transcript(NamedTuple):
     round: jax.Array  # () int32
     params: PyTree  # the model at the start of the round
     payload: PyTree  # what reached the server: the aggregated (possibly defended) gradient
-    index: jax.Array  # (B,) int32, which private samples took part
+    index: jax.Array  # type: ignore[assignment]  # (B,) int32, which private samples took part
     statistics: PyTree  # per-layer mean and variance of the batch's activations, for threats that grant them
     private: Batch  # the data themselves
+    parties: tuple[PartyRecord, ...] = ()  # every party's own record, where the protocol has parties that train
 
 
 class Observation(NamedTuple):
@@ -41,9 +54,10 @@ class Observation(NamedTuple):
     round: jax.Array
     params: PyTree = None
     payload: PyTree = None
-    index: jax.Array | None = None
+    index: jax.Array | None = None  # type: ignore[assignment]
     labels: jax.Array | None = None
     statistics: PyTree = None
+    party: PartyRecord | None = None
 
 
 class Reconstruction(NamedTuple):

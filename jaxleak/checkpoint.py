@@ -39,20 +39,20 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         if fresh and self.folder.exists():
             shutil.rmtree(self.folder)
-        config = json.loads(json.dumps(config))
+        self._config = json.loads(json.dumps(config))
+        config_file = self.folder / CONFIG_FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            config_file = self.folder / CONFIG_FILE
-            if config_file.exists():
-                _check_same(config, json.loads(config_file.read_text()), self.folder)
-            else:
-                config_file.write_text(json.dumps(config, indent=2))
+            self._manager = ocp.CheckpointManager(
+                self.folder / "steps",
+                options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+            )
+            # A run that never reached its first checkpoint binds nobody to its configuration.
+            if self.latest_step() is not None and config_file.exists():
+                _check_same(self._config, json.loads(config_file.read_text()), self.folder)
+            config_file.write_text(json.dumps(self._config, indent=2))
         except OSError as error:
             raise OSError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
-        self._manager = ocp.CheckpointManager(
-            self.folder / "steps",
-            options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
-        )
 
     def save(self, step: int, tree: PyTree) -> None:
         """Write checkpoint `step`.

@@ -13,10 +13,12 @@ from jaxleak._base import Observation, PyTree, Transcript
 class Threat(NamedTuple):
     """What the attacker is granted of each round."""
 
-    index: bool = True  # which samples took part (data-index alignment)
+    index: bool = True  # type: ignore[assignment]  # which samples took part (data-index alignment)
     labels: bool = False  # the true labels of the batch
     statistics: bool = False  # activation statistics of the batch
     payload: tuple[str, ...] | None = None  # paths like "first/kernel" of the gradient leaves; None grants all
+    # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
+    party: int | None = None
 
 
 #: CAFE's attacker: the server, which follows the protocol, chose the indices and sees the aggregated gradient.
@@ -32,6 +34,22 @@ FIRST_LAYER_ONLY = Threat(payload=("first/bias", "first/kernel"))
 SERVER_WITHOUT_INDICES = Threat(index=False)
 
 
+def party_view(party: int, *, active: bool = False) -> Threat:
+    """VFLRecon's attacker (section III): a participant that follows the protocol and looks at its own side only.
+
+    Args:
+        party: which one, >= 0. It knows which samples take part: parties align their samples before training.
+        active: it is the label holder and has the labels. Its own bottom model leaks features of the others; what the
+            top model shows beyond that is not granted.
+
+    Raises:
+        ValueError: if party < 0.
+    """
+    if party < 0:
+        raise ValueError(f"party must be >= 0, got {party}")
+    return Threat(labels=active, party=party)
+
+
 def view(threat: Threat, transcript: Transcript) -> Observation:
     """What `threat` grants of one round.
 
@@ -43,10 +61,20 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
         An `Observation`; ungranted fields, and ungranted leaves of the payload, are None.
 
     Raises:
-        ValueError: if statistics are granted but the protocol did not record them, or a payload path does not exist.
+        ValueError: if statistics are granted but the protocol did not record them, a payload path does not exist, or
+            the threat is a party that the transcript does not have.
     """
     if threat.statistics and transcript.statistics is None:
         raise ValueError("threat grants statistics, but the protocol was built with with_statistics=False")
+    if threat.party is not None:
+        if not threat.party < len(transcript.parties):
+            raise ValueError(f"threat is party {threat.party}, but {len(transcript.parties)} parties kept records")
+        return Observation(
+            round=transcript.round,
+            index=transcript.index if threat.index else None,
+            labels=transcript.private.y if threat.labels else None,
+            party=transcript.parties[threat.party],
+        )
     payload = transcript.payload if threat.payload is None else _select(transcript.payload, threat.payload)
     return Observation(
         round=transcript.round,

@@ -52,6 +52,15 @@ def tiny_problem(*, n=12, k=4, parties=2, side=8, channels=(4, 8), width=32, hid
     return _problem(model, n, k, classes, **options)
 
 
+def split_problem(seed=0):
+    """Bottom and top models in miniature, parties of unequal width: N = 6, B = 2."""
+    model = models.bottom_top((3, 2), 2, bottom=(4,), top=(4,))
+    protocol = protocols.split_training(model, num_samples=6, batch_size=2)
+    x = jax.random.uniform(jax.random.key(seed), (6, 2, 3)).at[:, 1, 2].set(0.0)
+    private = Batch(x, jnp.array([0, 1, 1, 0, 1, 0], jnp.int32), jnp.arange(6))
+    return Problem(model, protocol, private, jax.jit(protocol.init)(jax.random.key(1)).params, template_of(private))
+
+
 def _problem(model, n, k, classes, **options):
     protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
     x_key, y_key = jax.random.split(jax.random.key(0))
@@ -218,3 +227,60 @@ def mean_of_sample_gradients(model, params, batch):
 
     gradients = [one(params, x, y) for x, y in zip(batch.x, batch.y, strict=True)]
     return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves) / len(leaves), *gradients)
+
+
+def _candidate_5(member, repair):
+    return [sorted(np.abs(leaf) if repair else leaf, reverse=True) for leaf in member]
+
+
+def _ranked_5(gradient):
+    """Positions of a tensor's entries by descending magnitude."""
+    return sorted(range(gradient.size), key=lambda k: -abs(gradient.flat[k]))
+
+
+def algorithm_5_distance(gradients, member, *, repair):
+    total = 0.0
+    for psi, g in zip(_candidate_5(member, repair), gradients, strict=True):
+        for rank, k in enumerate(_ranked_5(g)):
+            total += (float(psi[rank]) - float(abs(g.flat[k]) if repair else g.flat[k])) ** 2
+    return total**0.5
+
+
+def algorithm_5(gradients, pool, *, repair):
+    """CAFE's fake gradients from a given pool, entry by entry."""
+    member = min(pool, key=lambda member: algorithm_5_distance(gradients, member, repair=repair))
+    fakes = []
+    for psi, g in zip(_candidate_5(member, repair), gradients, strict=True):
+        fake = np.zeros(g.shape)
+        for rank, k in enumerate(_ranked_5(g)):
+            fake.flat[k] = min(psi[rank], max(g.flat[k], -psi[rank]))
+        fakes.append(fake)
+    return fakes
+
+
+def solve_step_1(batches, bias_gradients, n):
+    """Least squares for V from sums over batches, in float64."""
+    incidence = np.zeros((len(batches), n))
+    for t, batch in enumerate(batches):
+        for sample in batch:
+            incidence[t, sample] += 1
+    flat = np.asarray(bias_gradients, np.float64).reshape(len(batches), -1)
+    return np.linalg.lstsq(incidence, flat, rcond=None)[0].reshape(n, *bias_gradients.shape[1:])
+
+
+def solve_step_2(batches, v, kernel_gradients):
+    """Least squares for H: every batch's kernel gradient, (T, P, d1, d2), stacked into one system per party."""
+    n, parties, width = v.shape
+    h, ranks = np.zeros((n, parties, kernel_gradients.shape[2])), []
+    for p in range(parties):
+        rows, right = [], []
+        for batch, kernel in zip(batches, kernel_gradients, strict=True):
+            block = np.zeros((width, n))
+            for sample in batch:
+                block[:, sample] = v[sample, p]
+            rows.append(block)
+            right.append(np.asarray(kernel[p], np.float64).T)
+        stacked = np.concatenate(rows)
+        h[:, p] = np.linalg.lstsq(stacked, np.concatenate(right), rcond=None)[0]
+        ranks.append(np.linalg.matrix_rank(stacked))
+    return h, min(ranks)

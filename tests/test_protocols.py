@@ -7,6 +7,7 @@ import reference
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
+from jaxleak.defenses import clipped_gaussian
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
 
@@ -16,6 +17,15 @@ N, K = 6, 2
 @pytest.fixture(scope="module")
 def problem():
     return reference.small_problem()
+
+
+@pytest.fixture(scope="module")
+def workers():
+    model = models.logistic((5,), num_classes=3)
+    protocol = protocols.horizontal(model, workers=3, num_samples=12, batch_size=6)
+    x = jax.random.uniform(jax.random.key(0), (12, 1, 5))
+    private = Batch(x, jax.random.randint(jax.random.key(1), (12,), 0, 3), jnp.arange(12))
+    return model, protocol, private
 
 
 def _draws(sampling, rounds, n=7, k=3, key=0, draw=draw_batch, **options):
@@ -108,15 +118,12 @@ def test_a_round_records_what_happened(problem):
     _trees_close(state.params, problem.params, atol=0)
 
 
-def test_the_servers_step_uses_the_defended_payload(problem):
-    from jaxleak.defenses import clipped_gaussian
-
+def test_the_servers_step_uses_the_defended_payload(workers):
+    model, _, private = workers
     for defense in (None, clipped_gaussian(0.01, 0.0)):
-        protocol = protocols.vertical(
-            problem.model, num_samples=N, batch_size=K, optimizer=optax.sgd(0.1), defense=defense
-        )
+        protocol = protocols.vertical(model, num_samples=12, batch_size=6, optimizer=optax.sgd(0.1), defense=defense)
         before = jax.jit(protocol.init)(jax.random.key(1))
-        after, transcript = jax.jit(protocol.round)(jax.random.key(2), before, problem.private)
+        after, transcript = jax.jit(protocol.round)(jax.random.key(2), before, private)
         by_hand = jax.tree.map(lambda p, g: np.asarray(p) - 0.1 * np.asarray(g), before.params, transcript.payload)
         _trees_close(after.params, by_hand, atol=1e-7)
         _trees_close(transcript.params, before.params, atol=0)
@@ -128,27 +135,19 @@ def test_the_servers_step_uses_the_defended_payload(problem):
 def test_statistics_are_those_of_the_batch():
     problem = reference.small_problem(with_statistics=True)
     transcript = reference.first_transcript(problem)
-    again = problem.model.statistics(problem.params, transcript.private.x)
+    again = jax.jit(problem.model.statistics)(problem.params, transcript.private.x)
     _trees_close(transcript.statistics, again, atol=1e-6)
     assert jax.tree.leaves(again)
 
 
-@pytest.fixture(scope="module")
-def workers():
-    model = models.all_dense((5,), num_classes=3, width=4, hidden=3)
-    protocol = protocols.horizontal(model, workers=3, num_samples=12, batch_size=6)
-    x = jax.random.uniform(jax.random.key(0), (12, 1, 5))
-    private = Batch(x, jax.random.randint(jax.random.key(1), (12,), 0, 3), jnp.arange(12))
-    return model, protocol, private
-
-
 def test_a_horizontal_payload_is_the_average_of_the_workers_gradients(workers):
     model, protocol, private = workers
-    state, transcript = jax.jit(protocol.round)(jax.random.key(3), protocol.init(jax.random.key(2)), private)
+    start = jax.jit(protocol.init)(jax.random.key(2))
+    state, transcript = jax.jit(protocol.round)(jax.random.key(3), start, private)
     index = np.asarray(transcript.index)
+    gradient = jax.jit(jax.grad(lambda params, x, y: cross_entropy(model.apply(params, x), y)))
     own = [
-        jax.grad(lambda p, rows=rows: cross_entropy(model.apply(p, private.x[rows]), private.y[rows]))(state.params)
-        for rows in (index[index // 4 == m] for m in range(3))
+        gradient(state.params, private.x[rows], private.y[rows]) for rows in (index[index // 4 == m] for m in range(3))
     ]
     assert [int((index // 4 == m).sum()) for m in range(3)] == [2, 2, 2]
     _trees_close(transcript.payload, jax.tree.map(lambda *g: sum(g) / 3, *own), atol=1e-6)
@@ -156,9 +155,10 @@ def test_a_horizontal_payload_is_the_average_of_the_workers_gradients(workers):
 
 def test_soft_labels_and_hard_labels_agree(workers):
     model, protocol, private = workers
-    params = model.init(jax.random.key(2))
+    params = jax.jit(model.init)(jax.random.key(2))
     soft = private._replace(y=jax.nn.one_hot(private.y, 3))
-    _trees_close(protocol.share(params, private), protocol.share(params, soft), atol=1e-6)
+    share = jax.jit(protocol.share)
+    _trees_close(share(params, private), share(params, soft), atol=1e-6)
 
 
 def test_bad_arguments_are_refused(workers):

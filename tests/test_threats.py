@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import threats
+from jaxleak import models, protocols, threats
 from jaxleak._base import Batch
-from jaxleak.threats import Threat, view
+from jaxleak.threats import Threat, party_view, view
 
 THREATS = {name: value for name, value in vars(threats).items() if isinstance(value, Threat)}
 THREATS |= {"labels": Threat(labels=True), "statistics": Threat(statistics=True)}
@@ -55,3 +55,29 @@ def test_views_refuse_what_the_transcript_does_not_hold(transcript):
         view(Threat(statistics=True), transcript._replace(statistics=None))
     with pytest.raises(ValueError, match="payload has no leaf 'second/bias'; top-level groups are"):
         view(Threat(payload=("second/bias",)), transcript)
+
+
+def _split_transcript():
+    model = models.bottom_top((2, 1), 2, bottom=(3,), top=(3,))
+    protocol = protocols.split_training(model, num_samples=4, batch_size=2)
+    private = Batch(jnp.ones((4, 2, 2)), jnp.array([0, 1, 1, 0]), jnp.arange(4))
+    state = jax.jit(protocol.init)(jax.random.key(0))
+    return jax.jit(protocol.round)(jax.random.key(1), state, private)[1]
+
+
+def test_a_party_sees_its_own_record_and_nothing_else():
+    transcript = _split_transcript()
+    poisoned = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), transcript)
+    for party in (0, 1):
+        parties = tuple(own if p == party else poisoned.parties[p] for p, own in enumerate(transcript.parties))
+        elsewhere = poisoned._replace(round=transcript.round, index=transcript.index, parties=parties)
+        observation = view(party_view(party), elsewhere)
+        assert _nan_fields(observation) == set()
+        assert jax.tree.structure(observation.party) == jax.tree.structure(transcript.parties[party])
+        assert observation.params is None
+        assert observation.payload is None
+        assert _nan_fields(view(party_view(party, active=True), elsewhere)) == {"labels"}
+        own_poison = transcript._replace(parties=poisoned.parties)
+        assert _nan_fields(view(party_view(party), own_poison)) == {"party"}
+    with pytest.raises(ValueError, match="threat is party 2, but 2 parties kept records"):
+        view(party_view(2), transcript)

@@ -14,12 +14,12 @@ makes it well conditioned: a single batch needs rank(V_b) = K and squares cond(V
 Rows of V are scaled to unit length first (Jacobi preconditioning), so that samples with small gradients count alike.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import lineax as lx
-import lineax.internal as lxi
+import jax.scipy.sparse.linalg
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
@@ -77,14 +77,11 @@ def solve_output_gradients(
         v = v + solve(flat - incidence @ v)
         return v.reshape(num_samples, *bias_gradients.shape[1:])
 
-    operator = lx.FunctionLinearOperator(
-        lambda v: incidence_transpose_product(batches, incidence_product(batches, v), num_samples),
-        jax.ShapeDtypeStruct((num_samples, *bias_gradients.shape[1:]), bias_gradients.dtype),
-        tags=lx.positive_semidefinite_tag,
-    )
+    def normal_product(v: jax.Array) -> jax.Array:
+        return incidence_transpose_product(batches, incidence_product(batches, v), num_samples)
 
     def solve_free(g: jax.Array) -> jax.Array:
-        return _conjugate_gradients(operator, incidence_transpose_product(batches, g, num_samples))
+        return _conjugate_gradients(normal_product, incidence_transpose_product(batches, g, num_samples))
 
     v = solve_free(bias_gradients)
     return v + solve_free(bias_gradients - incidence_product(batches, v))
@@ -92,14 +89,10 @@ def solve_output_gradients(
 
 def output_gradient_conditioning(batches: np.ndarray, num_samples: int, *, direct: bool) -> tuple[int, float]:
     """Effective rank of S and condition number of S^T S."""
-    counts = _counts(batches, num_samples)
+    incidence = _incidence(batches, num_samples)
     if direct:
-        return _spectrum(np.linalg.eigvalsh(counts.toarray()))
-    # Extremal eigenvalues of the sparse count matrix by Lanczos; a rank below N shows as a vanishing smallest one.
-    largest = scipy.sparse.linalg.eigsh(counts, k=1, return_eigenvectors=False)[0]
-    smallest = scipy.sparse.linalg.eigsh(counts, k=1, which="SA", return_eigenvectors=False, tol=1e-3)[0]
-    full = smallest > 1e-8 * largest
-    return (num_samples if full else num_samples - 1), float(largest / smallest) if full else float("inf")
+        return _spectrum(np.linalg.eigvalsh((incidence.T @ incidence).toarray()))
+    return _extremal_spectrum(lambda x: incidence.T @ (incidence @ x), num_samples)
 
 
 def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -139,7 +132,8 @@ def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *,
 def _direct_features(
     batches: np.ndarray, unit: np.ndarray, rhs: np.ndarray, live: np.ndarray
 ) -> tuple[np.ndarray, int, float]:
-    counts = _counts(batches, unit.shape[0]).toarray()
+    incidence = _incidence(batches, unit.shape[0])
+    counts = (incidence.T @ incidence).toarray()
     solution, ranks, conditions = np.zeros(rhs.shape, np.float32), [], []
     for party in range(unit.shape[1]):
         rows = live[:, party]
@@ -165,43 +159,60 @@ def _matrix_free_features(batches: jax.Array, unit: jax.Array, rhs: jax.Array) -
 
         return jax.lax.scan(add, jnp.zeros_like(h), (batches, grams))[0]
 
-    operator = lx.FunctionLinearOperator(
-        normal_product, jax.ShapeDtypeStruct(rhs.shape, rhs.dtype), tags=lx.positive_semidefinite_tag
-    )
-    h = _conjugate_gradients(operator, rhs)
-    return h + _conjugate_gradients(operator, rhs - normal_product(h))
+    h = _conjugate_gradients(normal_product, rhs)
+    return h + _conjugate_gradients(normal_product, rhs - normal_product(h))
 
 
 def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -> tuple[int, float]:
-    counts = _counts(batches, unit.shape[0]).tocoo()
     ranks, conditions = [], []
     for party in range(unit.shape[1]):
-        w = unit[:, party]
-        values = np.concatenate(
-            [
-                counts.data[i : i + 10**6]
-                * np.einsum("ie,ie->i", w[counts.row[i : i + 10**6]], w[counts.col[i : i + 10**6]])
-                for i in range(0, counts.nnz, 10**6)
-            ]
-        )
-        normal = scipy.sparse.csr_matrix((values, (counts.row, counts.col)), shape=counts.shape)
-        rows = np.flatnonzero(live[:, party])
-        normal = normal[rows][:, rows]
-        largest = scipy.sparse.linalg.eigsh(normal, k=1, return_eigenvectors=False)[0]
-        smallest = scipy.sparse.linalg.eigsh(normal, k=1, which="SA", return_eigenvectors=False, tol=1e-2)[0]
-        full = smallest > 1e-7 * largest
-        ranks.append(unit.shape[0] if full else unit.shape[0] - 1)
-        conditions.append(float(largest / smallest) if full else float("inf"))
+        grams = np.stack([w @ w.T for w in (unit[index, party] for index in batches)])
+        dead, typical = ~live[:, party], batches.size / len(live)
+
+        def product(
+            x: np.ndarray, grams: np.ndarray = grams, dead: np.ndarray = dead, typical: float = typical
+        ) -> np.ndarray:
+            parts = np.einsum("tkl,tl->tk", grams, x[batches], optimize=True)
+            # Dead rows stand aside with the mean eigenvalue, inside the spectrum of the others.
+            return np.bincount(batches.ravel(), weights=parts.ravel(), minlength=len(x)) + typical * dead * x
+
+        rank, condition = _extremal_spectrum(product, unit.shape[0])
+        ranks.append(rank)
+        conditions.append(condition)
     return min(ranks), max(conditions)
 
 
-def _counts(batches: np.ndarray, num_samples: int) -> scipy.sparse.csr_matrix:
+def _incidence(batches: np.ndarray, num_samples: int) -> scipy.sparse.csr_matrix:
     rounds, batch_size = batches.shape
-    incidence = scipy.sparse.csr_matrix(
+    return scipy.sparse.csr_matrix(
         (np.ones(rounds * batch_size), (np.repeat(np.arange(rounds), batch_size), np.asarray(batches).ravel())),
         shape=(rounds, num_samples),
     )
-    return (incidence.T @ incidence).tocsr()
+
+
+def _extremal_spectrum(product: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[int, float]:
+    """Rank (size, or size - 1 for "less than size") and condition number of a positive semidefinite operator.
+
+    Lanczos for the two ends of the spectrum only; condition numbers above 10^4 are reported as infinite.
+    """
+    operator = scipy.sparse.linalg.LinearOperator((size, size), matvec=lambda x: product(x.ravel()), dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(size)
+    largest = scipy.sparse.linalg.eigsh(operator, k=1, v0=start, tol=1e-3, return_eigenvectors=False)[0]
+    # ARPACK multiplies its start vector by the operator, which removes an exact null space; a shift keeps it in view.
+    shift = 1e-2 * largest
+    shifted = scipy.sparse.linalg.LinearOperator(
+        (size, size), matvec=lambda x: product(x.ravel()) + shift * x.ravel(), dtype=np.float64
+    )
+    try:
+        found = scipy.sparse.linalg.eigsh(
+            shifted, k=1, which="SA", v0=start, tol=1e-3, maxiter=40, return_eigenvectors=False
+        )
+    except scipy.sparse.linalg.ArpackNoConvergence as unfinished:
+        found = unfinished.eigenvalues
+    smallest = found[0] - shift if len(found) else np.nan
+    if smallest < 1e-4 * largest:
+        return size - 1, float("inf")
+    return size, float(largest / smallest)
 
 
 def _spectrum(eigenvalues: np.ndarray) -> tuple[int, float]:
@@ -209,7 +220,7 @@ def _spectrum(eigenvalues: np.ndarray) -> tuple[int, float]:
     return len(kept), float(kept[-1] / kept[0])
 
 
-def _conjugate_gradients(operator: lx.AbstractLinearOperator, rhs: jax.Array) -> jax.Array:
-    # All columns share one Krylov space: the operator is the same N x N matrix for each of them.
-    solver = lx.CG(rtol=1e-6, atol=0.0, norm=lxi.two_norm, max_steps=400)
-    return lx.linear_solve(operator, rhs, solver, throw=False).value
+def _conjugate_gradients(product: Callable[[jax.Array], jax.Array], rhs: jax.Array) -> jax.Array:
+    # All columns share one Krylov space: the operator is the same N x N matrix for each of them. (lineax.CG scales its
+    # breakdown test by the number of unknowns and returns NaN for the millions here.)
+    return jax.scipy.sparse.linalg.cg(product, rhs, tol=1e-6, maxiter=400)[0]

@@ -71,11 +71,11 @@ def invert_slices(
     chunk: int = 64,
 ) -> InversionResult:
     """Step III for all samples at once, in chunks of `chunk` so that memory stays bounded; see `SliceInverter`."""
-    inverter = SliceInverter(model, params, options=options, seed=seed)
-    # The last chunk is padded with repeats, so that one compiled program serves all of them.
-    padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk) if len(h) else np.arange(0)
-    parts = [inverter(h[rows], index[rows]) for rows in padded.reshape(-1, chunk)]
-    if not parts:
+    if not len(h):
         shape = (0, model.parties)
         return InversionResult(np.zeros((*shape, *model.slice_shape), np.float32), *(np.zeros(shape) for _ in range(3)))
+    inverter = SliceInverter(model, params, options=options, seed=seed)
+    # The last chunk is padded with repeats, so that one compiled program serves all of them.
+    padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk)
+    parts = [inverter(h[rows], index[rows]) for rows in padded.reshape(-1, chunk)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(h)], *parts)

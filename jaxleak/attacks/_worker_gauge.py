@@ -31,7 +31,7 @@ def fix_worker_gauge(v: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
     """
     blocks = v.reshape(workers, -1, *v.shape[1:])
     ordered = jnp.sort(blocks, axis=1)
-    crowd = max(2, int(CROWD * blocks.shape[1]))
+    crowd = max(3, int(CROWD * blocks.shape[1]))
     width = ordered[:, crowd - 1 :] - ordered[:, : ordered.shape[1] - crowd + 1]
     narrowest = jnp.argmin(width, axis=1, keepdims=True)
     low = jnp.take_along_axis(ordered, narrowest, axis=1)

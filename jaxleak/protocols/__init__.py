@@ -2,5 +2,15 @@
 
 from jaxleak.protocols._federated import horizontal, vertical
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
+from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_state, split_training
 
-__all__ = ["draw_batch", "draw_worker_batches", "horizontal", "vertical"]
+__all__ = [
+    "PLACES",
+    "InteractiveLayer",
+    "draw_batch",
+    "draw_worker_batches",
+    "horizontal",
+    "split_state",
+    "split_training",
+    "vertical",
+]

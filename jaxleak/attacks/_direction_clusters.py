@@ -1,0 +1,199 @@
+"""Labels from the directions of cut gradients: clusters for the groups, a weak baseline for their names.
+
+For softmax with cross-entropy the gradient at the top's output is p - onehot(y), so a sample's cut gradient is the
+top's Jacobian times a vector that points away from its class. Samples of one class share a direction, whatever the
+parameters are; which class a direction belongs to is all that has to be learned elsewhere. Everything here is
+chosen by the attacker's own objectives. NumPy on the host.
+"""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.optimize import linear_sum_assignment
+from scipy.special import logsumexp
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+
+#: Clusters whose mean directions lie closer than this may be parts of one class. Measured on six tables and CIFAR-10:
+#: halves of one class 0.54 to 0.9, different classes at most 0.63 (-0.99 with two classes).
+MERGE_COSINE = 0.3
+
+#: And clusters this close are one class whatever the votes say: groups that differ in nothing but their votes always
+#: vote for two names.
+SAME_COSINE = 0.95
+
+_EM_STEPS = 60
+_EM_TOLERANCE = 1e-6
+_RIDGE = 1e-4
+
+
+class DirectionLabels(NamedTuple):
+    """Labels of one window of observations."""
+
+    log_probability: np.ndarray  # (n, C), the attacker's posterior; -inf where it holds a class for absent
+    means: np.ndarray  # (C, e), mean direction per class, zero for an absent class
+    objective: float  # mean log-likelihood per observation, less the penalty of a Bayesian information criterion
+    separation: float  # smallest distance of two present classes' means, in standard deviations within a class
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(n,) int32."""
+        return self.log_probability.argmax(axis=1).astype(np.int32)
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """(n,) in (0, 1], posterior probability of the label."""
+        return np.exp(self.log_probability.max(axis=1))
+
+
+def label_directions(
+    gradients: np.ndarray,
+    log_prior: np.ndarray,
+    *,
+    previous_means: np.ndarray | None = None,
+    restarts: int = 5,
+    seed: int = 0,
+) -> DirectionLabels:
+    """Cluster directions and name the clusters.
+
+    The posterior is calibrated for well separated classes and up to 0.2 too sure under heavy noise; a wrong name of a
+    whole cluster, which a poor `log_prior` can cause, does not show in it.
+
+    1. Spherical k-means with C clusters (k-means on unit vectors), and average linkage of 3 C micro-clusters down to C,
+       which also isolates a class too rare for k-means to give it a centre.
+    2. A Hungarian assignment names clusters by the sum of their members' `log_prior`. Two clusters with close means
+       become one where a single name explains their members better, or where nothing tells their directions apart:
+       so a class may be absent.
+    3. Expectation-maximisation of a mixture with one Gaussian per present class and a common covariance (which weighs
+       the directions in which classes differ), with `log_prior` as every observation's own mixing weights. Started
+       from each clustering, from `log_prior` itself, and from the previous window's means; each result goes through
+       the merge test of step 2 again until it passes, then the best objective wins.
+
+    Args:
+        gradients: (n, e), finite; zero rows are answered by `log_prior` alone.
+        log_prior: (n, C), log-probabilities of a baseline that has not seen the gradients.
+        previous_means: (C, e) of the previous window, for drift.
+        restarts: of k-means, >= 1, chosen by its inertia.
+        seed: of k-means.
+    """
+    classes = log_prior.shape[1]
+    norms = np.linalg.norm(gradients.astype(np.float64), axis=1)
+    live = norms > 0
+    log_probability = log_prior - logsumexp(log_prior, axis=1, keepdims=True)
+    means = np.zeros((classes, gradients.shape[1]))
+    if live.sum() < 2 * classes:
+        return DirectionLabels(log_probability, means, -np.inf, 0.0)
+    unit, prior = gradients[live] / norms[live, None], log_probability[live]
+    # Classes differ in at most C - 1 dimensions, and the mean takes one more.
+    basis = np.linalg.svd(unit, full_matrices=False)[2][: min(classes, gradients.shape[1])]
+    projected = unit @ basis.T
+
+    starts = [(np.exp(prior), np.arange(classes))]
+    for clusters in _clusterings(unit, classes, restarts, seed):
+        names = _name_clusters(unit, clusters, prior)
+        starts.append((np.eye(classes)[names[clusters]], np.unique(names)))
+    if previous_means is not None and (known := np.flatnonzero(np.linalg.norm(previous_means, axis=1) > 0)).size:
+        nearest = known[np.argmax(unit @ previous_means[known].T, axis=1)]
+        starts.append((np.eye(classes)[nearest], np.unique(nearest)))
+
+    best = max((_fit_and_merge(unit, projected, prior, *start) for start in starts), key=lambda fit: fit[1])
+    log_probability[live], objective, separation = best
+    weights = np.exp(log_probability[live])
+    means = weights.T @ unit / np.maximum(weights.sum(axis=0), 1e-12)[:, None]
+    means[weights.sum(axis=0) < 0.5] = 0.0
+    return DirectionLabels(log_probability, means, objective, separation)
+
+
+def _clusterings(unit: np.ndarray, classes: int, restarts: int, seed: int) -> list[np.ndarray]:
+    with warnings.catch_warnings():
+        # Fewer distinct directions than clusters leave clusters empty, which is handled.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        plain = KMeans(classes, n_init=restarts, random_state=seed).fit(unit).labels_
+        micro = KMeans(min(3 * classes, len(unit)), n_init=1, random_state=seed).fit(unit)
+    centres = micro.cluster_centers_ / np.maximum(np.linalg.norm(micro.cluster_centers_, axis=1), 1e-12)[:, None]
+    joined = fcluster(linkage(centres, "average"), classes, "maxclust") - 1
+    return [np.unique(found, return_inverse=True)[1] for found in (plain, joined[micro.labels_])]
+
+
+def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray) -> np.ndarray:
+    """A class for every cluster (0 ... k-1, none empty); merged while one name for two close ones explains more."""
+    count = clusters.max() + 1
+    votes = np.zeros((count, log_prior.shape[1]))
+    np.add.at(votes, clusters, log_prior)
+    sums = np.zeros((count, unit.shape[1]))
+    np.add.at(sums, clusters, unit)
+    groups = [[cluster] for cluster in range(count)]
+
+    names = linear_sum_assignment(-votes)[1]
+    while len(groups) > 1:
+        directions = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-12)[:, None]
+        cosines = np.triu(directions @ directions.T, 1)
+        best = None
+        for i, j in np.argwhere(cosines > MERGE_COSINE):
+            # Without a new assignment of the others this is a bound from below, and quick with 100 classes.
+            joint = votes[i] + votes[j]
+            free = np.ones(len(joint), bool)
+            free[np.delete(names, [i, j])] = False
+            gain = joint[free].max() - votes[i, names[i]] - votes[j, names[j]]
+            if cosines[i, j] > SAME_COSINE:
+                gain = np.inf
+            if gain > 0 and (best is None or gain > best[0]):
+                best = gain, i, j
+        if best is None:
+            break
+        _, i, j = best
+        groups[i] = groups[i] + groups.pop(j)
+        votes[i] += votes[j]
+        sums[i] += sums[j]
+        votes, sums = np.delete(votes, j, axis=0), np.delete(sums, j, axis=0)
+        names = linear_sum_assignment(-votes)[1]
+    result = np.zeros(count, np.int64)
+    for group, name in zip(groups, names, strict=True):
+        result[group] = name
+    return result
+
+
+def _fit_and_merge(
+    unit: np.ndarray, points: np.ndarray, log_prior: np.ndarray, start: np.ndarray, present: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    while True:
+        fit = _fit(points, log_prior, start, present)
+        hard = fit[0].argmax(axis=1)
+        clusters = np.unique(hard, return_inverse=True)[1]
+        names = _name_clusters(unit, clusters, log_prior)
+        kept = np.unique(names)
+        if len(kept) == len(present):
+            return fit
+        start, present = np.eye(log_prior.shape[1])[names[clusters]], kept
+
+
+def _fit(
+    points: np.ndarray, log_prior: np.ndarray, start: np.ndarray, present: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """EM of the mixture over `present` classes: log posterior (n, C), penalised objective, separation."""
+    n, rank = points.shape
+    prior, responsibility = log_prior[:, present], start[:, present]
+    scatter = points.T @ points
+    ridge = _RIDGE * np.trace(scatter) / n / rank * np.eye(rank)
+    previous, value = -np.inf, -np.inf
+    for _ in range(_EM_STEPS):
+        mass = responsibility.sum(axis=0) + 1e-9
+        means = responsibility.T @ points / mass[:, None]
+        cholesky = np.linalg.cholesky((scatter - (means * mass[:, None]).T @ means) / n + ridge)
+        white, centres = np.linalg.solve(cholesky, points.T).T, np.linalg.solve(cholesky, means.T).T
+        # |w - m|^2 less the class-independent |w|^2, which is added to the likelihood once.
+        scores = white @ centres.T - 0.5 * (centres**2).sum(axis=1) + prior
+        evidence = logsumexp(scores, axis=1, keepdims=True)
+        posterior = scores - evidence
+        value = float(np.mean(evidence[:, 0] - 0.5 * (white**2).sum(axis=1)) - np.log(np.diag(cholesky)).sum())
+        responsibility = np.exp(posterior)
+        if value - previous < _EM_TOLERANCE:
+            break
+        previous = value
+    objective = value - len(present) * rank * np.log(n) / (2 * n)
+    full = np.full(log_prior.shape, -np.inf)
+    full[:, present] = posterior
+    gaps = np.sqrt(((centres[:, None] - centres[None]) ** 2).sum(axis=-1))[np.triu_indices(len(present), 1)]
+    return full, objective, float(gaps.min()) if gaps.size else np.inf

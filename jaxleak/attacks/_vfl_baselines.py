@@ -1,0 +1,158 @@
+"""What an attacker of split vertical learning predicts from its own features alone, without any training signal.
+
+The gap between an attack and this baseline on the same shadow records is the leak; without it no figure means much. A
+weak baseline flatters the attack, so the model is chosen and calibrated by cross-validation on the shadow records.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+_FOLDS = 3
+_TREES = 200
+_TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
+_SMOOTHING = (0.01, 0.05, 0.2)
+
+
+class LabelBaseline(NamedTuple):
+    """A calibrated classifier of one party's features."""
+
+    log_proba: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, C), finite
+    name: str  # which candidate won
+    log_loss: float  # its cross-validated log-loss, by which it won
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Labels (n,) int32."""
+        return self.log_proba(x).argmax(axis=1).astype(np.int32)
+
+
+class FeatureBaseline(NamedTuple):
+    """A regression of the other parties' features on what the attacker has."""
+
+    predict: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, d_victim), clipped to the range seen when fitted
+    name: str
+    mse: float  # cross-validated
+
+
+def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: int = 0) -> LabelBaseline:
+    """The X_adv-only baseline for labels (VFLRecon, section IV-C).
+
+    Candidates are logistic regressions of three strengths and extremely randomised trees. The lowest cross-validated
+    log-loss wins, after a temperature and an admixture of the class shares chosen by the same log-loss: a class
+    without shadow records keeps a small probability, and few records do not make an overconfident baseline.
+
+    Args:
+        x: (n, d) the attacker's own features of its shadow records, n >= 3.
+        y: (n,) their labels in [0, C), at least two different.
+        num_classes: C.
+        seed: of folds and trees.
+
+    Raises:
+        ValueError: if there are too few records or classes.
+    """
+    _check(x, y)
+    if len(np.unique(y)) < 2:
+        raise ValueError("the shadow records must hold at least two classes")
+    shares = (np.bincount(y, minlength=num_classes) + 1) / (len(y) + num_classes)
+    candidates: dict[str, Callable[[], Any]] = {
+        f"logistic C={c}": functools.partial(_logistic, c) for c in (0.01, 0.1, 1.0)
+    }
+    candidates["trees"] = lambda: ExtraTreesClassifier(_TREES, min_samples_leaf=2, random_state=seed)
+
+    def probabilities(fitted: Any, x: np.ndarray) -> np.ndarray:
+        full = np.zeros((len(x), num_classes))
+        full[:, fitted.classes_] = fitted.predict_proba(x)
+        return full
+
+    def calibrated(raw: np.ndarray, temperature: float, smoothing: float) -> np.ndarray:
+        powered = raw ** (1 / temperature)
+        powered /= powered.sum(axis=1, keepdims=True)
+        return np.log((1 - smoothing) * powered + smoothing * shares)
+
+    best: tuple[float, str, float, float] | None = None
+    for name, make in candidates.items():
+        held_out = np.zeros((len(y), num_classes))
+        for train, test in _folds(len(y), seed):
+            if len(np.unique(y[train])) < 2:
+                held_out[test] = shares
+            else:
+                held_out[test] = probabilities(_fit(make(), x[train], y[train]), x[test])
+        for temperature in _TEMPERATURES:
+            for smoothing in _SMOOTHING:
+                log_proba = calibrated(held_out, temperature, smoothing)
+                loss = float(-log_proba[np.arange(len(y)), y].mean())
+                if best is None or loss < best[0]:
+                    best = loss, name, temperature, smoothing
+    assert best is not None
+    loss, name, temperature, smoothing = best
+    fitted = _fit(candidates[name](), x, y)
+    return LabelBaseline(lambda x: calibrated(probabilities(fitted, x), temperature, smoothing), name, loss)
+
+
+def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) -> FeatureBaseline:
+    """The X_adv-only baseline for features: the mean, ridge regressions and extremely randomised trees, as above.
+
+    Args:
+        x: (n, d) what the attacker has of its shadow records, n >= 3.
+        target: (n, d_victim) the victims' features of these records.
+        seed: of folds and trees.
+
+    Raises:
+        ValueError: if there are too few records, or shapes do not fit.
+    """
+    _check(x, target)
+    candidates: dict[str, Callable[[], Any]] = {f"ridge {a}": functools.partial(_ridge, a) for a in (1.0, 100.0, 1e6)}
+    candidates["trees"] = lambda: ExtraTreesRegressor(_TREES // 2, min_samples_leaf=2, random_state=seed)
+    low, high = target.min(axis=0), target.max(axis=0)
+
+    def predict(fitted: Any, x: np.ndarray) -> np.ndarray:
+        return np.clip(fitted.predict(x).reshape(len(x), -1), low, high)
+
+    losses = {
+        name: float(
+            np.mean(
+                [
+                    ((predict(_fit(make(), x[train], target[train]), x[test]) - target[test]) ** 2).mean()
+                    for train, test in _folds(len(x), seed)
+                ]
+            )
+        )
+        for name, make in candidates.items()
+    }
+    name = min(losses, key=lambda name: losses[name])
+    fitted = _fit(candidates[name](), x, target)
+    return FeatureBaseline(lambda x: predict(fitted, x), name, losses[name])
+
+
+def _logistic(strength: float) -> Any:
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+
+
+def _ridge(alpha: float) -> Any:
+    return make_pipeline(StandardScaler(), Ridge(alpha=alpha))
+
+
+def _folds(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    return list(KFold(_FOLDS, shuffle=True, random_state=seed).split(np.arange(count)))
+
+
+def _fit(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
+    with warnings.catch_warnings():
+        # An unfinished logistic regression is still a candidate; cross-validation judges it.
+        warnings.simplefilter("ignore")
+        return model.fit(x, y)
+
+
+def _check(x: np.ndarray, target: np.ndarray) -> None:
+    if x.ndim != 2 or len(x) != len(target):
+        raise ValueError(f"x must be (n, d) with a target per row, got {x.shape} and {target.shape}")
+    if len(x) < _FOLDS:
+        raise ValueError(f"a baseline needs at least {_FOLDS} shadow records, got {len(x)}")

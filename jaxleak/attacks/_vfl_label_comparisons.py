@@ -1,0 +1,86 @@
+"""Label attacks on split learning that VFLRecon is compared with: Li et al. and Fu et al.
+
+None of them learns anything: each reads labels off the cut gradients. NumPy on the host.
+"""
+
+import numpy as np
+
+
+def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
+    """Li et al., "Label Leakage and Protection in Two-party Split Learning" (ICLR 2022), the norm attack.
+
+    For binary labels |dL/do| = 1 - p(true label), which is larger for the class that the model finds harder, as a rule
+    the rarer one; the cut gradient inherits it. The paper scores norms by AUC; to answer with labels the
+    `positive_share` with the largest norms are called positive.
+
+    Args:
+        gradients: (n, e).
+        positive_share: expected share of label 1 in (0, 1), e.g. that of the shadow records. If it is above 1/2,
+            label 0 is the rare class and gets the large norms.
+
+    Returns:
+        Labels (n,) int32 in {0, 1}.
+
+    Raises:
+        ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e).
+    """
+    _check(gradients)
+    if not 0 < positive_share < 1:
+        raise ValueError(f"positive_share must be in (0, 1), got {positive_share}")
+    rare_share = min(positive_share, 1 - positive_share)
+    norms = np.linalg.norm(gradients.astype(np.float64), axis=1)
+    rare = np.zeros(len(norms), bool)
+    rare[np.argsort(-norms, kind="stable")[: round(rare_share * len(norms))]] = True
+    return (rare if positive_share <= 0.5 else ~rare).astype(np.int32)
+
+
+def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: int = 1) -> np.ndarray:
+    """Li et al., the direction attack: same label, same half-space.
+
+    For binary labels the cut gradients of the two classes point in opposite directions, so the sign of the cosine
+    with the gradient of one sample whose label is known tells the label.
+
+    Args:
+        gradients: (n, e).
+        anchor: (e,) gradient of the sample with the known label.
+        anchor_label: 0 or 1.
+
+    Returns:
+        Labels (n,) int32 in {0, 1}.
+
+    Raises:
+        ValueError: if shapes do not fit, the label is not binary or the anchor is zero.
+    """
+    _check(gradients)
+    if anchor.shape != gradients.shape[1:]:
+        raise ValueError(f"anchor must have shape {gradients.shape[1:]}, got {anchor.shape}")
+    if anchor_label not in (0, 1):
+        raise ValueError(f"anchor_label must be 0 or 1, got {anchor_label}")
+    if not np.any(anchor):
+        raise ValueError("anchor must not be zero")
+    same = gradients.astype(np.float64) @ anchor.astype(np.float64) > 0
+    return np.where(same, anchor_label, 1 - anchor_label).astype(np.int32)
+
+
+def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fu et al., "Label Inference Attacks Against Vertical Federated Learning" (USENIX Security 2022), direct attack.
+
+    If the top model is a plain sum of the bottoms' outputs, the cut gradient is dL/do = p - onehot(y): the only
+    negative entry is at the label.
+
+    Args:
+        gradients: (n, C), cut gradients under a top model without parameters (`models.bottom_top(top=None)`).
+
+    Returns:
+        Labels (n,) int32, and (n,) bool: exactly one entry is negative, so the label is certain.
+
+    Raises:
+        ValueError: if gradients is not a non-empty (n, C).
+    """
+    _check(gradients)
+    return gradients.argmin(axis=1).astype(np.int32), (gradients < 0).sum(axis=1) == 1
+
+
+def _check(gradients: np.ndarray) -> None:
+    if gradients.ndim != 2 or gradients.size == 0:
+        raise ValueError(f"gradients must be a non-empty (n, e), got {gradients.shape}")

@@ -1,0 +1,281 @@
+"""VFLRecon: labels and features of others from the change of one's own bottom model.
+
+The attack of "Vulnerabilities of Data Protection in Vertical Federated Learning Training and Countermeasures": a
+participant runs the same protocol on complete records of its own (the shadow run), learns a reconstruction network R
+from what it would have seen to what it wants to know, and applies R to the real run step by step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
+from jaxleak.attacks._reconstruction_net import ReconstructionNet, train_network
+from jaxleak.models import BottomTopModel
+
+ShadowInit = Literal["shared", "own_bottom", "independent"]
+SHADOW_INITS: tuple[ShadowInit, ...] = ("shared", "own_bottom", "independent")
+
+#: What a record may hold; "differences" is b' - b, the paper's six items are the other four.
+FIELDS = ("gradient", "outputs", "parameters", "inputs", "differences")
+PAPER_FIELDS = ("gradient", "outputs", "parameters", "inputs")
+
+# One object, so that every network trained with it shares one compilation.
+_ADAM = optax.adam(1e-3)
+
+LABEL_HIDDEN = (1000, 600, 200)
+FEATURE_HIDDEN = (800, 500, 100)
+
+
+def shadow_params(
+    model: BottomTopModel,
+    key: jax.Array,
+    shadow_init: ShadowInit,
+    *,
+    party: int,
+    initial: PyTree | None = None,
+    own_bottom: PyTree | None = None,
+) -> PyTree:
+    """Where the shadow run starts; the paper does not say, and the attack stands or falls with it.
+
+    Args:
+        model: of both runs.
+        key: of everything that is drawn afresh.
+        shadow_init: "shared" starts from the real run's initial parameters, of all parties and the top, which a
+            participant only has if they come from a common seed; "own_bottom" from the attacker's own initial bottom,
+            which it always has, and fresh others; "independent" draws all afresh.
+        party: the attacker.
+        initial: all initial parameters, read for "shared" only.
+        own_bottom: the attacker's initial bottom, read for "own_bottom" only.
+
+    Raises:
+        ValueError: if the parameters that `shadow_init` needs are missing, or it is unknown.
+    """
+    _validate.one_of(SHADOW_INITS, shadow_init=shadow_init)
+    _validate.in_range(0, model.parties - 1, party=party)
+    if shadow_init == "shared":
+        if initial is None:
+            raise ValueError("shadow_init='shared' needs the real run's initial parameters")
+        return initial
+    params = jax.jit(model.init)(key)
+    if shadow_init == "own_bottom":
+        if own_bottom is None:
+            raise ValueError("shadow_init='own_bottom' needs the attacker's own initial bottom")
+        bottoms = list(params["bottom"])
+        bottoms[party] = own_bottom
+        params = {**params, "bottom": tuple(bottoms)}
+    return params
+
+
+@dataclass(frozen=True)
+class Record:
+    """The input of R as a function of a party's record; equal fields compile once."""
+
+    fields: tuple[str, ...]
+
+    def __call__(self, seen: PartyRecord) -> jax.Array:
+        """(B, width); parameters are repeated for every sample."""
+        return _record(seen, self.fields)
+
+
+def _record(seen: PartyRecord, fields: Sequence[str]) -> jax.Array:
+    batch = seen.x.shape[0]
+    parts = []
+    for field in fields:
+        if field == "gradient":
+            parts.append(seen.output_gradient)
+        elif field == "outputs":
+            parts += [seen.output, seen.output_after]
+        elif field == "differences":
+            parts.append(seen.output_after - seen.output)
+        elif field == "inputs":
+            parts.append(seen.x)
+        else:
+            leaves = jax.tree.leaves((seen.params, seen.params_after))
+            flat = jnp.concatenate([leaf.ravel() for leaf in leaves])
+            parts.append(jnp.broadcast_to(flat, (batch, flat.size)))
+    return jnp.concatenate(parts, axis=1)
+
+
+def train_vflrecon(
+    key: jax.Array,
+    shadow: Observation,
+    private: Batch,
+    model: BottomTopModel,
+    *,
+    party: int,
+    task: Literal["labels", "features"],
+    fields: Sequence[str] = PAPER_FIELDS,
+    hidden: Sequence[int] | None = None,
+    epochs: int = 10,
+    steps_per_batch: int = 4,
+    optimizer: optax.GradientTransformation | None = None,
+) -> ReconstructionNet:
+    """Learn R from a shadow run.
+
+    Args:
+        key: of R's start and of the order of its batches.
+        shadow: what the party saw of its own shadow run, leaves with a leading axis of steps (`audit.watch`).
+        private: the attacker's complete shadow records.
+        model: of both runs.
+        party: the attacker.
+        task: "labels" trains with cross-entropy, "features" with the mean square error on all others' features.
+        fields: what a record holds, of `FIELDS`; the paper's by default, most of which are parameters.
+        hidden: of R; None is the paper's 1000-600-200 for labels and 800-500-100 for features.
+        epochs: passes over all steps of the shadow run, > 0.
+        steps_per_batch: steps whose samples make one batch of R, > 0.
+        optimizer: of R; None is Adam with rate 1e-3.
+
+    Raises:
+        ValueError: on unknown fields or task, or a shadow run without this party's record.
+    """
+    _validate.one_of(("labels", "features"), task=task)
+    _validate.positive(epochs=epochs, steps_per_batch=steps_per_batch)
+    if not fields or set(fields) - set(FIELDS):
+        raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
+    if shadow.party is None or shadow.index is None:
+        raise ValueError("vflrecon needs a threat that grants a party's record and the sample ids")
+    target = (
+        jax.nn.one_hot(private.y, model.num_classes) if task == "labels" else victims_features(model, private.x, party)
+    )
+    default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
+    return train_network(
+        key,
+        shadow.party,
+        target[shadow.index],
+        Record(tuple(fields)),
+        hidden=tuple(default_hidden if hidden is None else hidden),
+        task=task,
+        epochs=epochs,
+        steps_per_batch=steps_per_batch,
+        optimizer=_ADAM if optimizer is None else optimizer,
+    )
+
+
+def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Array:
+    """All other parties' features side by side (N, sum of their d_p), from padded samples (N, P, max d_p)."""
+    return jnp.concatenate([x_p for p, x_p in enumerate(model.slices(x)) if p != party], axis=1)
+
+
+def assemble_victims(model: BottomTopModel, own: jax.Array, victims: jax.Array, party: int) -> jax.Array:
+    """Padded samples (N, P, max d_p) from the attacker's own features and its estimate of all others'."""
+    x = jnp.zeros((len(own), model.parties, *model.slice_shape))
+    offset = 0
+    for p, width in enumerate(model.widths):
+        if p == party:
+            x = x.at[:, p, :width].set(own)
+        else:
+            x = x.at[:, p, :width].set(victims[:, offset : offset + width])
+            offset += width
+    return x
+
+
+class VflreconState(NamedTuple):
+    """Sums over the sightings of every sample. Memory O(N (C + sum d_p))."""
+
+    log_probability: jax.Array  # (N, C)
+    victims: jax.Array  # (N, sum of the others' d_p)
+    own: jax.Array  # (N, d_party), what the attacker feeds in itself
+    seen: jax.Array  # (N,) int32, sightings
+    guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
+
+
+def vflrecon(
+    model: BottomTopModel,
+    *,
+    party: int,
+    num_samples: int,
+    labels: ReconstructionNet | None = None,
+    features: ReconstructionNet | None = None,
+) -> Attack:
+    """Apply trained reconstruction networks to the real run, step by step (VFLRecon, section IV, step 3).
+
+    Whether a sample counts once or once per epoch is not said; here a sample that is seen again gets the average of
+    its log-probabilities and of its features. After one epoch the two readings are the same.
+
+    Args:
+        model: of the real run.
+        party: the attacker.
+        num_samples: N.
+        labels: R for labels, from `train_vflrecon`.
+        features: R for features; without it the victims' slices of the answer are zero.
+
+    Returns:
+        An `Attack`; its score is one minus the probability of the answered label (without `labels`: 0), and 1 for a
+        sample that never took part.
+
+    Raises:
+        ValueError: if neither network is given, or the party does not exist.
+    """
+    _validate.positive(num_samples=num_samples)
+    _validate.in_range(0, model.parties - 1, party=party)
+    if labels is None and features is None:
+        raise ValueError("vflrecon needs a network for labels or one for features")
+    others = sum(model.widths) - model.widths[party]
+
+    def init(key: jax.Array, template: Batch) -> VflreconState:
+        del template
+        return VflreconState(
+            jnp.zeros((num_samples, model.num_classes)),
+            jnp.zeros((num_samples, others)),
+            jnp.zeros((num_samples, model.widths[party])),
+            jnp.zeros(num_samples, jnp.int32),
+            jax.random.randint(key, (num_samples,), 0, model.num_classes),
+        )
+
+    def step(
+        key: jax.Array, state: VflreconState, observation: Observation
+    ) -> tuple[VflreconState, dict[str, jax.Array]]:
+        del key
+        index, seen = granted(observation)
+        log_probability, victims = state.log_probability, state.victims
+        confidence = jnp.zeros(())
+        if labels is not None:
+            log_p = jax.nn.log_softmax(labels(seen))
+            log_probability = log_probability.at[index].add(log_p)
+            confidence = jnp.exp(log_p.max(axis=1)).mean()
+        if features is not None:
+            victims = victims.at[index].add(features(seen))
+        state = state._replace(
+            log_probability=log_probability,
+            victims=victims,
+            own=state.own.at[index].set(seen.x),
+            seen=state.seen.at[index].add(1),
+        )
+        return state, {"confidence": confidence, "samples_seen": jnp.sum(state.seen > 0)}
+
+    def reconstruct(state: VflreconState, observation: Observation) -> Reconstruction:
+        del observation
+        count = jnp.maximum(state.seen, 1)[:, None]
+        probability = jax.nn.softmax(state.log_probability / count)
+        known = state.seen > 0
+        y = jnp.where(known, probability.argmax(axis=1).astype(jnp.int32), state.guess)
+        score = 1 - probability.max(axis=1) if labels is not None else jnp.zeros(num_samples)
+        x = assemble_victims(model, state.own, state.victims / count, party)
+        return Reconstruction(x, y, jnp.where(known, score, 1.0), known)
+
+    return Attack(init, step, reconstruct)
+
+
+def granted(observation: Observation) -> tuple[jax.Array, PartyRecord]:
+    """Sample ids and the party's record.
+
+    Raises:
+        ValueError: if the threat does not grant them.
+    """
+    if observation.party is None or observation.index is None:
+        raise ValueError("this attack needs a threat that grants a party's record and the sample ids")
+    return observation.index, observation.party
+
+
+def flat_observations(observations: Observation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of stacked observations: sample ids (T B,), own features (T B, d), cut gradients (T B, e)."""
+    index, seen = granted(observations)
+    x, gradient = np.asarray(seen.x), np.asarray(seen.output_gradient)
+    return np.asarray(index).ravel(), x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])

@@ -1,0 +1,238 @@
+"""An initialisation-free label attack on split vertical learning: no shadow model, no shadow run.
+
+VFLRecon learns what a gradient of the shadow run means, which transfers to the real run only if both start from the
+same parameters. Directions of cut gradients group samples by class from any start; only naming the groups needs shadow
+records, and a baseline that is hardly better than chance suffices, because a whole group votes.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import logsumexp
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak.attacks._direction_clusters import DirectionLabels, label_directions
+from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
+from jaxleak.attacks._vflrecon import assemble_victims, granted
+from jaxleak.models import BottomTopModel
+
+
+class FreeLabels(NamedTuple):
+    """Labels of all samples, and what the attacker knows about their quality."""
+
+    labels: np.ndarray  # (N,) int32, -1 for a sample that never took part
+    confidence: np.ndarray  # (N,) posterior probability of the label in [0, 1]
+    log_probability: np.ndarray  # (N, C), rows of samples that never took part are zero
+    windows: list[DirectionLabels]  # per window, with its objective and its classes' separation
+
+
+def default_window(num_classes: int) -> int:
+    """Observations per window: long enough for every class to have members, short enough for directions to stay."""
+    return max(1000, 100 * num_classes)
+
+
+def free_labels(
+    gradients: np.ndarray,
+    index: np.ndarray,
+    log_prior: np.ndarray,
+    *,
+    num_samples: int,
+    window: int | None = None,
+    restarts: int = 5,
+    seed: int = 0,
+) -> FreeLabels:
+    """Labels from cut gradients in the order in which they came.
+
+    Directions drift while the top model learns, so they are clustered in windows (`label_directions`), each started
+    also from the classes of the one before. A sample that was seen more often adds up its posteriors without counting
+    the prior again.
+
+    Args:
+        gradients: (n, e) gradients at the attacker's bottom output, one row per sample and sighting, finite.
+        index: (n,) which sample, in [0, N).
+        log_prior: (n, C) log-probabilities of the X_adv-only baseline for the same rows, finite.
+        num_samples: N.
+        window: rows per window, >= 2 C; None is `default_window`; a remainder joins the last one.
+        restarts: of k-means in each window.
+        seed: of k-means.
+
+    Raises:
+        ValueError: if shapes do not fit or values are not finite.
+    """
+    rows, classes = log_prior.shape
+    if gradients.ndim != 2 or len(gradients) != rows or index.shape != (rows,):
+        raise ValueError(f"rows must agree, got {gradients.shape}, {index.shape} and {log_prior.shape}")
+    if not (np.isfinite(gradients).all() and np.isfinite(log_prior).all()):
+        raise ValueError("gradients and log_prior must be finite")
+    _validate.positive(num_samples=num_samples, restarts=restarts)
+    window = default_window(classes) if window is None else window
+    _validate.in_range(2 * classes, 10**9, window=window)
+    borders = [*range(0, max(rows - window, 0) + 1, window), rows]
+    normal = log_prior - logsumexp(log_prior, axis=1, keepdims=True)
+    windows: list[DirectionLabels] = []
+    evidence = np.zeros((num_samples, classes))
+    prior = np.zeros((num_samples, classes))
+    seen = np.zeros(num_samples, bool)
+    for begin, end in itertools.pairwise(borders):
+        result = label_directions(
+            gradients[begin:end],
+            log_prior[begin:end],
+            previous_means=windows[-1].means if windows else None,
+            restarts=restarts,
+            seed=seed,
+        )
+        windows.append(result)
+        # A class that one window holds for absent may be present in another: very unlikely, not impossible.
+        posterior = np.maximum(result.log_probability, np.log(1e-9))
+        np.add.at(evidence, index[begin:end], posterior - normal[begin:end])
+        prior[index[begin:end]] = normal[begin:end]
+        seen[index[begin:end]] = True
+    log_probability = np.where(seen[:, None], evidence + prior, 0.0)
+    log_probability[seen] -= logsumexp(log_probability[seen], axis=1, keepdims=True)
+    labels = np.where(seen, log_probability.argmax(axis=1), -1).astype(np.int32)
+    confidence = np.where(seen, np.exp(log_probability.max(axis=1)), 0.0)
+    return FreeLabels(labels, confidence, log_probability, windows)
+
+
+class FreeState(NamedTuple):
+    """What came in, in order. Memory O(rounds B (d_party + e))."""
+
+    gradients: jax.Array  # (rounds, B, e)
+    own: jax.Array  # (rounds, B, d_party)
+    ids: jax.Array  # (rounds, B) int32, samples
+    rounds_seen: jax.Array  # () int32; rounds beyond the last are not kept
+    guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
+
+
+def vflrecon_free(
+    model: BottomTopModel,
+    baseline: LabelBaseline,
+    *,
+    party: int,
+    num_samples: int,
+    rounds: int,
+    batch_size: int,
+    window: int | None = None,
+    restarts: int = 5,
+    seed: int = 0,
+) -> Attack:
+    """The label attack as an `Attack`: rounds are stored, `reconstruct` clusters them on the host (`free_labels`).
+
+    Args:
+        model: of the real run; only its shapes are used.
+        baseline: from `fit_label_baseline` on the attacker's shadow records.
+        party: the attacker.
+        num_samples: N.
+        rounds: how many rounds to watch.
+        batch_size: B.
+        window: see `free_labels`.
+        restarts: see `free_labels`.
+        seed: see `free_labels`.
+
+    Returns:
+        An `Attack`; its score is one minus the posterior of the label, 1 for a sample that never took part. Victims'
+        features are answered with zeros.
+
+    Raises:
+        ValueError: on sizes out of range.
+    """
+    _validate.positive(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
+    _validate.in_range(0, model.parties - 1, party=party)
+    width = model.widths[party]
+
+    def init(key: jax.Array, template: Batch) -> FreeState:
+        del template
+        return FreeState(
+            jnp.zeros((rounds, batch_size, model.embedding)),
+            jnp.zeros((rounds, batch_size, width)),
+            jnp.zeros((rounds, batch_size), jnp.int32),
+            jnp.zeros((), jnp.int32),
+            jax.random.randint(key, (num_samples,), 0, model.num_classes),
+        )
+
+    def step(key: jax.Array, state: FreeState, observation: Observation) -> tuple[FreeState, dict[str, jax.Array]]:
+        del key
+        index, seen = granted(observation)
+        t = state.rounds_seen
+        state = FreeState(
+            state.gradients.at[t].set(seen.output_gradient, mode="drop"),
+            state.own.at[t].set(seen.x, mode="drop"),
+            state.ids.at[t].set(index, mode="drop"),
+            t + 1,
+            state.guess,
+        )
+        return state, {"gradient_norm": jnp.linalg.norm(seen.output_gradient)}
+
+    def reconstruct(state: FreeState, observation: Observation) -> Reconstruction:
+        del observation
+        kept = min(int(state.rounds_seen), rounds)
+        gradients = np.asarray(state.gradients)[:kept].reshape(-1, model.embedding)
+        own, index = np.asarray(state.own)[:kept].reshape(-1, width), np.asarray(state.ids)[:kept].ravel()
+        found = free_labels(
+            gradients,
+            index,
+            baseline.log_proba(own),
+            num_samples=num_samples,
+            window=window,
+            restarts=restarts,
+            seed=seed,
+        )
+        table = jnp.zeros((num_samples, width)).at[index].set(own)
+        x = assemble_victims(model, table, jnp.zeros((num_samples, sum(model.widths) - width)), party)
+        y = jnp.where(found.labels < 0, state.guess, found.labels)
+        return Reconstruction(x, y, jnp.asarray(1 - found.confidence, jnp.float32), jnp.asarray(found.labels >= 0))
+
+    return Attack(init, step, reconstruct)
+
+
+def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """What cut gradients say beyond their label, in coordinates that do not depend on the initialisation.
+
+    A direction is expressed by its inner products with the mean directions of the classes, a length by its rank among
+    all rows of its class; both are then standardised within the run. Two runs from different parameters agree in these
+    coordinates as far as their networks learned the same.
+
+    Args:
+        gradients: (n, e) of one run.
+        labels: (n,) in [0, C): true ones of a shadow run, recovered ones of the real run.
+        num_classes: C.
+
+    Returns:
+        (n, 2 C + 1): one-hot labels, C coordinates, rank of the length.
+    """
+    norms = np.linalg.norm(gradients, axis=1)
+    unit = gradients / np.where(norms > 0, norms, 1.0)[:, None]
+    onehot = np.eye(num_classes)[labels]
+    means = onehot.T @ unit
+    means /= np.maximum(np.linalg.norm(means, axis=1), 1e-12)[:, None]
+    coordinates, rank = unit @ means.T, np.zeros((len(labels), 1))
+    for c in np.unique(labels):
+        own = labels == c
+        block = coordinates[own]
+        coordinates[own] = (block - block.mean(axis=0)) / np.maximum(block.std(axis=0), 1e-9)
+        rank[own, 0] = (np.argsort(np.argsort(norms[own])) + 0.5) / own.sum() - 0.5
+    return np.concatenate([onehot, coordinates, rank], axis=1)
+
+
+def fit_aligned_features(
+    x: np.ndarray, gradients: np.ndarray, labels: np.ndarray, victims: np.ndarray, num_classes: int, *, seed: int = 0
+) -> FeatureBaseline:
+    """Regress the victims' features on own features and `aligned_signals`, on an independent shadow run.
+
+    Args:
+        x: (n, d) own features, one row per sample and sighting.
+        gradients: (n, e) the shadow run's cut gradients for the same rows.
+        labels: (n,) the shadow records' labels.
+        victims: (n, d_victim) what to learn.
+        num_classes: C.
+        seed: of the regression.
+
+    Returns:
+        A predictor of rows `[x, aligned_signals(...)]`.
+    """
+    signals = aligned_signals(gradients, labels, num_classes)
+    return fit_feature_baseline(np.concatenate([x, signals], axis=1), victims, seed=seed)

@@ -1,0 +1,203 @@
+"""Tables for vertical studies: raw columns first, then an encoding fitted on the attacker's rows only.
+
+`load` scales a table over all its rows, which is fine where a reconstruction is scored against the same numbers. A
+vertical study trains on one part what it applies to another, so here nothing is looked at beyond the fitted rows: the
+scale, the categories and the dropped columns all come from the shadow part, and encoded values have a stated scale.
+"""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxleak import _validate
+from jaxleak.data._dataset import checked_labels
+from jaxleak.data._files import existing_file
+from jaxleak.data._load import load
+
+Scaling = Literal["minmax", "quantile"]
+Categories = Literal["hashed", "one_hot"]
+
+_TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
+_MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical", "feature_names")
+
+
+class Table(NamedTuple):
+    """Raw columns, before any scaling."""
+
+    numeric: np.ndarray  # (N, F1) float64, NaN where a value is missing
+    categorical: np.ndarray  # (N, F2) int64 codes, no order among them
+    y: np.ndarray  # (N,) int32 in [0, C)
+    num_classes: int  # C
+    name: str
+
+    @property
+    def num_features(self) -> int:
+        """F1 + F2; features are numbered numeric first."""
+        return self.numeric.shape[1] + self.categorical.shape[1]
+
+
+class Encoding(NamedTuple):
+    """What `fit_encoding` learned from the shadow rows."""
+
+    numeric: tuple[int, ...]  # kept columns of `Table.numeric`
+    categorical: tuple[int, ...]  # kept columns of `Table.categorical`
+    grids: tuple[np.ndarray, ...]  # per kept numeric column: the sorted values that encode as 0 ... 1, evenly spaced
+    codes: tuple[np.ndarray, ...]  # per kept categorical column: known codes in one-hot order, empty where hashed
+    buckets: int
+    columns: tuple[np.ndarray, ...]  # per kept feature, numeric first: its columns in the encoded array
+
+
+def load_table(spec: str) -> Table:
+    """All rows of a table, unscaled.
+
+    | spec | columns |
+    |---|---|
+    | `adult`, `avazu`, `credit_default`, `criteo`, `sensorless`, `npz:FILE` | members `x` (N, F), whose columns \
+marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missing values and `x_cat` (N, F2); and `y` |
+    | any other spec of `load` | its features, all numeric; images (colours averaged) have one feature per pixel |
+
+    Files are read without unpickling; the names are files of the folder that JAXLEAK_DATA_DIR names.
+
+    Raises:
+        FileNotFoundError: if a file is missing, or JAXLEAK_DATA_DIR is not set where it is needed.
+        ValueError: if a member is missing, has the wrong form, or labels are not exactly 0 ... C-1.
+    """
+    if spec.startswith("npz:") or spec in _TABLES:
+        return _npz_table(spec)
+    dataset = load(spec)
+    x = dataset.x.mean(axis=-1) if dataset.x.ndim == 4 else dataset.x
+    numeric = x.reshape(len(x), -1).astype(np.float64)
+    return _table(numeric, np.zeros((len(x), 0), np.int64), dataset.y, spec)
+
+
+def fit_encoding(
+    table: Table,
+    rows: np.ndarray,
+    *,
+    scaling: Scaling = "minmax",
+    categories: Categories = "hashed",
+    buckets: int = 100,
+    max_categories: int = 20,
+) -> Encoding:
+    """Learn an encoding to [0, 1] from the rows of the attacker's shadow part.
+
+    Numeric columns are scaled so that the fitted rows fill [0, 1]; values outside are clipped, missing ones become 0.
+    Categorical columns are hashed, one feature each (code mod `buckets`, divided by `buckets - 1`), which keeps the
+    feature counts that the papers print; or one-hot over the most frequent codes, all zeros for any other. Columns
+    that are constant over the fitted rows are dropped: they would only make a mean squared error look small.
+
+    Args:
+        table: from `load_table`.
+        rows: positions to fit on, not empty.
+        scaling: "minmax" keeps distances; "quantile" maps a value to its rank among the fitted rows, so that long
+            tails (Criteo) do not squeeze everything to 0.
+        categories: "hashed" or "one_hot".
+        buckets: >= 2, for hashed columns.
+        max_categories: >= 1, codes with a column of their own, for one-hot columns.
+
+    Raises:
+        ValueError: on options out of range, no rows, or if every column is constant.
+    """
+    _validate.one_of(("minmax", "quantile"), scaling=scaling)
+    _validate.one_of(("hashed", "one_hot"), categories=categories)
+    _validate.positive(max_categories=max_categories)
+    _validate.in_range(2, 2**30, buckets=buckets)
+    if len(rows) == 0:
+        raise ValueError("rows must not be empty")
+    numeric, grids = [], []
+    for column in range(table.numeric.shape[1]):
+        values = table.numeric[rows, column]
+        values = np.sort(values[~np.isnan(values)])
+        if len(values) and values[0] < values[-1]:
+            numeric.append(column)
+            grids.append(values[[0, -1]] if scaling == "minmax" else values)
+    categorical, codes = [], []
+    for column in range(table.categorical.shape[1]):
+        found, counts = np.unique(table.categorical[rows, column], return_counts=True)
+        if len(found) > 1:
+            categorical.append(column)
+            codes.append(np.empty(0, np.int64) if categories == "hashed" else found[np.argsort(-counts, kind="stable")])
+    if not numeric and not categorical:
+        raise ValueError(f"{table.name}: every column is constant over the fitted rows")
+    codes = [known[:max_categories] for known in codes]
+    sizes = [1] * len(numeric) + [max(len(known), 1) for known in codes]
+    columns = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return Encoding(tuple(numeric), tuple(categorical), tuple(grids), tuple(codes), buckets, tuple(columns))
+
+
+def encode(encoding: Encoding, table: Table) -> np.ndarray:
+    """Encode every row: (N, width) float32 in [0, 1]."""
+    blocks = [_scaled(table.numeric[:, c], grid) for c, grid in zip(encoding.numeric, encoding.grids, strict=True)]
+    for column, known in zip(encoding.categorical, encoding.codes, strict=True):
+        codes = table.categorical[:, column]
+        if len(known) == 0:
+            blocks.append((codes % encoding.buckets)[:, None] / (encoding.buckets - 1))
+        else:
+            blocks.append(codes[:, None] == known)
+    return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def _scaled(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    if len(grid) == 2:
+        unit = np.clip((values - grid[0]) / (grid[1] - grid[0]), 0, 1)
+    else:
+        # Ties share the middle of their ranks, so that a value's code does not depend on the order of equal rows.
+        ranks = np.searchsorted(grid, values, "left") + np.searchsorted(grid, values, "right")
+        unit = np.clip(ranks / (2 * len(grid)), 0, 1)
+    return np.where(np.isnan(values), 0.0, unit)[:, None]
+
+
+def _npz_table(spec: str) -> Table:
+    if spec.startswith("npz:"):
+        path = existing_file(spec.removeprefix("npz:"))
+    else:
+        folder = os.environ.get("JAXLEAK_DATA_DIR")
+        if not folder:
+            raise FileNotFoundError(
+                f"{spec} needs the environment variable JAXLEAK_DATA_DIR, the folder with {spec}.npz; it is not set"
+            )
+        path = existing_file(Path(folder) / f"{spec}.npz")
+    members = _read_members(path)
+    if "y" not in members or not ({"x", "x_cat", "x_num"} & members.keys()):
+        raise ValueError(f"{path} must have an array y, and x or x_num and x_cat")
+    samples = len(members["y"])
+    numeric = members.get("x_num", np.zeros((samples, 0)))
+    categorical = members.get("x_cat", np.zeros((samples, 0), np.int64))
+    if "x" in members:
+        x = members["x"].reshape(len(members["x"]), -1)
+        marked = members.get("is_categorical", np.zeros(x.shape[1], bool))
+        if marked.shape != x.shape[1:] or marked.dtype != bool:
+            raise ValueError(f"{path}: is_categorical must be bool of shape {x.shape[1:]}, got {marked.shape}")
+        numeric, categorical = x[:, ~marked], x[:, marked]
+    for name, part in (("numeric columns", numeric), ("categorical columns", categorical)):
+        if part.ndim != 2 or len(part) != samples:
+            raise ValueError(f"{path}: {name} must have shape ({samples}, F), got {part.shape}")
+    if np.isinf(numeric).any() or not np.isfinite(categorical).all():
+        raise ValueError(f"{path}: only numeric columns may hold missing values (NaN), and none may be infinite")
+    labels = checked_labels(members["y"], samples, str(path))
+    return _table(numeric.astype(np.float64), categorical.astype(np.int64), labels, spec)
+
+
+def _read_members(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no npz file, or is truncated")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in _MEMBERS if name in archive.files}
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read, it may be corrupt: {error}") from error
+
+
+def _table(numeric: np.ndarray, categorical: np.ndarray, y: np.ndarray, name: str) -> Table:
+    check_classes(y, name)
+    return Table(numeric, categorical, np.asarray(y, np.int32), int(y.max()) + 1, name)
+
+
+def check_classes(y: np.ndarray, where: str) -> None:
+    """Raise `ValueError` unless the labels are exactly 0 ... C-1 with C >= 2, each of them present."""
+    present = np.unique(y)
+    if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
+        raise ValueError(f"{where}: labels must be 0 ... C-1 with every class present and C >= 2, got {present[:20]}")

@@ -1,0 +1,129 @@
+"""Which party holds which features, and the padded slices that vertical protocols train on."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxleak import _validate
+
+FeaturePartition = Literal["random", "gaussian", "gibbs"]
+_SWEEPS = 20
+
+
+def partition_features(
+    num_features: int,
+    parties: int,
+    *,
+    share: float | None = None,
+    adversary: int = 0,
+    kind: FeaturePartition = "random",
+    x: np.ndarray | None = None,
+    beta: float = 4.0,
+    seed: int = 0,
+) -> tuple[np.ndarray, ...]:
+    """Deal features to parties. The VFLRecon paper names three ways (Table IV) and defines none; here they are
+
+    - "random": a uniform permutation, cut into the parties' sizes.
+    - "gaussian": parties hold neighbouring features with blurred borders. Feature j of the original order gets the
+      position j + s Z_j with independent standard normal Z_j and s = F / (2 P); features are cut in the order of their
+      positions, and parties take the pieces in random order.
+    - "gibbs": features that say the same go together. A partition with the given sizes has probability proportional
+      to exp(beta * sum of |corr(i, j)| over pairs held by one party), a Gibbs measure; it is sampled from a uniform
+      start by Metropolis swaps of two features of different parties, 20 F proposals. The adversary then has fewer
+      features that correlate with the victims', so this is the hardest of the three for it.
+
+    Args:
+        num_features: F.
+        parties: P, 2 <= P <= F.
+        share: the adversary's share of the features in (0, 1); it gets round(share F) features, at least one, and
+            leaves at least one to everyone else. None gives everyone the same share.
+        adversary: the party that gets the share.
+        kind: as above.
+        x: (n, F) samples whose correlations "gibbs" uses: public, or the attacker's own.
+        beta: inverse temperature of "gibbs", >= 0; 0 is "random".
+        seed: >= 0.
+
+    Returns:
+        Per party the sorted features that it holds: disjoint, none empty, all F together.
+
+    Raises:
+        ValueError: if there are more parties than features, or an argument is out of range.
+    """
+    _validate.one_of(("random", "gaussian", "gibbs"), kind=kind)
+    _validate.non_negative(seed=seed, beta=beta)
+    if parties < 2 or parties > num_features:
+        raise ValueError(f"parties must be from 2 to the number of features, {num_features}, got {parties}")
+    _validate.in_range(0, parties - 1, adversary=adversary)
+    rng = np.random.default_rng(seed)
+    sizes = _sizes(num_features, parties, share, adversary)
+    owners = np.repeat(np.arange(parties), sizes)
+    if kind == "gaussian":
+        order = rng.permutation(parties)
+        positions = np.arange(num_features) + num_features / (2 * parties) * rng.standard_normal(num_features)
+        owner = np.empty(num_features, np.int64)
+        owner[np.argsort(positions)] = np.repeat(order, np.asarray(sizes)[order])
+    else:
+        owner = rng.permutation(owners)
+    if kind == "gibbs":
+        if x is None or x.ndim != 2 or x.shape[1] != num_features:
+            raise ValueError(f"kind='gibbs' needs x of shape (n, {num_features})")
+        owner = _gibbs(owner, _absolute_correlations(x), beta, rng)
+    return tuple(np.flatnonzero(owner == party) for party in range(parties))
+
+
+def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Slices (N, P, w) of an encoded table (N, width), zero-padded to the widest party's w columns.
+
+    Args:
+        x: (N, width).
+        columns: per party the columns that it holds.
+
+    Raises:
+        ValueError: if a party has no columns.
+    """
+    for party, own in enumerate(columns):
+        if len(own) == 0:
+            raise ValueError(f"party {party} has no features")
+    slices = np.zeros((len(x), len(columns), max(map(len, columns))), np.float32)
+    for party, own in enumerate(columns):
+        slices[:, party, : len(own)] = x[:, own]
+    return slices
+
+
+def _sizes(num_features: int, parties: int, share: float | None, adversary: int) -> list[int]:
+    if share is None:
+        return [len(part) for part in np.array_split(np.arange(num_features), parties)]
+    if not 0 < share < 1:
+        raise ValueError(f"share must be in (0, 1), got {share}")
+    own = min(max(round(share * num_features), 1), num_features - parties + 1)
+    sizes = [len(part) for part in np.array_split(np.arange(num_features - own), parties - 1)]
+    sizes.insert(adversary, own)
+    return sizes
+
+
+def _absolute_correlations(x: np.ndarray) -> np.ndarray:
+    centred = x.astype(np.float64) - x.mean(axis=0)
+    norms = np.linalg.norm(centred, axis=0)
+    unit = centred / np.where(norms > 0, norms, 1.0)
+    return np.abs(unit.T @ unit)
+
+
+def _gibbs(owner: np.ndarray, correlation: np.ndarray, beta: float, rng: np.random.Generator) -> np.ndarray:
+    owner = owner.copy()
+    count = len(owner)
+    for i, j, u in zip(
+        rng.integers(count, size=_SWEEPS * count),
+        rng.integers(count, size=_SWEEPS * count),
+        rng.random(_SWEEPS * count),
+        strict=True,
+    ):
+        if owner[i] == owner[j]:
+            continue
+        with_i, with_j = owner == owner[i], owner == owner[j]
+        with_i[i] = with_j[j] = False
+        # Swapping moves i to j's party without j, and j to i's party without i.
+        gain = correlation[i] @ with_j + correlation[j] @ with_i - correlation[i] @ with_i - correlation[j] @ with_j
+        if np.log(u) < beta * gain:
+            owner[i], owner[j] = owner[j], owner[i]
+    return owner

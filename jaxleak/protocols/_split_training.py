@@ -1,0 +1,166 @@
+"""Vertical training with bottom and top models: every party's own record of every step.
+
+A step runs as the parties would run it, not as one differentiated loss: embeddings go up, the gradient at the top's
+output goes down through the top, is cut into one piece per party, and each owner updates what it owns. So a defense can
+stand at the very place where it stands in reality, and a layer on ciphertexts can replace the top's first.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak import _validate
+from jaxleak._base import Batch, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak.defenses import Defense
+from jaxleak.models import BottomTopModel
+from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+#: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
+InteractiveLayer = Callable[[jax.Array, PyTree, tuple[jax.Array, ...]], jax.Array]
+
+#: Where a defense may act, all of them at the label holder: the top's output before the loss, the loss gradient at
+#: that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms.
+PLACES = ("top_output", "top_output_gradient", "cut_gradient")
+
+
+def default_optimizer() -> optax.GradientTransformation:
+    """Adam with rate 1e-3, VFLRecon's default (section V-A)."""
+    return optax.adam(1e-3)
+
+
+def split_training(
+    model: BottomTopModel,
+    *,
+    num_samples: int,
+    batch_size: int,
+    optimizer: optax.GradientTransformation | None = None,
+    loss: Loss = cross_entropy,
+    defenses: Sequence[Defense] = (),
+    interactive: InteractiveLayer | None = None,
+    sampling: Sampling = "epoch",
+) -> Protocol:
+    """Train bottom and top models on vertically divided samples (VFLRecon, section II and Algorithm 1).
+
+    Every step: party p sends b_p = bottom_p(x_p); the label holder computes o = top(b), the loss and dL/do, sends
+    dL/db_p back and updates the top; every party updates its bottom. Each owner runs an optimiser of its own, so
+    transforms that look at all of a gradient (clipping by norm) see only their owner's.
+
+    Args:
+        model: from `models.bottom_top`; samples are (P, max d_p), zero-padded.
+        num_samples: N.
+        batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
+        optimizer: of every owner; None is Adam with rate 1e-3.
+        loss: `(logits (B, C), y) -> ()`, the mean over the batch.
+        defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keyword
+            `labels`, which the label holder has.
+        interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
+        sampling: "epoch" or "uniform", see `draw_batch`.
+
+    Returns:
+        A `Protocol` whose transcripts carry `parties`, one `PartyRecord` each. The payload is the tuple of gradients
+        at the bottoms' outputs; `share` computes it without defenses.
+
+    Raises:
+        ValueError: if B is not in [1, N], or an option or a defense's place is unknown.
+    """
+    _validate.positive(num_samples=num_samples)
+    _validate.in_range(1, num_samples, batch_size=batch_size)
+    _validate.one_of(SAMPLINGS, sampling=sampling)
+    for defense in defenses:
+        _validate.one_of(PLACES, place=defense.place)
+    transform = default_optimizer() if optimizer is None else optimizer
+
+    def defend(key: jax.Array, place: str, value: PyTree, labels: jax.Array) -> PyTree:
+        for i, defense in enumerate(defenses):
+            if defense.place == place:
+                value = defense.apply(jax.random.fold_in(key, i), value, labels=labels)
+        return value
+
+    def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
+        if interactive is None:
+            return model.top(params, embeddings)
+        return model.rest(params["rest"], interactive(key, params["first"], embeddings))
+
+    def share(params: PyTree, batch: Batch) -> PyTree:
+        embeddings = _embed(model, params["bottom"], batch.x)
+        return jax.grad(lambda b: loss(model.top(params["top"], b), batch.y))(embeddings)
+
+    def init(key: jax.Array) -> ProtocolState:
+        return split_state(model.init(key), transform)
+
+    def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
+        index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
+        batch = Batch(private.x[index], private.y[index], index)
+        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        params = state.params
+        slices = model.slices(batch.x)
+
+        pulls, embeddings = [], []
+        for own, x in zip(params["bottom"], slices, strict=True):
+            b, pull = jax.vjp(lambda own, x=x: model.bottom(own, x), own)
+            pulls.append(pull)
+            embeddings.append(b)
+        output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], tuple(embeddings))
+        output = defend(noise_key, "top_output", output, batch.y)
+        output_gradient = jax.grad(loss)(output, batch.y)
+        output_gradient = defend(noise_key, "top_output_gradient", output_gradient, batch.y)
+        top_gradient, cut = pull_top(output_gradient)
+        cut = defend(noise_key, "cut_gradient", cut, batch.y)
+        gradients = {"bottom": tuple(pull(c)[0] for pull, c in zip(pulls, cut, strict=True)), "top": top_gradient}
+
+        new_params, opt_state = _update_owners(transform, gradients, state.opt_state, params)
+        parties = tuple(
+            PartyRecord(
+                x=slices[p],
+                params=params["bottom"][p],
+                params_after=new_params["bottom"][p],
+                params_gradient=gradients["bottom"][p],
+                output=embeddings[p],
+                output_after=model.bottom(new_params["bottom"][p], slices[p]),
+                output_gradient=cut[p],
+            )
+            for p in range(model.parties)
+        )
+        transcript = Transcript(state.round, params, cut, index, None, batch, parties)
+        return ProtocolState(state.round + 1, new_params, opt_state), transcript
+
+    return Protocol(init, round_, share)
+
+
+def split_state(params: PyTree, optimizer: optax.GradientTransformation | None = None) -> ProtocolState:
+    """The state before the first step of `split_training` from given parameters, e.g. a shadow run's.
+
+    Args:
+        params: `{"bottom": (...), "top": ...}`.
+        optimizer: the one that `split_training` got; None is its default.
+    """
+    transform = default_optimizer() if optimizer is None else optimizer
+    opt_state = {
+        "bottom": tuple(transform.init(own) for own in params["bottom"]),
+        "top": transform.init(params["top"]),
+    }
+    return ProtocolState(jnp.zeros((), jnp.int32), params, opt_state)
+
+
+def _embed(model: BottomTopModel, bottoms: Sequence[PyTree], x: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(model.bottom(own, x_p) for own, x_p in zip(bottoms, model.slices(x), strict=True))
+
+
+def _update_owners(
+    transform: optax.GradientTransformation, gradients: PyTree, states: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    def one(gradient: PyTree, state: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        updates, state = transform.update(gradient, state, own)
+        return optax.apply_updates(own, updates), state
+
+    bottoms = [one(*owner) for owner in zip(gradients["bottom"], states["bottom"], params["bottom"], strict=True)]
+    top, top_state = one(gradients["top"], states["top"], params["top"])
+    return (
+        {"bottom": tuple(new for new, _ in bottoms), "top": top},
+        {"bottom": tuple(state for _, state in bottoms), "top": top_state},
+    )

@@ -1,0 +1,175 @@
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxleak import attacks, audit, models, protocols, threats
+from jaxleak._base import Attack, Batch, Protocol, ProtocolState, Reconstruction, Transcript
+from jaxleak.checkpoint import Checkpoints
+
+KEY = jax.random.key(0)
+PRIVATE = Batch(jax.random.uniform(jax.random.key(9), (6, 1, 3)), jnp.arange(6) % 2, jnp.arange(6))
+SERVER = threats.HONEST_BUT_CURIOUS_SERVER
+
+
+class Toy(NamedTuple):
+    attack: Attack
+    protocol: Protocol
+
+
+def toy(nan_round=-1):
+    """A protocol that trains, and an attack with random start and random steps: compiles at once."""
+
+    def init(key):
+        return ProtocolState(jnp.zeros((), jnp.int32), {"w": jax.random.normal(key, (3,))}, ())
+
+    def round_(key, state, private):
+        index = jax.random.permutation(jax.random.fold_in(key, state.round), 6)[:2]
+        payload = {"w": jnp.tanh(private.x[index, 0] * state.params["w"]).mean(axis=0)}
+        payload = {"w": jnp.where(state.round == nan_round, jnp.nan, payload["w"])}
+        batch = jax.tree.map(lambda leaf: leaf[index], private)
+        transcript = Transcript(state.round, state.params, payload, index, None, batch)
+        params = {"w": state.params["w"] - 0.1 * payload["w"]}
+        return ProtocolState(state.round + 1, params, ()), transcript
+
+    def attack_init(key, template):
+        return {"x": jax.random.normal(key, template.x.shape), "rounds": jnp.zeros((), jnp.int32)}
+
+    def step(key, state, observation):
+        noise = jax.random.normal(key, state["x"].shape)
+        x = jnp.sin(state["x"] + 0.1 * noise) + observation.payload["w"]
+        return {"x": x, "rounds": state["rounds"] + 1}, {"size": jnp.linalg.norm(x), "round": observation.round}
+
+    def reconstruct(state, observation):
+        score = jnp.abs(state["x"]).sum(axis=(1, 2))
+        return Reconstruction(state["x"], jnp.zeros(6, jnp.int32), score, jnp.ones(6, bool))
+
+    return Toy(Attack(attack_init, step, reconstruct), Protocol(init, round_, lambda params, batch: params))
+
+
+TOY = toy()
+
+
+def _run(case=TOY, private=PRIVATE, rounds=7, **options):
+    return audit.run(case.attack, case.protocol, SERVER, private, key=KEY, rounds=rounds, **options)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return _run()
+
+
+def test_infos_are_those_of_every_round(uninterrupted):
+    state, infos = uninterrupted
+    np.testing.assert_array_equal(infos["round"], np.arange(7))
+    assert int(state.protocol.round) == int(state.attack["rounds"]) == 7
+    assert int(state.bad_round) == -1
+    assert infos["size"][-1] == pytest.approx(float(jnp.linalg.norm(state.attack["x"])))
+    assert len(set(infos["size"].tolist())) == 7
+
+
+@pytest.mark.parametrize("executor", ["step", "eager"])
+def test_executors_agree(uninterrupted, executor):
+    state, infos = _run(executor=executor, chunk=3)
+    chex.assert_trees_all_close(state, uninterrupted[0], atol=1e-6)
+    chex.assert_trees_all_close(infos, uninterrupted[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_a_chunks_length_changes_no_bit(uninterrupted, chunk):
+    chex.assert_trees_all_equal(_run(chunk=chunk), uninterrupted)
+
+
+def test_a_chunks_length_changes_no_bit_of_a_real_attack():
+    model = models.logistic((3,), num_classes=2)
+    protocol = protocols.vertical(model, num_samples=6, batch_size=2, optimizer=optax.sgd(0.1))
+    attack = attacks.cafe_exact(model, attacks.CafeExactPlan(6, 2, 1, 3, 2, direct=True))
+    runs = [_run(Toy(attack, protocol), rounds=5, chunk=chunk) for chunk in (5, 2)]
+    chex.assert_trees_all_equal(*runs)
+
+
+def test_a_run_continues_from_a_state_that_stays_usable(uninterrupted):
+    first, _ = _run(rounds=3)
+    again, infos = _run(state=first)
+    np.testing.assert_array_equal(infos["round"], np.arange(3, 7))
+    chex.assert_trees_all_equal(again, uninterrupted[0])
+    chex.assert_trees_all_equal(_run(state=first)[0], again)  # the caller's arrays were not donated
+    assert _run(rounds=3, state=first)[1] == {}
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(uninterrupted, tmp_path):
+    seen = []
+
+    def interrupt(done, state, infos):
+        seen.append((done, len(infos["size"])))
+        if done == 4:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        _run(chunk=2, checkpoints=Checkpoints(tmp_path, {}), callbacks=[interrupt])
+    assert seen == [(2, 2), (4, 2)]
+    resumed = Checkpoints(tmp_path, {})
+    assert resumed.latest_step() == 4
+    state, infos = _run(chunk=2, checkpoints=resumed)
+    np.testing.assert_array_equal(infos["round"], [4, 5, 6])
+    chex.assert_trees_all_equal(state, uninterrupted[0])
+    np.testing.assert_array_equal(infos["size"], uninterrupted[1]["size"][4:])
+
+
+def test_each_restart_is_a_single_run_with_its_own_keys():
+    state, infos = _run(restarts=3)
+    assert infos["size"].shape == (7, 3)
+    inits = jax.random.split(jax.random.fold_in(KEY, 2), 3)
+    single, protocol_state = jax.jit(TOY.attack.step), audit.start(TOY.attack, TOY.protocol, PRIVATE, key=KEY).protocol
+    states = [TOY.attack.init(k, audit.template_of(PRIVATE)) for k in inits]
+    for t in range(7):
+        protocol_state, transcript = TOY.protocol.round(jax.random.fold_in(KEY, 1), protocol_state, PRIVATE)
+        keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, 3), t), 3)
+        observation = threats.view(SERVER, transcript)
+        states = [single(k, s, observation)[0] for k, s in zip(keys, states, strict=True)]
+    for r in range(3):
+        np.testing.assert_allclose(state.attack["x"][r], states[r]["x"], atol=1e-5)
+    assert np.abs(state.attack["x"][0] - state.attack["x"][1]).max() > 1e-2
+
+
+def test_the_best_restart_is_the_attackers_choice_per_sample():
+    x = jnp.arange(6.0).reshape(2, 3, 1)
+    score = jnp.array([[1.0, 5.0, jnp.inf], [2.0, 3.0, 0.0]])
+    both = Reconstruction(x, jnp.arange(6).reshape(2, 3), score, score < 4)
+    best = audit.best_restart(both)
+    np.testing.assert_array_equal(best.x[:, 0], [0, 4, 5])
+    np.testing.assert_array_equal(best.y, [0, 4, 5])
+    np.testing.assert_array_equal(best.score, [1, 3, 0])
+    assert best.recovered.all()
+
+
+def test_a_payload_that_is_not_finite_names_its_round(tmp_path):
+    checkpoints, poisoned = Checkpoints(tmp_path, {}), toy(nan_round=5)
+    message = r"round 5: .* \(in rounds 4 to 6\); rounds before 4 are unaffected"
+    with pytest.raises(FloatingPointError, match=message):
+        _run(poisoned, chunk=4, checkpoints=checkpoints)
+    assert checkpoints.latest_step() == 4
+    kept = checkpoints.restore_latest(audit.start(TOY.attack, TOY.protocol, PRIVATE, key=KEY))
+    chex.assert_trees_all_equal(kept, _run(rounds=4)[0])
+    with pytest.raises(FloatingPointError, match=message):
+        _run(poisoned, chunk=4, state=kept, executor="step")
+    _run(poisoned, rounds=5)
+
+
+def test_bad_arguments_are_refused():
+    for options, match in (
+        ({"rounds": 0}, "rounds must be > 0, got 0"),
+        ({"chunk": 0}, "chunk must be > 0, got 0"),
+        ({"restarts": 0}, "restarts must be > 0, got 0"),
+        ({"executor": "pmap"}, "executor must be one of scan, step, eager, got 'pmap'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _run(**options)

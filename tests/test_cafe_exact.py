@@ -1,0 +1,241 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import attacks, audit, models, protocols
+from jaxleak._base import Batch
+from jaxleak.attacks import _slice_inverter
+from jaxleak.attacks._decoder import synthetic_slices
+from jaxleak.attacks._slice_inverter import SliceInverter
+from jaxleak.defenses import clipped_gaussian
+from jaxleak.threats import BIAS_GRADIENT_ONLY, FIRST_LAYER_ONLY, HONEST_BUT_CURIOUS_SERVER, SERVER_WITHOUT_INDICES
+
+N, K, P = 24, 6, 4
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_decoder_slices():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_slice_inverter, "DECODER_SLICES", 1000)
+        yield
+
+
+def _problem(model, x, classes=3, n=N, k=K, **options):
+    private = Batch(jnp.asarray(x), jax.random.randint(jax.random.key(7), (n,), 0, classes), jnp.arange(n))
+    protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
+    params = jax.jit(model.init)(audit.init_key(KEY))
+    return reference.Problem(model, protocol, private, params, audit.template_of(private))
+
+
+def _watch(problem, plan, threats=((FIRST_LAYER_ONLY, None),), model=None):
+    attack, state = attacks.cafe_exact(model or problem.model, plan), None
+    for threat, rounds in threats:
+        state, _ = audit.run(
+            attack,
+            problem.protocol,
+            threat,
+            problem.private,
+            key=KEY,
+            rounds=rounds or plan.rounds,
+            state=state,
+            chunk=200,
+        )
+    return state.attack
+
+
+@pytest.fixture(scope="module")
+def problem():
+    model = models.cafe_vertical((8, 8, 1), parties=P, num_classes=3, channels=(16, 32), width=64, hidden=32)
+    return _problem(model, synthetic_slices(1, N * P, (8, 8, 1)).reshape(N, P, 8, 8, 1))
+
+
+@pytest.fixture(scope="module")
+def truth(problem):
+    return reference.true_features_and_output_gradients(problem, K)
+
+
+@pytest.fixture(scope="module")
+def plan(problem):
+    return attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K)
+
+
+@pytest.fixture(scope="module")
+def state(problem, plan):
+    return _watch(problem, plan)
+
+
+@pytest.fixture(scope="module")
+def recovery(problem, plan, state):
+    return attacks.recover(problem.model, problem.params, plan, state)
+
+
+@pytest.fixture(scope="module")
+def head(problem, truth):
+    """The same rounds from features that the parties keep: quick to simulate, for variants of the attack."""
+    model = models.frozen_features(problem.model)
+    private = problem.private._replace(x=jnp.asarray(truth[0]))
+    protocol = protocols.vertical(model, num_samples=N, batch_size=K, sampling="uniform")
+    return problem._replace(model=model, private=private, protocol=protocol, template=audit.template_of(private))
+
+
+def _relative(estimate, truth):
+    return np.linalg.norm(estimate - truth, axis=-1) / (np.linalg.norm(truth, axis=-1) + 1e-12)
+
+
+def _psnr(x, truth):
+    return -10 * np.log10(((np.asarray(x, np.float64) - truth) ** 2).reshape(len(x), -1).mean(axis=1) + 1e-30)
+
+
+def test_steps_1_and_2_recover_gradients_features_and_labels(problem, truth, recovery):
+    H, V = truth
+    assert recovery.live.all()
+    assert _relative(recovery.V, V).max() < 1e-4
+    assert _relative(recovery.H, H).max() < 1e-3
+    np.testing.assert_array_equal(recovery.labels, problem.private.y)
+    assert recovery.consistency.max() < 1e-3
+    assert recovery.label_margin.min() > 100
+    assert recovery.recovered.all()
+    assert (recovery.output_rank, recovery.feature_rank) == (N, N)
+    assert 1 < recovery.output_condition < 1e4
+    assert 1 < recovery.feature_condition < 1e4
+    again = attacks.true_output_gradients(problem.model, problem.params, H, np.asarray(problem.private.y), K)
+    np.testing.assert_allclose(again, V, atol=1e-7)
+
+
+def test_step_3_recovers_the_data_and_certifies_it(problem, recovery):
+    inverter = SliceInverter(problem.model, problem.params, options=attacks.InversionOptions(max_restarts=1))
+    index = np.arange(3)
+    result = inverter(recovery.H[index], index)
+    truth = np.asarray(problem.private.x[index]).reshape(-1, 8, 8, 1)
+    certified = result.residual.reshape(-1) < 1e-5
+    assert certified.mean() > 0.5
+    assert _psnr(result.x.reshape(-1, 8, 8, 1), truth)[certified].min() > 60
+    # An answer depends on the sample's number and not on the chunk that it came in.
+    chunk = np.array([2, 7, 0])
+    other = inverter(recovery.H[chunk], chunk)
+    for name in ("x", "residual", "steps"):
+        np.testing.assert_array_equal(getattr(other, name)[[2, 0]], getattr(result, name)[[0, 2]])
+
+
+def test_bias_gradients_alone_do_for_step_1(problem, head, plan, state):
+    throughout = _watch(head, plan)
+    in_turn = _watch(head, plan, ((BIAS_GRADIENT_ONLY, plan.output_rounds), (FIRST_LAYER_ONLY, None)))
+    for variant in (throughout, in_turn):
+        np.testing.assert_array_equal(variant.batches, state.batches)
+        np.testing.assert_allclose(variant.V, state.V, atol=1e-6)
+        np.testing.assert_allclose(variant.projected, state.projected, rtol=1e-3, atol=1e-6)
+    granted = _watch(head, plan, ((HONEST_BUT_CURIOUS_SERVER, None),))
+    np.testing.assert_allclose(granted.projected, throughout.projected, rtol=1e-3, atol=1e-6)
+
+
+def test_matrix_free_solvers_give_the_same_answer(head, recovery):
+    free = attacks.plan_cafe_exact(head.model, num_samples=N, batch_size=K, solver="matrix_free")
+    assert not free.direct
+    other = attacks.recover(head.model, head.params, free, _watch(head, free))
+    np.testing.assert_allclose(other.V, recovery.V, atol=1e-6)
+    assert _relative(other.H, recovery.H).max() < 1e-3
+    np.testing.assert_array_equal(other.labels, recovery.labels)
+    assert (other.output_rank, other.feature_rank) == (N, N)
+    assert other.output_condition == pytest.approx(recovery.output_condition, rel=0.05)
+    assert other.recovered.all()
+
+
+def test_a_dead_slice_is_flagged_and_not_filled(head, plan):
+    # Features that switch off every unit behind them: nothing of this slice flows back.
+    kernel = np.asarray(head.params["first"]["kernel"][1], np.float64)
+    x = np.array(head.private.x)
+    x[5, 1] = -np.ones(kernel.shape[1]) @ np.linalg.pinv(kernel)
+    problem = head._replace(private=head.private._replace(x=jnp.asarray(x)))
+    state = _watch(problem, plan)
+    recovery = attacks.recover(head.model, head.params, plan, state)
+    expected = np.ones((N, P), bool)
+    expected[5, 1] = False
+    np.testing.assert_array_equal(recovery.live, expected)
+    assert (recovery.H[5, 1] == 0).all()
+    np.testing.assert_array_equal(recovery.recovered, np.arange(N) != 5)
+    assert _relative(recovery.H, x)[expected].max() < 1e-3
+    observation = audit.start(attacks.cafe_exact(head.model, plan), head.protocol, head.private, key=KEY).protocol
+    answer = attacks.cafe_exact(head.model, plan).reconstruct(state, observation)
+    assert np.isnan(answer.x[5]).all()
+    assert np.isinf(answer.score[5])
+    assert not answer.recovered[5]
+    assert not np.isnan(np.delete(answer.x, 5, axis=0)).any()
+
+
+def test_noise_on_the_payload_flags_samples(head, plan):
+    noisy = protocols.vertical(
+        head.model, num_samples=N, batch_size=K, sampling="uniform", defense=clipped_gaussian(3.0, 0.1)
+    )
+    recovery = attacks.recover(head.model, head.params, plan, _watch(head._replace(protocol=noisy), plan))
+    assert not recovery.recovered.any()
+    assert recovery.consistency.min() > 0.1
+
+
+@pytest.mark.parametrize("network", ["dense", "logistic"])
+def test_without_extractor_steps_1_and_2_recover_the_data(network):
+    build = {
+        "dense": lambda: models.all_dense((7,), parties=2, num_classes=3, width=16, hidden=8),
+        "logistic": lambda: models.logistic((7,), parties=2, num_classes=3),
+    }[network]
+    problem = _problem(build(), jax.random.uniform(jax.random.key(3), (N, 2, 7)))
+    plan = attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K)
+    state = _watch(problem, plan)
+    observation = audit.start(
+        attacks.cafe_exact(problem.model, plan), problem.protocol, problem.private, key=KEY
+    ).protocol
+    answer = attacks.cafe_exact(problem.model, plan).reconstruct(state, observation)
+    np.testing.assert_array_equal(answer.recovered, True)
+    np.testing.assert_allclose(answer.x, problem.private.x, atol=1e-3)
+    np.testing.assert_array_equal(answer.y, problem.private.y)
+    assert answer.score.max() < 1e-3
+
+
+def test_horizontal_rounds_are_recovered_although_shares_are_fixed():
+    model = models.all_dense((7,), num_classes=3, width=24, hidden=16)
+    problem = _problem(model, jax.random.uniform(jax.random.key(4), (N, 1, 7)))
+    protocol = protocols.horizontal(model, workers=3, num_samples=N, batch_size=K)
+    problem = problem._replace(protocol=protocol)
+    plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, workers=3)
+    state = _watch(problem, plan)
+    recovery = attacks.recover(model, problem.params, plan, state)
+    resolved = np.asarray(state.resolved)
+    assert resolved.sum() > 10
+    _, V = reference.true_features_and_output_gradients(problem, K)
+    np.testing.assert_allclose(recovery.V[:, resolved], V[:, resolved], atol=1e-5)
+    assert recovery.output_rank == N - 3 + 1
+    good = recovery.recovered
+    assert good.mean() > 0.9
+    np.testing.assert_allclose(recovery.H[good], problem.private.x[good], atol=1e-3)
+    np.testing.assert_array_equal(recovery.labels[good], problem.private.y[good])
+
+
+def test_plans_refuse_what_cannot_work(problem):
+    def refuses(match, model=problem.model, **options):
+        with pytest.raises(ValueError, match=match):
+            attacks.plan_cafe_exact(model, **{"num_samples": N, "batch_size": K, **options})
+
+    refuses(r"batch_size must be < num_samples=24: .*\(CAFE, Theorem 1 needs K < N\)", batch_size=N)
+    refuses("batch_size must be <= num_samples=24, got 25", batch_size=25)
+    refuses("batch_size must be > 0, got 0", batch_size=0)
+    refuses("output_rounds=10 is too few: Step I needs at least 32 rounds", output_rounds=10)
+    refuses("feature_rounds=3 is too few: Step II needs at least 4 rounds", feature_rounds=3)
+    narrow = models.logistic((7,), parties=2, num_classes=3)
+    refuses(r"d2=3 < K=6.*Step II needs at least 8 rounds", narrow, feature_rounds=7)
+    refuses("multiples of workers=5, got 24 and 6", workers=5)
+    refuses("solver must be one of auto, direct, matrix_free, got 'magic'", solver="magic")
+    assert attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K, output_rounds=32).output_rounds == 32
+
+
+def test_missing_rounds_and_grants_are_named(head, plan, state):
+    early = state._replace(seen=jnp.asarray(plan.rounds - 3, jnp.int32))
+    with pytest.raises(ValueError, match=f"has seen {plan.rounds - 3} of {plan.rounds} rounds; run the rest first"):
+        attacks.recover(head.model, head.params, plan, early)
+    for threat, match in (
+        (SERVER_WITHOUT_INDICES, "needs the batch indices"),
+        (HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)), "needs the payload leaf first/bias"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _watch(head, plan, ((threat, None),))

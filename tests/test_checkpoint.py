@@ -1,0 +1,100 @@
+import errno
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
+
+CONFIG = {"data": "digits", "num_samples": 24, "sizes": (8, 16)}
+
+
+def _tree(value):
+    return {"round": jnp.asarray(value, jnp.int32), "table": jnp.full((3, 2), float(value)), "none": None}
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "deep" / "run", CONFIG)
+
+
+def _files_of(checkpoints, step):
+    return [path for path in (checkpoints.folder / "steps" / str(step)).rglob("*") if path.is_file()]
+
+
+def test_the_newest_checkpoint_comes_back_and_two_are_kept(checkpoints):
+    start = _tree(0)
+    assert checkpoints.latest_step() is None
+    assert checkpoints.restore_latest(start) is start
+    for step in (5, 10, 15):
+        checkpoints.save(step, _tree(step))
+    assert checkpoints.latest_step() == 15
+    assert not _files_of(checkpoints, 5)
+    assert _files_of(checkpoints, 10)
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    restored = reopened.restore_latest(start)
+    chex.assert_trees_all_equal(restored, _tree(15))
+    chex.assert_trees_all_equal_shapes_and_dtypes(restored, start)
+
+
+def test_fresh_starts_over(checkpoints):
+    checkpoints.save(5, _tree(5))
+    again = Checkpoints(checkpoints.folder, {**CONFIG, "data": "mnist"}, fresh=True)
+    assert again.latest_step() is None
+
+
+def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):
+    checkpoints.save(5, _tree(5))
+    Checkpoints(checkpoints.folder, {**CONFIG, "sizes": [8, 16]})  # JSON knows no tuples
+    other = {"data": "mnist", "num_samples": 24, "sizes": (8, 16), "seed": 3}
+    with pytest.raises(ConfigMismatchError) as error:
+        Checkpoints(checkpoints.folder, other)
+    message = str(error.value)
+    assert "data: 'digits' there, 'mnist' now" in message
+    assert "seed: None there, 3 now" in message
+    assert "num_samples" not in message
+    assert "--fresh" in message
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(_tree(0)), _tree(5))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, damage, capsys):
+    checkpoints.save(5, _tree(5))
+    checkpoints.save(10, _tree(10))
+    files = [path for path in _files_of(checkpoints, 10) if "default" in path.parts]
+    assert files
+    for path in files:
+        if damage == "truncated":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        else:
+            path.unlink()
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(5))
+    assert "checkpoint 10 in" in capsys.readouterr().out
+    # The run goes on from there, through the number that was damaged.
+    reopened.save(10, _tree(11))
+    np.testing.assert_array_equal(reopened.restore_latest(_tree(0))["round"], 11)
+
+
+def test_a_failing_save_says_what_stays_valid(checkpoints, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    save = checkpoints._manager.save
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(OSError, match=r"cannot write checkpoint 5 .*No space left.*no earlier checkpoint exists"):
+        checkpoints.save(5, _tree(5))
+    monkeypatch.setattr(checkpoints._manager, "save", save)
+    checkpoints.save(5, _tree(5))
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(OSError, match=r"cannot write checkpoint 10 .*No space left.*checkpoint 5 stays valid"):
+        checkpoints.save(10, _tree(10))
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(_tree(0)), _tree(5))
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(OSError, match=f"cannot write checkpoints to {folder}"):
+            Checkpoints(folder, CONFIG)

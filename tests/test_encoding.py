@@ -1,0 +1,138 @@
+"""Tables, encodings fitted on shadow rows, and feature partitions."""
+
+import numpy as np
+import pytest
+
+from jaxleak import data
+
+NUMERIC = np.array([[0.0, 5, 1], [10, 5, np.nan], [5, 5, 3], [20, 6, 9], [-4, 5, 2]])
+CATEGORICAL = np.array([[7, 1], [7, 1], [3, 1], [9, 1], [105, 2]])
+TABLE = data.Table(NUMERIC, CATEGORICAL, np.array([0, 1, 0, 1, 0], np.int32), 2, "small")
+SHADOW = np.arange(3)
+
+
+def test_only_the_fitted_rows_count():
+    encoding = data.fit_encoding(TABLE, SHADOW)
+    other = TABLE._replace(numeric=NUMERIC.copy(), categorical=CATEGORICAL.copy())
+    other.numeric[3:] = 1e6
+    other.categorical[3:] = 55
+    again = data.fit_encoding(other, SHADOW)
+    np.testing.assert_array_equal(data.encode(encoding, TABLE), data.encode(again, TABLE))
+    assert encoding.numeric == (0, 2)
+    assert encoding.categorical == (0,)
+
+
+def test_hashed_encoding_by_hand():
+    x = data.encode(data.fit_encoding(TABLE, SHADOW, buckets=10), TABLE)
+    expected = [
+        [0.0, 0.0, 7 / 9],
+        [1.0, 0.0, 7 / 9],  # a missing value is 0
+        [0.5, 1.0, 3 / 9],
+        [1.0, 1.0, 9 / 9],  # beyond the fitted range: clipped
+        [0.0, 0.5, 5 / 9],  # 105 mod 10
+    ]
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+    assert x.dtype == np.float32
+
+
+def test_one_hot_and_quantiles_by_hand():
+    encoding = data.fit_encoding(TABLE, SHADOW, scaling="quantile", categories="one_hot", max_categories=1)
+    x = data.encode(encoding, TABLE)
+    # Fitted values 0, 5, 10: a value's code is the middle of its ranks among them.
+    np.testing.assert_allclose(x[:, 0], [1 / 6, 5 / 6, 3 / 6, 1.0, 0.0], atol=1e-6)
+    np.testing.assert_array_equal(x[:, 2], [1, 1, 0, 0, 0])
+    assert [list(own) for own in encoding.columns] == [[0], [1], [2]]
+
+
+def test_tables_from_files_and_names(tmp_path):
+    path = tmp_path / "ctr.npz"
+    np.savez(path, x_num=NUMERIC.astype(np.float32), x_cat=CATEGORICAL, y=TABLE.y)
+    table = data.load_table(f"npz:{path}")
+    np.testing.assert_array_equal(table.categorical, CATEGORICAL)
+    assert np.isnan(table.numeric[1, 2])
+    marked = tmp_path / "marked.npz"
+    np.savez(marked, x=np.arange(10.0).reshape(5, 2), y=TABLE.y, is_categorical=np.array([True, False]))
+    table = data.load_table(f"npz:{marked}")
+    np.testing.assert_array_equal(table.numeric[:, 0], [1, 3, 5, 7, 9])
+    np.testing.assert_array_equal(table.categorical[:, 0], [0, 2, 4, 6, 8])
+    digits = data.load_table("digits")
+    assert digits.numeric.shape == (1797, 64)
+    assert digits.num_features == 64
+
+
+def test_bad_tables(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    with pytest.raises(FileNotFoundError, match="JAXLEAK_DATA_DIR"):
+        data.load_table("criteo")
+
+    def saved(**members):
+        np.savez(tmp_path / "bad.npz", **members)
+        return f"npz:{tmp_path / 'bad.npz'}"
+
+    for y in ([0, 2, 2, 0, 0], [1, 2, 1, 2, 1], [0, 0, 0, 0, 0]):
+        with pytest.raises(ValueError, match=r"labels must be 0 \.\.\. C-1"):
+            data.load_table(saved(x=np.ones((5, 2)), y=np.array(y)))
+    with pytest.raises(ValueError, match="must have an array y"):
+        data.load_table(saved(x=np.ones((5, 2))))
+    with pytest.raises(ValueError, match="numeric columns must have shape"):
+        data.load_table(saved(x=np.ones((4, 2)), y=TABLE.y))
+    with pytest.raises(ValueError, match="infinite"):
+        data.load_table(saved(x=np.full((5, 2), np.inf), y=TABLE.y))
+    with pytest.raises(ValueError, match="cannot be read"):
+        data.load_table(saved(x=np.array([{}] * 5), y=TABLE.y))
+    for options in ({"buckets": 1}, {"scaling": "log"}, {"categories": "codes"}, {"max_categories": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            data.fit_encoding(TABLE, SHADOW, **options)
+    with pytest.raises(ValueError, match="every column is constant"):
+        data.fit_encoding(TABLE, np.array([0]))
+    with pytest.raises(ValueError, match="rows must not be empty"):
+        data.fit_encoding(TABLE, np.array([], int))
+
+
+@pytest.mark.parametrize("kind", ["random", "gaussian", "gibbs"])
+def test_partitions_have_their_sizes(kind):
+    x = np.random.default_rng(0).random((30, 20))
+    for share, own in ((0.05, 1), (0.25, 5), (0.75, 15), (None, 7)):
+        parts = data.partition_features(20, 3, share=share, adversary=1 if share else 0, kind=kind, x=x, seed=1)
+        assert sorted(np.concatenate(parts)) == list(range(20))
+        assert len(parts[1 if share else 0]) == own
+        assert min(map(len, parts)) >= 1
+    again = data.partition_features(20, 3, kind=kind, x=x, seed=1)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_gibbs_keeps_correlated_features_together_and_gaussian_neighbours():
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.standard_normal((200, 2)), 6, axis=1)[:, rng.permutation(12)]
+    correlation = np.abs(np.corrcoef(x.T))
+
+    def within(kind, seed):
+        parts = data.partition_features(12, 2, kind=kind, x=x, seed=seed)
+        return sum(correlation[np.ix_(part, part)].sum() for part in parts)
+
+    assert within("gibbs", 0) > 1.3 * np.mean([within("random", seed) for seed in range(20)])
+    spread = {
+        kind: np.mean([np.ptp(data.partition_features(60, 3, kind=kind, seed=s)[0]) for s in range(20)])
+        for kind in ("random", "gaussian")
+    }
+    assert spread["gaussian"] < 0.85 * spread["random"]
+
+
+def test_slices_are_padded_with_zeros():
+    x = np.arange(12.0).reshape(2, 6)
+    slices = data.party_slices(x, [np.array([5]), np.array([0, 2, 1])])
+    np.testing.assert_array_equal(slices, [[[5, 0, 0], [0, 2, 1]], [[11, 0, 0], [6, 8, 7]]])
+    with pytest.raises(ValueError, match="party 1 has no features"):
+        data.party_slices(x, [np.array([5]), np.array([], int)])
+
+
+def test_bad_partitions():
+    with pytest.raises(ValueError, match="from 2 to the number of features, 3, got 4"):
+        data.partition_features(3, 4)
+    for share in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError, match="share must be in"):
+            data.partition_features(6, 2, share=share)
+    with pytest.raises(ValueError, match="needs x of shape"):
+        data.partition_features(6, 2, kind="gibbs")
+    with pytest.raises(ValueError, match="kind must be one of"):
+        data.partition_features(6, 2, kind="exponential")

@@ -1,0 +1,169 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import models
+from jaxleak.attacks import InversionOptions, invert_features
+from jaxleak.attacks._decoder import decode, ridge_decoder, synthetic_slices
+
+B, SHAPE = 4, (8, 8, 1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.cafe_vertical(SHAPE, parties=1, num_classes=2, channels=(16, 32), width=4, hidden=4)
+
+
+@pytest.fixture(scope="module")
+def extractor(model):
+    params = jax.jit(model.init)(jax.random.key(0))["extractor"]
+    return jax.tree.map(lambda leaf: leaf[0], params)
+
+
+@pytest.fixture(scope="module")
+def features(model, extractor):
+    return jax.jit(lambda x: model.party_features(extractor, x, None))
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return jnp.asarray(synthetic_slices(5, B, SHAPE))
+
+
+@pytest.fixture(scope="module")
+def decoder(model, extractor):
+    slices = jnp.asarray(synthetic_slices(0, 1000, SHAPE))
+    return jax.jit(partial(ridge_decoder, model.party_features))(extractor, slices)
+
+
+@pytest.fixture(scope="module")
+def invert(model, extractor):
+    @partial(jax.jit, static_argnames="options")
+    def run(h, start, options, seed=0):
+        keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(jnp.arange(len(h)))
+        return invert_features(model.party_features, extractor, h, start, keys=keys, options=options)
+
+    return run
+
+
+#: The solver has exactly one compiled program per options: tests share these.
+QUICK = InversionOptions(max_restarts=1)
+ONE_STEP = InversionOptions(max_steps=1, max_restarts=0)
+
+
+def _psnr(x, truth):
+    return -10 * np.log10(((np.asarray(x, np.float64) - truth) ** 2).reshape(len(x), -1).mean(axis=1) + 1e-30)
+
+
+@pytest.fixture(scope="module")
+def from_ridge(invert, features, decoder, truth):
+    h = features(truth)
+    return invert(h, decode(decoder, h, SHAPE), QUICK)
+
+
+def test_a_ridge_start_beats_grey_and_is_in_range(features, decoder, truth):
+    guess = decode(decoder, features(truth), SHAPE)
+    assert guess.shape == truth.shape
+    assert guess.min() >= 0
+    assert guess.max() <= 1
+    assert _psnr(guess, truth).mean() > _psnr(jnp.full_like(truth, 0.5), truth).mean() + 3
+
+
+def test_ridge_is_ridge(model, extractor, features):
+    slices = jnp.asarray(synthetic_slices(1, 100, SHAPE))
+    weights, mean_h, mean_x = jax.jit(partial(ridge_decoder, model.party_features, ridge=0.1))(extractor, slices)
+    h, x = np.asarray(features(slices), np.float64), np.asarray(slices, np.float64).reshape(100, -1)
+    centred = h - h.mean(axis=0)
+    gram = centred.T @ centred
+    slow = np.linalg.solve(
+        gram + 0.1 * np.trace(gram) / len(gram) * np.eye(len(gram)), centred.T @ (x - x.mean(axis=0))
+    )
+    np.testing.assert_allclose(weights, slow, atol=1e-3 * np.abs(slow).max())
+    np.testing.assert_allclose(mean_h, h.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(mean_x, x.mean(axis=0), atol=1e-5)
+
+
+def test_slices_come_back_from_ridge_and_from_grey(invert, features, truth, from_ridge):
+    from_grey = invert(features(truth), jnp.full_like(truth, 0.5), QUICK)
+    for result, share in ((from_ridge, 0.7), (from_grey, 0.5)):
+        certified = np.asarray(result.residual) < 1e-5
+        assert certified.mean() >= share
+        assert _psnr(result.x, truth)[certified].min() > 60
+
+
+def test_residuals_are_truthful_and_pixels_in_range(features, truth, invert, from_ridge):
+    # A start far outside the box, and a target that no image has, must not change either.
+    odd = invert(-features(truth), 5 * truth - 2, QUICK)
+    for result, h in ((from_ridge, features(truth)), (odd, -features(truth))):
+        assert result.x.min() >= 0
+        assert result.x.max() <= 1
+        again = np.linalg.norm(features(result.x) - h, axis=1) / np.linalg.norm(h, axis=1)
+        np.testing.assert_allclose(result.residual, again, rtol=1e-2, atol=1e-6)
+    assert odd.residual.min() > 0.5
+
+
+def test_no_step_raises_the_residual(invert, features, decoder, truth):
+    h = features(truth)
+    for start in (decode(decoder, h, SHAPE), truth):
+        x, before = start, np.linalg.norm(features(start) - h, axis=1) / np.linalg.norm(h, axis=1)
+        for _ in range(4):
+            result = invert(h, x, ONE_STEP)
+            assert (result.residual <= before * (1 + 1e-6) + 1e-6).all()
+            x, before = result.x, np.asarray(result.residual)
+    assert (result.steps <= 1).all()  # the truth itself needs none
+
+
+def test_slices_do_not_depend_on_their_batch_mates(invert, features, decoder, truth, from_ridge):
+    # A slice in place keeps its key; its neighbours are other slices.
+    h = features(truth)
+    others = h.at[1:].set(h[1:][::-1])
+    result = invert(others, decode(decoder, others, SHAPE), QUICK)
+    np.testing.assert_array_equal(result.x[0], from_ridge.x[0])
+    np.testing.assert_array_equal(result.residual[0], from_ridge.residual[0])
+
+
+def test_options_out_of_range_are_refused(model, extractor, truth):
+    h, keys = jnp.zeros((B, model.feature_size)), jax.random.split(jax.random.key(0), B)
+    for options, match in (
+        ({"tolerance": 0}, "tolerance must be > 0, got 0"),
+        ({"max_steps": 0}, "max_steps must be > 0, got 0"),
+        ({"max_cg": 0}, "max_cg must be > 0, got 0"),
+        ({"batch_size": -1}, "batch_size must be > 0, got -1"),
+        ({"max_restarts": -1}, "max_restarts must be >= 0, got -1"),
+        ({"kick": -0.1}, "kick must be >= 0, got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            invert_features(model.party_features, extractor, h, truth, keys=keys, options=InversionOptions(**options))
+    with pytest.raises(ValueError, match="h and start must have the same length, got 3 and 4"):
+        invert_features(model.party_features, extractor, h[:3], truth, keys=keys)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (7, 5, 3), (6,), (4, 3)])
+def test_synthetic_slices_are_images_in_range(shape):
+    slices = synthetic_slices(0, 10, shape)
+    assert slices.shape == (10, *shape)
+    assert slices.dtype == np.float32
+    assert np.isfinite(slices).all()
+    assert slices.min() >= 0
+    assert slices.max() <= 1
+    assert slices.reshape(10, -1).std(axis=1).min() > 1e-3
+    np.testing.assert_array_equal(slices, synthetic_slices(0, 10, shape))
+    assert (slices != synthetic_slices(1, 10, shape)).any()
+
+
+def test_synthetic_images_are_smooth_and_their_colours_are_correlated():
+    images = synthetic_slices(0, 200, (8, 8, 3)).astype(np.float64)
+    noise = np.random.default_rng(0).random(images.shape)
+    step = [np.abs(np.diff(x, axis=1)).mean() / x.std() for x in (images, noise)]
+    assert step[0] < 0.6 * step[1]
+    centred = images - images.mean(axis=(1, 2), keepdims=True)
+    assert np.corrcoef(centred[..., 0].ravel(), centred[..., 1].ravel())[0, 1] > 0.5
+
+
+def test_few_synthetic_slices_are_possible_and_none_is_refused():
+    assert synthetic_slices(0, 1, SHAPE).shape == (1, *SHAPE)
+    with pytest.raises(ValueError, match="count must be > 0, got 0"):
+        synthetic_slices(0, 0, SHAPE)

@@ -1,0 +1,201 @@
+"""Bottom and top models, and vertical training with them, against loops in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+
+from jaxleak import audit, models, protocols
+from jaxleak._base import Batch
+from jaxleak.defenses import Defense
+from jaxleak.threats import party_view, view
+
+N, B, WIDTHS, C = 6, 3, (2, 3), 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.bottom_top(WIDTHS, C, bottom=(7, 6), top=(8, 7))
+
+
+@pytest.fixture(scope="module")
+def private():
+    x = jax.random.uniform(jax.random.key(0), (N, 2, 3)).at[:, 0, 2].set(0.0)
+    return Batch(x, jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(N))
+
+
+def _step(model, private, **options):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B, **options)
+    state = jax.jit(protocol.init)(jax.random.key(1))
+    after, transcript = jax.jit(protocol.round)(jax.random.key(2), state, private)
+    return state, after, transcript
+
+
+def _dense(params, x):
+    out = np.array(params["bias"], np.float64)
+    for j in range(len(out)):
+        for i in range(len(x)):
+            out[j] += params["kernel"][i, j] * x[i]
+    return out
+
+
+def _bottom(params, x):
+    for name in sorted(params):
+        x = np.maximum(_dense(params[name], x), 0)
+    return x
+
+
+def _top(params, embeddings):
+    z = np.maximum(_dense(params["first"], np.concatenate(embeddings)), 0)
+    layers = sorted(params["rest"])
+    for name in layers[:-1]:
+        z = np.maximum(_dense(params["rest"][name], z), 0)
+    return _dense(params["rest"][layers[-1]], z)
+
+
+def _numpy_loss(params, embeddings, y):
+    total = 0.0
+    for n in range(len(y)):
+        o = _top(params, [b[n] for b in embeddings])
+        total += np.log(np.exp(o - o.max()).sum()) + o.max() - o[int(y[n])]
+    return total / len(y)
+
+
+def test_every_partys_record_is_what_loops_compute(model, private):
+    state, after, transcript = jax.tree.map(np.asarray, _step(model, private, optimizer=optax.sgd(0.1)))
+    slices = [np.asarray(private.x)[np.asarray(transcript.index), p, :width] for p, width in enumerate(WIDTHS)]
+    y = np.asarray(private.y)[np.asarray(transcript.index)]
+    bottoms = [[_bottom(state.params["bottom"][p], x) for x in slices[p]] for p in range(2)]
+    for p, seen in enumerate(transcript.parties):
+        np.testing.assert_array_equal(seen.x, slices[p])
+        np.testing.assert_allclose(seen.output, bottoms[p], rtol=1e-5, atol=1e-6)
+
+        def loss_at(b, p=p):
+            return _numpy_loss(state.params["top"], [b if q == p else bottoms[q] for q in range(2)], y)
+
+        expected = reference.numerical_gradient(loss_at, np.asarray(seen.output))
+        np.testing.assert_allclose(seen.output_gradient, expected, atol=1e-4)
+        for old, gradient, new in zip(
+            *map(jax.tree.leaves, (seen.params, seen.params_gradient, seen.params_after)), strict=True
+        ):
+            np.testing.assert_allclose(new, old - 0.1 * gradient, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            seen.output_after, [_bottom(after.params["bottom"][p], x) for x in slices[p]], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_a_step_is_the_step_of_the_joint_loss(model, private):
+    state, after, transcript = _step(model, private)
+    batch = jax.tree.map(lambda leaf: leaf[transcript.index], private)
+    adam = optax.adam(1e-3)
+
+    @jax.jit
+    def joint(params):
+        def loss(params):
+            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, batch.x), batch.y).mean()
+
+        return optax.apply_updates(params, adam.update(jax.grad(loss)(params), adam.init(params), params)[0])
+
+    for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(joint(state.params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
+
+
+def test_padding_reaches_nothing(model, private):
+    poisoned = private.x.at[:, 0, 2].set(jnp.nan)
+    params, apply = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.apply)
+    np.testing.assert_array_equal(apply(params, poisoned), apply(params, private.x))
+
+
+def test_a_top_without_parameters_shows_labels(private):
+    model = models.bottom_top(WIDTHS, C, bottom=(4,), top=None)
+    _, _, transcript = _step(model, private, optimizer=optax.sgd(0.1))
+    assert model.embedding == C
+    np.testing.assert_array_equal(np.argmin(transcript.parties[0].output_gradient, axis=1), private.y[transcript.index])
+    np.testing.assert_array_equal(transcript.payload[0], transcript.payload[1])
+
+
+def _scale(place, factor):
+    def update(updates, state, params=None, *, key, labels, **extra):
+        assert labels.shape == (B,)
+        return jax.tree.map(lambda leaf: factor * leaf, updates), state
+
+    return Defense(place, optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+
+
+@pytest.mark.parametrize("place", ["top_output_gradient", "cut_gradient"])
+def test_defenses_act_where_they_say(model, private, place):
+    _, after, defended = _step(model, private, optimizer=optax.sgd(1.0), defenses=[_scale(place, 0.0)])
+    assert not np.asarray(defended.parties[0].output_gradient).any()
+    top_moves = any(
+        (np.asarray(a) != np.asarray(b)).any()
+        for a, b in zip(jax.tree.leaves(after.params["top"]), jax.tree.leaves(defended.params["top"]), strict=True)
+    )
+    assert top_moves == (place == "cut_gradient")
+
+
+def test_an_interactive_layer_replaces_the_first(model, private):
+    # Doubling z doubles its input's gradient, as two layers of ReLU behind it see the doubled value.
+    start, after, transcript = _step(
+        model, private, optimizer=optax.sgd(1.0), interactive=lambda key, params, b: 2 * model.first(params, b)
+    )
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, start.params["top"]["first"])
+    batch = jax.tree.map(lambda leaf: leaf[transcript.index], private)
+
+    def loss(first):
+        params = {**start.params, "top": {**start.params["top"], "first": first}}
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, batch.x), batch.y).mean()
+
+    gradient = jax.jit(jax.grad(loss))(doubled)
+    for old, new, g in zip(
+        *map(jax.tree.leaves, (start.params["top"]["first"], after.params["top"]["first"], gradient)), strict=True
+    ):
+        np.testing.assert_allclose(new, old - 2 * g, rtol=1e-4, atol=1e-6)
+        assert np.abs(g).max() > 1e-3
+
+
+def test_watching_is_running_step_by_step(model, private):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    start, key, threat = jax.jit(protocol.init)(jax.random.key(1)), jax.random.key(2), party_view(1)
+    final, seen = audit.watch(protocol, threat, private, start, key=key, rounds=4)
+    state, one_round = start, jax.jit(protocol.round)
+    for t in range(4):
+        state, transcript = one_round(key, state, private)
+        for a, b in zip(
+            jax.tree.leaves(view(threat, transcript)),
+            jax.tree.leaves(jax.tree.map(lambda leaf, t=t: leaf[t], seen)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert int(final.round) == 4
+    epoch = np.asarray(seen.index).reshape(2, -1)
+    np.testing.assert_array_equal(np.sort(epoch, axis=1), [range(N)] * 2)
+    with pytest.raises(FloatingPointError, match="round 0"):
+        audit.watch(protocol, threat, private._replace(x=private.x * jnp.nan), start, key=key, rounds=4)
+
+
+def test_given_parameters_start_a_run(model):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    drawn = jax.jit(protocol.init)(jax.random.key(3))
+    given = protocols.split_state(drawn.params)
+    for a, b in zip(jax.tree.leaves(drawn), jax.tree.leaves(given), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="party 1 has no features"):
+        models.bottom_top((3, 0), 2)
+    with pytest.raises(ValueError, match="num_classes"):
+        models.bottom_top((3, 1), 1)
+    with pytest.raises(ValueError, match="at least one party"):
+        models.bottom_top((), 2)
+    with pytest.raises(ValueError, match="at least one layer"):
+        models.bottom_top((3,), 2, top=())
+    model = models.bottom_top((2, 2), 2, bottom=(2,), top=(2,))
+    with pytest.raises(ValueError, match=r"batch_size must be in \[1, 4\], got 5"):
+        protocols.split_training(model, num_samples=4, batch_size=5)
+    with pytest.raises(ValueError, match="place must be one of top_output"):
+        protocols.split_training(model, num_samples=4, batch_size=2, defenses=[_scale("payload", 1.0)])
+    with pytest.raises(ValueError, match="party must be >= 0"):
+        party_view(-1)

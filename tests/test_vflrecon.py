@@ -1,0 +1,181 @@
+"""VFLRecon, its baselines and its comparisons, on problems that train in a second."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import attacks, audit, models, protocols
+from jaxleak._base import Batch, PartyRecord
+from jaxleak.threats import party_view
+
+THREAT = party_view(0)
+
+
+def _samples(seed, count, classes=3):
+    """Two features per party; the victim's say the class, the attacker's hardly do."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(classes, size=count)
+    x = np.stack(
+        [
+            rng.random((count, 2)) + 0.3 * np.eye(classes)[y][:, :2],
+            np.eye(classes)[y][:, :2] + 0.1 * rng.random((count, 2)),
+        ],
+        1,
+    )
+    return Batch(jnp.asarray(x / 1.3, jnp.float32), jnp.asarray(y, jnp.int32), jnp.arange(count))
+
+
+@pytest.fixture(scope="module")
+def setting():
+    model = models.bottom_top((2, 2), 3, bottom=(16, 16), top=(16, 16))
+    shadow, victim = _samples(0, 96), _samples(1, 96)
+    protocol = protocols.split_training(model, num_samples=96, batch_size=8)
+    start = jax.jit(protocol.init)(jax.random.key(0))
+    _, seen = audit.watch(protocol, THREAT, victim, start, key=jax.random.key(1), rounds=24)
+    _, shadow_seen = audit.watch(protocol, THREAT, shadow, start, key=jax.random.key(2), rounds=24)
+    return model, shadow, victim, start, seen, shadow_seen
+
+
+def _train(setting, task, **options):
+    model, shadow, *_, shadow_seen = setting
+    options = {"hidden": (32,), "epochs": 40, "fields": ("gradient", "inputs"), **options}
+    return attacks.train_vflrecon(jax.random.key(3), shadow_seen, shadow, model, party=0, task=task, **options)
+
+
+def test_a_shared_start_gives_labels_and_features_online(setting):
+    model, _, victim, _, seen, _ = setting
+    labels, features = _train(setting, "labels"), _train(setting, "features")
+    attack = attacks.vflrecon(model, party=0, num_samples=96, labels=labels, features=features)
+    state, infos = audit.replay(attack, seen, audit.template_of(victim), key=jax.random.key(4))
+    answer = attack.reconstruct(state, jax.tree.map(lambda leaf: leaf[-1], seen))
+    assert np.mean(answer.y == victim.y) > 0.95
+    assert answer.recovered.all()
+    assert infos["samples_seen"][-1] == 96
+    np.testing.assert_array_equal(answer.x[:, 0], victim.x[:, 0])
+    truth = np.asarray(victim.x)[:, 1]
+    assert np.mean((answer.x[:, 1] - truth) ** 2) < 0.5 * truth.var(axis=0).mean()
+
+
+def test_a_sample_seen_twice_gets_the_mean_and_an_unseen_one_is_not_recovered(setting):
+    model, *_, seen, _ = setting
+    net = _train(setting, "features")
+    attack = attacks.vflrecon(model, party=0, num_samples=97, features=net)
+    template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((97, 2, 2), (97,), (97,))))
+    state, _ = audit.replay(attack, seen, template, key=jax.random.key(4))
+    answer = attack.reconstruct(state, None)
+    sums, apply = np.zeros((97, 2)), jax.jit(lambda seen: net(seen))
+    for t in range(24):
+        step = jax.tree.map(lambda leaf, t=t: leaf[t], seen)
+        for row, n in zip(np.asarray(apply(step.party)), np.asarray(step.index), strict=True):
+            sums[n] += row / 2  # two epochs
+    np.testing.assert_allclose(answer.x[:96, 1], sums[:96], atol=1e-5)
+    assert not answer.recovered[96]
+    assert answer.score[96] == 1
+
+
+def test_the_free_attack_needs_no_shadow_run(setting):
+    model, shadow, victim, _, seen, _ = setting
+    baseline = attacks.fit_label_baseline(np.asarray(shadow.x)[:, 0], np.asarray(shadow.y), 3)
+    attack = attacks.vflrecon_free(model, baseline, party=0, num_samples=96, rounds=24, batch_size=8)
+    state, _ = audit.replay(attack, seen, audit.template_of(victim), key=jax.random.key(2))
+    answer = attack.reconstruct(state, None)
+    assert np.mean(baseline.predict(np.asarray(victim.x)[:, 0]) == victim.y) < 0.75
+    assert np.mean(answer.y == victim.y) > 0.98
+    np.testing.assert_array_equal(answer.x[:, 0], victim.x[:, 0])
+
+
+def test_records_hold_the_fields_in_order():
+    b, theta = np.ones((3, 2)), {"w": jnp.full((2, 2), 5.0)}
+    seen = PartyRecord(7 * b, theta, jax.tree.map(lambda leaf: leaf + 1, theta), None, 2 * b, 4 * b, 3 * b)
+    seen = jax.tree.map(jnp.asarray, seen)
+    from jaxleak.attacks._vflrecon import Record
+
+    row = np.asarray(Record(("gradient", "outputs", "parameters", "inputs", "differences"))(seen))
+    expected = [3, 3, 2, 2, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 2, 2]
+    np.testing.assert_array_equal(row, [expected] * 3)
+
+
+def test_shadow_parameters_share_what_they_say(setting):
+    model, _, _, start, *_ = setting
+    real = start.params
+
+    def same(a, b):
+        return all((np.asarray(x) == np.asarray(y)).all() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+    for how, parts in (("shared", (1, 1, 1)), ("own_bottom", (1, 0, 0)), ("independent", (0, 0, 0))):
+        drawn = attacks.shadow_params(
+            model, jax.random.key(9), how, party=0, initial=real, own_bottom=real["bottom"][0]
+        )
+        shared = (
+            same(drawn["bottom"][0], real["bottom"][0]),
+            same(drawn["bottom"][1], real["bottom"][1]),
+            same(drawn["top"], real["top"]),
+        )
+        assert shared == tuple(map(bool, parts))
+    for how in ("shared", "own_bottom"):
+        with pytest.raises(ValueError, match="needs the"):
+            attacks.shadow_params(model, jax.random.key(9), how, party=0)
+
+
+def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
+    rng = np.random.default_rng(0)
+    x, noise = rng.random((150, 3)), rng.random((150, 3))
+    y = (x[:, 0] > 0.5).astype(np.int32)
+    good, none = attacks.fit_label_baseline(x, y, 2), attacks.fit_label_baseline(noise, y, 3)
+    assert np.mean(good.predict(x) == y) > 0.9
+    assert none.log_loss < 0.8  # log 2 = 0.69: an overconfident one would be far above
+    assert np.exp(none.log_proba(noise)).max() < 0.85
+    assert np.exp(none.log_proba(noise))[:, 2].min() > 0
+    target = np.stack([x[:, 0], rng.random(150)], axis=1)
+    known = attacks.fit_feature_baseline(x, target)
+    assert known.mse < 0.6 * target.var(axis=0).mean()
+    unknown = attacks.fit_feature_baseline(noise, target)
+    assert unknown.mse < 1.1 * target.var(axis=0).mean()
+    with pytest.raises(ValueError, match="at least 3 shadow records"):
+        attacks.fit_label_baseline(x[:2], y[:2], 2)
+    with pytest.raises(ValueError, match="at least two classes"):
+        attacks.fit_label_baseline(x, np.zeros(150, np.int32), 2)
+
+
+def test_li_and_fu_by_hand():
+    y = np.array([1, 0, 0, 0, 1, 0])
+    gradients = np.outer(np.where(y == 1, -0.9, 0.1), [1.0, -2.0])
+    np.testing.assert_array_equal(attacks.norm_labels(gradients, 1 / 3), y)
+    np.testing.assert_array_equal(attacks.norm_labels(gradients, 2 / 3), 1 - y)
+    np.testing.assert_array_equal(attacks.direction_labels(gradients, gradients[4]), y)
+    np.testing.assert_array_equal(attacks.direction_labels(gradients, gradients[1], 0), y)
+    logits = np.random.default_rng(0).standard_normal((6, 4))
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels, certain = attacks.sign_labels(p - np.eye(4)[y])
+    np.testing.assert_array_equal(labels, y)
+    assert certain.all()
+    assert not attacks.sign_labels(p)[1].any()
+    with pytest.raises(ValueError, match="positive_share"):
+        attacks.norm_labels(gradients, 1.0)
+    with pytest.raises(ValueError, match="anchor must have shape"):
+        attacks.direction_labels(gradients, np.ones(3))
+    with pytest.raises(ValueError, match="must not be zero"):
+        attacks.direction_labels(gradients, np.zeros(2))
+    with pytest.raises(ValueError, match="anchor_label must be 0 or 1"):
+        attacks.direction_labels(gradients, np.ones(2), 2)
+    with pytest.raises(ValueError, match="non-empty"):
+        attacks.sign_labels(np.zeros((0, 3)))
+
+
+def test_bad_input(setting):
+    model, shadow, *_, shadow_seen = setting
+    with pytest.raises(ValueError, match="fields must be some of"):
+        _train(setting, "labels", fields=("weights",))
+    with pytest.raises(ValueError, match="fields must be some of"):
+        _train(setting, "labels", fields=())
+    with pytest.raises(ValueError, match="task must be one of"):
+        _train(setting, "images")
+    with pytest.raises(ValueError, match="grants a party's record"):
+        attacks.train_vflrecon(
+            jax.random.key(0), shadow_seen._replace(party=None), shadow, model, party=0, task="labels"
+        )
+    with pytest.raises(ValueError, match="a network for labels or one for features"):
+        attacks.vflrecon(model, party=0, num_samples=4)
+    with pytest.raises(ValueError, match="party must be in"):
+        attacks.vflrecon(model, party=2, num_samples=4, labels=lambda seen: seen)

@@ -1,0 +1,107 @@
+"""The initialisation-free label attack on directions with known geometry; test_vflrecon has a real run."""
+
+import numpy as np
+import pytest
+
+from jaxleak import attacks
+
+
+def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
+    """A random Jacobian times p - onehot(y), with spread-out p and lengths."""
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.full(classes, 5.0), size=len(y))
+    gradients = (p - np.eye(classes)[y]) @ np.random.default_rng(99).standard_normal((classes, e))
+    gradients *= rng.uniform(0.5, 2.0, (len(y), 1))
+    return gradients + noise * rng.standard_normal(gradients.shape)
+
+
+def _prior(y, classes, accuracy, seed=1):
+    """A calibrated baseline that is right that often."""
+    rng = np.random.default_rng(seed)
+    said = np.where(rng.random(len(y)) < accuracy, y, rng.integers(classes, size=len(y)))
+    p = np.full((len(y), classes), (1 - accuracy) / classes)
+    p[np.arange(len(y)), said] += accuracy
+    return np.log(p)
+
+
+def _accuracy(y, classes, accuracy=0.4, **options):
+    noise, window = options.pop("noise", 0.0), options.pop("window", None)
+    found = attacks.free_labels(
+        _cut_gradients(y, classes, noise=noise), np.arange(len(y)), _prior(y, classes, accuracy),
+        num_samples=len(y), window=window,
+    )  # fmt: skip
+    return float(np.mean(found.labels == y)), found
+
+
+def test_groups_and_a_weak_baseline_give_all_labels():
+    rng = np.random.default_rng(0)
+    for classes, count in ((2, 60), (5, 200), (12, 500)):
+        accuracy, found = _accuracy(rng.integers(classes, size=count), classes)
+        assert accuracy > 0.99
+        assert found.confidence.mean() > 0.95
+
+
+def test_unbalanced_and_absent_classes():
+    rng = np.random.default_rng(0)
+    y = np.where(rng.random(600) < 0.03, 1, 0)
+    assert _accuracy(y, 2)[0] == 1
+    assert _accuracy(np.zeros(300, int), 2)[0] == 1
+    y = rng.integers(3, size=300)
+    accuracy, found = _accuracy(y, 8, accuracy=0.6)
+    assert accuracy > 0.97
+    assert set(found.labels) <= set(range(8))
+
+
+def test_a_hundred_classes():
+    y = np.random.default_rng(0).permutation(np.arange(900) % 100)
+    found = attacks.free_labels(
+        _cut_gradients(y, 100, e=100), np.arange(900), _prior(y, 100, 0.3), num_samples=900, window=900, restarts=1
+    )
+    assert np.mean(found.labels == y) > 0.8
+
+
+def test_noise_lowers_the_confidence_with_the_accuracy():
+    y = np.random.default_rng(0).integers(4, size=400)
+    clean, sure = _accuracy(y, 4)
+    noisy, unsure = _accuracy(y, 4, noise=4.0)
+    assert noisy < clean
+    assert unsure.confidence.mean() < sure.confidence.mean()
+    assert abs(unsure.confidence.mean() - noisy) < 0.25
+
+
+def test_windows_follow_drift_and_sightings_add_up():
+    rng = np.random.default_rng(0)
+    y, index = rng.integers(3, size=150), np.tile(np.arange(150), 3)
+    gradients = np.concatenate([_cut_gradients(y, 3, seed=s) * (-1) ** s for s in range(3)])
+    prior = np.tile(_prior(y, 3, 0.4), (3, 1))
+    found = attacks.free_labels(gradients, index, prior, num_samples=160, window=150)
+    assert len(found.windows) == 3
+    np.testing.assert_array_equal(found.labels[:150], y)
+    np.testing.assert_array_equal(found.labels[150:], -1)
+    assert not found.confidence[150:].any()
+
+
+def test_without_directions_the_baseline_answers():
+    y = np.arange(40) % 2
+    prior = _prior(y, 2, 0.9)
+    found = attacks.free_labels(np.zeros((40, 3)), np.arange(40), prior, num_samples=40)
+    np.testing.assert_allclose(np.exp(found.log_probability), np.exp(prior), rtol=1e-6)
+
+
+def test_aligned_signals_do_not_depend_on_the_basis():
+    y = np.random.default_rng(0).integers(3, size=90)
+    gradients = _cut_gradients(y, 3)
+    rotation = np.linalg.qr(np.random.default_rng(1).standard_normal((20, 20)))[0]
+    a, b = attacks.aligned_signals(gradients, y, 3), attacks.aligned_signals(7 * gradients @ rotation, y, 3)
+    np.testing.assert_allclose(a, b, atol=1e-8)
+    np.testing.assert_array_equal(a[:, :3], np.eye(3)[y])
+
+
+def test_bad_input():
+    gradients, prior = np.ones((10, 3)), np.zeros((10, 2))
+    with pytest.raises(ValueError, match="rows must agree"):
+        attacks.free_labels(gradients, np.arange(9), prior, num_samples=10)
+    with pytest.raises(ValueError, match="must be finite"):
+        attacks.free_labels(gradients * np.nan, np.arange(10), prior, num_samples=10)
+    with pytest.raises(ValueError, match="window must be in"):
+        attacks.free_labels(gradients, np.arange(10), prior, num_samples=10, window=3)
