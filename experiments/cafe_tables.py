@@ -236,7 +236,7 @@ def _table11(cell: dict[str, Any], base: tuple[str, float, str]) -> Iterator[Cel
         "dataset": "cifar10",
         "network": "cafe-small",
         "model_learning_rate": 0.1,
-        "iterations": 2000,
+        "iterations": 1000,
     }
     readings = {"true": ("none",), "fake": ("fake-printed", "fake-repaired", "fake-relative")}
     for defense in readings.get(row, (row.replace("dp-eps", "dp-"),)):

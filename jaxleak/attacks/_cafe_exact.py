@@ -30,6 +30,10 @@ from jaxleak.objectives import cross_entropy
 
 Solver = Literal["auto", "direct", "matrix_free"]
 
+#: How often Step II shows every sample, by whether it factorises. A factorisation costs the same for any number of
+#: rounds; an iteration of the matrix-free solver grows with it.
+VISITS = {True: 20, False: 6}
+
 #: A sample is trusted when the gradient predicted from its recovered features and label meets the one of Step I
 #: to this relative error. Clean runs sit at 1e-5; noise on the payload sits at 1 and above.
 CONSISTENT = 1e-2
@@ -93,7 +97,7 @@ def plan_cafe_exact(
     Step I needs N independent batches. An epoch's batches all add up to the same vector, so up to one equation per
     epoch is redundant, which is why more than N N/(N-K) rounds are asked for; twice that is the default, since the
     condition number falls quickly with the excess. Step II needs N / min(K, d2) batches to determine H at all; the
-    default shows every sample twenty times, which keeps its condition number in the hundreds.
+    default shows every sample `VISITS` times, which keeps its condition number in the hundreds.
 
     Args:
         model: the attacked model.
@@ -124,8 +128,9 @@ def plan_cafe_exact(
     usable = min(batch_size, model.width)
     needed_features = math.ceil(num_samples / usable)
     output_rounds = 2 * needed_outputs if output_rounds is None else output_rounds
+    direct = num_samples <= DIRECT_LIMIT if solver == "auto" else solver == "direct"
     if feature_rounds is None:
-        feature_rounds = max(math.ceil(20 * num_samples / batch_size), 4 * needed_features)
+        feature_rounds = max(math.ceil(VISITS[direct] * num_samples / batch_size), 4 * needed_features)
     if output_rounds < needed_outputs:
         raise ValueError(
             f"output_rounds={output_rounds} is too few: Step I needs at least {needed_outputs} rounds to tell "
@@ -138,7 +143,6 @@ def plan_cafe_exact(
         raise ValueError(
             f"feature_rounds={feature_rounds} is too few: {why}Step II needs at least {needed_features} rounds"
         )
-    direct = num_samples <= DIRECT_LIMIT if solver == "auto" else solver == "direct"
     return CafeExactPlan(num_samples, batch_size, workers, output_rounds, feature_rounds, direct)
 
 

@@ -160,7 +160,7 @@ def _matrix_free_features(batches: jax.Array, unit: jax.Array, rhs: jax.Array) -
         return jax.lax.scan(add, jnp.zeros_like(h), (batches, grams))[0]
 
     h = _conjugate_gradients(normal_product, rhs)
-    return h + _conjugate_gradients(normal_product, rhs - normal_product(h))
+    return h + _conjugate_gradients(normal_product, rhs - normal_product(h), tolerance=1e-2)
 
 
 def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -> tuple[int, float]:
@@ -220,7 +220,9 @@ def _spectrum(eigenvalues: np.ndarray) -> tuple[int, float]:
     return len(kept), float(kept[-1] / kept[0])
 
 
-def _conjugate_gradients(product: Callable[[jax.Array], jax.Array], rhs: jax.Array) -> jax.Array:
+def _conjugate_gradients(
+    product: Callable[[jax.Array], jax.Array], rhs: jax.Array, tolerance: float = 1e-6
+) -> jax.Array:
     # All columns share one Krylov space: the operator is the same N x N matrix for each of them. (lineax.CG scales its
     # breakdown test by the number of unknowns and returns NaN for the millions here.)
-    return jax.scipy.sparse.linalg.cg(product, rhs, tol=1e-6, maxiter=400)[0]
+    return jax.scipy.sparse.linalg.cg(product, rhs, tol=tolerance, maxiter=400)[0]

@@ -35,6 +35,8 @@ def fake_gradients(
     The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.
 
+    A leaf of the payload is one tensor here; leaves with a party axis are ranked over all parties together.
+
     Args:
         pool_size: number of candidates nu >= 1 (paper: 1000). Time grows linearly with it, memory does not.
         variance: sigma squared > 0 of the entries (paper: 1.1).
