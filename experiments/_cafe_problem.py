@@ -111,7 +111,7 @@ def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
     return jax.jit(lambda x: jax.lax.map(one, x, batch_size=batch_size))(problem.private.x)
 
 
-def relative_errors(truth: np.ndarray, estimate: np.ndarray, where: np.ndarray) -> np.ndarray:
+def relative_errors(truth: Any, estimate: Any, where: np.ndarray) -> np.ndarray:
     """||estimate - truth|| / ||truth|| over the last axis, for the (sample, party) pairs in `where`."""
     truth, estimate = np.asarray(truth)[where], np.asarray(estimate)[where]
     return np.linalg.norm(estimate - truth, axis=-1) / np.linalg.norm(truth, axis=-1)

@@ -311,10 +311,12 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
         truth = problem.dataset.x[shown]
         _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images, np.zeros(args.images, bool))
     if tables is not None:
-        everywhere = np.ones(features.shape[:2], bool)
-        results["feature_relative_error"] = float(
-            np.median(relative_errors(np.asarray(features), np.asarray(tables.H), everywhere))
+        truth_v = attacks.true_output_gradients(
+            problem.model, problem.params, np.asarray(features), np.asarray(problem.private.y), args.batch_size
         )
+        for name, truth, found in (("output_gradient", truth_v, tables.V), ("feature", features, tables.H)):
+            rows = np.linalg.norm(truth, axis=-1) > 0
+            results[f"{name}_relative_error"] = float(np.median(relative_errors(truth, found, rows)))
     return {
         **results,
         "recovered_fraction": 1.0,
