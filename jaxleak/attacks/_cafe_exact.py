@@ -106,7 +106,7 @@ def plan_cafe_exact(
         workers: M of horizontal rounds, dividing N and K.
         output_rounds: T1; None chooses.
         feature_rounds: T2; None chooses.
-        solver: "direct", "matrix_free", or "auto": direct up to N = 1200.
+        solver: "direct", "matrix_free", or "auto": direct up to N = 20,000.
 
     Raises:
         ValueError: if K >= N, too few rounds are given (says how many are needed), or an option is unknown.

@@ -21,11 +21,16 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.sparse.linalg
 import numpy as np
+import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
 
-#: Largest N for which "auto" factorises N x N matrices; beyond, memory and time grow as N^2 and N^3.
-DIRECT_LIMIT = 1200
+#: Largest N for which "auto" factorises N x N matrices: beyond, their memory outgrows that of the data, and time grows
+#: as N^3.
+DIRECT_LIMIT = 20_000
+
+#: Largest N whose spectra are computed whole, which reveals any rank; above, a factorisation that needs full rank.
+SPECTRAL_LIMIT = 1200
 
 #: Rows of V below this share of the median norm carry only rounding noise of the float32 observations.
 DEAD_ROW = 1e-5
@@ -59,12 +64,12 @@ def solve_output_gradients(
 ) -> jax.Array:
     """Step I: V (N, P, d2) from T batches (T, K) and their bias gradients (T, P, d2). Pure, jit-able.
 
-    Direct: a singular value decomposition of S, which also gives the minimum-norm solution where S has a null space
-    (horizontal rounds with fixed shares per worker). Matrix-free: conjugate gradients on gathers and scatters, memory
-    O(N d2). Either is followed by one step of iterative refinement, since the observations are float32.
+    Direct, up to `SPECTRAL_LIMIT`: a singular value decomposition of S. Otherwise matrix-free: conjugate gradients on
+    gathers and scatters, memory O(N d2). Both give the minimum-norm solution where S has a null space (horizontal
+    rounds with fixed shares per worker), and both are followed by one step of iterative refinement.
     """
     rounds = batches.shape[0]
-    if direct:
+    if direct and num_samples <= SPECTRAL_LIMIT:
         incidence = jnp.zeros((rounds, num_samples)).at[jnp.arange(rounds)[:, None], batches].set(1.0)
         u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
         inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
@@ -90,7 +95,7 @@ def solve_output_gradients(
 def output_gradient_conditioning(batches: np.ndarray, num_samples: int, *, direct: bool) -> tuple[int, float]:
     """Effective rank of S and condition number of S^T S."""
     incidence = _incidence(batches, num_samples)
-    if direct:
+    if direct and num_samples <= SPECTRAL_LIMIT:
         return _spectrum(np.linalg.eigvalsh((incidence.T @ incidence).toarray()))
     return _extremal_spectrum(lambda x: incidence.T @ (incidence @ x), num_samples)
 
@@ -108,8 +113,9 @@ def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
 def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *, direct: bool) -> LinearSolution:
     """Step II: H from `projected` = sum over rounds and members of v_n G_t^T, (N, P, d1).
 
-    Direct: eigendecomposition in float64 of the N x N matrices on the host, rank-revealing. Matrix-free: conjugate
-    gradients with one refinement in float32, memory O(N d1 + T K^2). Rows without gradient come back as zero.
+    Direct: float64 on the host, an eigendecomposition of the N x N matrices up to `SPECTRAL_LIMIT` (rank-revealing), a
+    Cholesky factorisation above. Matrix-free: conjugate gradients with one refinement in float32, memory
+    O(N d1 + T K^2). Rows without gradient come back as zero.
 
     Args:
         batches: (T, K) batches of Step II.
@@ -138,29 +144,55 @@ def _direct_features(
     for party in range(unit.shape[1]):
         rows = live[:, party]
         w = unit[rows, party].astype(np.float64)
-        eigenvalues, q = np.linalg.eigh(counts[np.ix_(rows, rows)] * (w @ w.T))
-        rank, condition = _spectrum(eigenvalues)
-        keep = slice(len(eigenvalues) - rank, None)
-        q = q[:, keep]
-        solution[rows, party] = q @ ((q.T @ rhs[rows, party].astype(np.float64)) / eigenvalues[keep, None])
+        normal = w @ w.T
+        normal *= counts if rows.all() else counts[np.ix_(rows, rows)]
+        solve = _spectral_solve if len(unit) <= SPECTRAL_LIMIT else _cholesky_solve
+        solution[rows, party], rank, condition = solve(normal, rhs[rows, party].astype(np.float64))
         ranks.append(rank + int((~rows).sum()))
         conditions.append(condition)
     return solution, min(ranks), max(conditions)
 
 
+def _spectral_solve(normal: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, int, float]:
+    eigenvalues, q = np.linalg.eigh(normal)
+    rank, condition = _spectrum(eigenvalues)
+    q = q[:, len(eigenvalues) - rank :]
+    return q @ ((q.T @ rhs) / eigenvalues[len(eigenvalues) - rank :, None]), rank, condition
+
+
+def _cholesky_solve(normal: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, int, float]:
+    norm = np.abs(normal).sum(axis=0).max()
+    try:
+        factor = scipy.linalg.cholesky(normal, lower=True, overwrite_a=True, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            f"Step II is rank deficient at N = {len(normal)}, which the factorisation for more than {SPECTRAL_LIMIT} "
+            "samples cannot resolve; watch more feature_rounds, or use solver='matrix_free'"
+        ) from error
+    reciprocal, _ = scipy.linalg.lapack.dpocon(factor, norm, uplo="L")
+    solution = scipy.linalg.cho_solve((factor, True), rhs, overwrite_b=True, check_finite=False)
+    return solution, len(normal), float(1 / reciprocal)
+
+
 @jax.jit
 def _matrix_free_features(batches: jax.Array, unit: jax.Array, rhs: jax.Array) -> jax.Array:
-    grams = jax.lax.map(lambda index: jnp.einsum("kpe,lpe->pkl", unit[index], unit[index]), batches)
+    grams = jax.lax.map(lambda w: jax.lax.map(lambda index: w[index] @ w[index].T, batches), unit.transpose(1, 0, 2))
 
-    def normal_product(h: jax.Array) -> jax.Array:
-        def add(total: jax.Array, batch_and_gram: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            index, gram = batch_and_gram
-            return total.at[index].add(jnp.einsum("pkl,lpd->kpd", gram, h[index])), None
+    def one_party(grams_and_rhs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        grams, rhs = grams_and_rhs
 
-        return jax.lax.scan(add, jnp.zeros_like(h), (batches, grams))[0]
+        def normal_product(h: jax.Array) -> jax.Array:
+            def add(total: jax.Array, batch_and_gram: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+                index, gram = batch_and_gram
+                return total.at[index].add(gram @ h[index]), None
 
-    h = _conjugate_gradients(normal_product, rhs)
-    return h + _conjugate_gradients(normal_product, rhs - normal_product(h), tolerance=1e-2)
+            return jax.lax.scan(add, jnp.zeros_like(h), (batches, grams))[0]
+
+        h = _conjugate_gradients(normal_product, rhs)
+        return h + _conjugate_gradients(normal_product, rhs - normal_product(h), tolerance=1e-2)
+
+    # Party by party: each product is then a plain matrix product on contiguous rows.
+    return jax.lax.map(one_party, (grams, rhs.transpose(1, 0, 2))).transpose(1, 0, 2)
 
 
 def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -> tuple[int, float]:
