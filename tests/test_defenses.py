@@ -168,4 +168,14 @@ def test_values_out_of_range_are_refused():
 
 
 def test_everything_exported_is_named():
-    assert set(defenses.__all__) == {"Defense", "chain", "clipped_gaussian", "fake_gradients", "noise_multiplier_for"}
+    assert set(defenses.__all__) == {
+        "Defense",
+        "SPLIT_PLACES",
+        "chain",
+        "clipped_gaussian",
+        "fake_gradients",
+        "gaussian_noise",
+        "marvell",
+        "noise_multiplier_for",
+        "vfl_defender",
+    }

@@ -7,12 +7,16 @@ import optax
 
 from jaxleak._base import PyTree
 
+#: Where a defense may act in split vertical training, all of them at the label holder: the top's output before the
+#: loss, the loss gradient at that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms.
+SPLIT_PLACES = ("top_output", "top_output_gradient", "cut_gradient")
+
 
 class Defense(NamedTuple):
     """What a defense is: where it acts, and the transform.
 
     place: "payload", the only place CAFE's defenses need: each party's gradient before it is uploaded; or one of
-        `protocols.PLACES` in split vertical training.
+        `SPLIT_PLACES` in split vertical training. A protocol refuses a defense whose place it does not have.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`.
     """
 

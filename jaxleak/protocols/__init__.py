@@ -1,5 +1,6 @@
 """Federated learning protocols: what runs, and what each round leaves on record."""
 
+from jaxleak.protocols._encrypted import encrypted_first
 from jaxleak.protocols._federated import horizontal, vertical
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
 from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_state, split_training
@@ -9,6 +10,7 @@ __all__ = [
     "InteractiveLayer",
     "draw_batch",
     "draw_worker_batches",
+    "encrypted_first",
     "horizontal",
     "split_state",
     "split_training",

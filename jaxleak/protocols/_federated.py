@@ -46,7 +46,7 @@ def vertical(
         A `Protocol`. Its payload is the gradient tree of the mean loss over the K samples of the batch.
 
     Raises:
-        ValueError: if K is not in [1, N], or `sampling` is unknown.
+        ValueError: if K is not in [1, N], or `sampling` or the defense's place ("payload" only) is unknown.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
@@ -88,7 +88,8 @@ def horizontal(
         with_statistics: also record the batch's activation statistics.
 
     Raises:
-        ValueError: if the model has several parties, or sizes do not divide or are out of range.
+        ValueError: if the model has several parties, or sizes do not divide or are out of range, or the defense acts
+            elsewhere than on the payload.
     """
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
@@ -116,6 +117,8 @@ def _protocol(
     defense: Defense | None,
     with_statistics: bool,
 ) -> Protocol:
+    if defense is not None:
+        _validate.one_of(("payload",), place=defense.place)
     transform = optax.set_to_zero() if optimizer is None else optimizer
 
     def share(params: PyTree, batch: Batch) -> PyTree:

@@ -13,7 +13,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Batch, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
-from jaxleak.defenses import Defense
+from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
@@ -23,9 +23,8 @@ Loss = Callable[[jax.Array, jax.Array], jax.Array]
 #: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
 InteractiveLayer = Callable[[jax.Array, PyTree, tuple[jax.Array, ...]], jax.Array]
 
-#: Where a defense may act, all of them at the label holder: the top's output before the loss, the loss gradient at
-#: that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms.
-PLACES = ("top_output", "top_output_gradient", "cut_gradient")
+#: Where a defense may act here.
+PLACES = SPLIT_PLACES
 
 
 def default_optimizer() -> optax.GradientTransformation:

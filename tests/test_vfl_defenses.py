@@ -1,0 +1,249 @@
+"""Defenses of split vertical training: what survives them, how much they add, and where they may stand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxleak import models, protocols
+from jaxleak._base import Batch
+from jaxleak.defenses import chain, clipped_gaussian, gaussian_noise, marvell, vfl_defender
+from jaxleak.defenses._marvell import label_noise, optimal_variances
+
+T_MAX, T_MIN = 0.4, -0.3
+KEY = jax.random.key(0)
+GRADIENT = np.asarray(np.random.default_rng(0).normal(0, 0.5, (200, 4)), np.float32)
+
+
+def _defend(gradient, reading, key=KEY):
+    return np.asarray(vfl_defender(T_MAX, T_MIN, reading=reading).apply(key, jnp.asarray(gradient)))
+
+
+def _algorithm_2(gradient, draws):
+    """As printed, every step of it."""
+    out = np.empty_like(gradient)
+    for n, row in enumerate(np.clip(gradient, T_MIN, T_MAX)):
+        row = row / np.linalg.norm(row)
+        for i, element in enumerate(row):
+            out[n, i] = draws[n, i] * (T_MAX if element > 0 else T_MIN)
+    return out
+
+
+def test_the_papers_reading_is_algorithm_2_and_keeps_nothing_but_signs():
+    draws = np.asarray(jax.random.uniform(jax.random.fold_in(KEY, 0), GRADIENT.shape))
+    defended = _defend(GRADIENT, "paper")
+    np.testing.assert_allclose(defended, _algorithm_2(GRADIENT, draws), atol=1e-6)
+    np.testing.assert_array_equal(np.sign(defended), np.sign(GRADIENT))
+    # Any gradient of the same signs gives the very same result, so nothing else can have survived.
+    other = np.sign(GRADIENT) * np.random.default_rng(1).uniform(1e-6, 10, GRADIENT.shape).astype(np.float32)
+    np.testing.assert_array_equal(_defend(other, "paper"), defended)
+    assert (_defend(np.zeros_like(GRADIENT), "paper") < 0).all()  # a zero is negative, as in the algorithm
+
+
+def test_the_papers_reading_leaves_the_label_at_the_output():
+    y = np.arange(200) % 4
+    gradient = np.asarray(jax.nn.softmax(jnp.asarray(4 * GRADIENT))) - np.eye(4)[y]
+    np.testing.assert_array_equal(_defend(gradient, "paper").argmin(axis=1), y)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e3])
+def test_the_repaired_reading_keeps_the_direction_and_the_budget(size):
+    gradient = np.float32(size) * GRADIENT
+    defended = _defend(gradient, "direction").astype(np.float64)
+    clipped = np.clip(gradient, np.float32(T_MIN), np.float32(T_MAX)).astype(np.float64)
+    norms = np.linalg.norm(defended, axis=1)
+    np.testing.assert_allclose(
+        defended / norms[:, None], clipped / np.linalg.norm(clipped, axis=1, keepdims=True), atol=1e-6
+    )
+    assert (norms > 0).all()
+    assert norms.max() <= 0.3 * (1 + 1e-6)
+    assert (defended >= T_MIN).all()
+    assert (defended <= T_MAX).all()
+
+
+def test_the_repaired_sizes_are_uniform_whatever_the_sample():
+    sizes = np.linalg.norm(_defend(np.tile(GRADIENT, (10, 1)), "direction"), axis=1)
+    assert scipy.stats.kstest(sizes, "uniform", args=(0, 0.3)).pvalue > 1e-3
+    assert scipy.stats.kstest(sizes, "uniform", args=(0, 0.2)).pvalue < 1e-9
+    assert scipy.stats.kstest(sizes, "uniform", args=(0, 0.45)).pvalue < 1e-9
+    assert abs(np.corrcoef(sizes, np.tile(np.linalg.norm(GRADIENT, axis=1), 10))[0, 1]) < 0.08
+
+
+@pytest.mark.parametrize("place", ["top_output", "top_output_gradient", "cut_gradient"])
+def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another(place):
+    zeros = (jnp.zeros((40, 50)), jnp.zeros((3000, 1)))
+    noise = gaussian_noise(0.7, place=place).apply(KEY, zeros)
+    assert gaussian_noise(0.7, place=place).place == place
+    flat = np.concatenate([np.ravel(leaf) for leaf in noise])
+    p = {scale: scipy.stats.kstest(flat, "norm", args=(0, 0.7 * scale)).pvalue for scale in (2 / 3, 1, 3 / 2)}
+    assert p[1] > 1e-3
+    assert p[2 / 3] < 1e-9
+    assert p[3 / 2] < 1e-9
+
+
+def _sum_kl(mean0, cov0, mean1, cov1):
+    """Both divergences between Gaussians, from their full covariance matrices."""
+    gap, d = mean1 - mean0, len(mean0)
+    inverse0, inverse1 = np.linalg.inv(cov0), np.linalg.inv(cov1)
+    spread = np.trace(inverse1 @ cov0) + np.trace(inverse0 @ cov1) - 2 * d
+    return 0.5 * (spread + gap @ (inverse0 + inverse1) @ gap)
+
+
+def _achieved(problem, along0, across0, along1, across1):
+    u, v, gap, d, _, _ = problem
+    mean = np.zeros(d)
+    mean[0] = np.sqrt(gap)
+    first = np.eye(d)[:, :1] @ np.eye(d)[:1]
+    negative = u * np.eye(d) + along0 * first + across0 * (np.eye(d) - first)
+    positive = v * np.eye(d) + along1 * first + across1 * (np.eye(d) - first)
+    return _sum_kl(np.zeros(d), negative, mean, positive)
+
+
+PROBLEMS = [  # u, v, squared gap, d, share of positives, power
+    (0.5, 2.0, 1.0, 6, 0.3, 1.5),
+    (2.0, 0.5, 3.0, 6, 0.2, 4.0),
+    (0.01, 1.0, 4.0, 20, 0.05, 0.8),
+    (1.0, 1.0, 2.0, 3, 0.5, 2.0),
+    (0.2, 0.3, 1.0, 1, 0.7, 1.0),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_marvells_variances_are_feasible_and_no_other_noise_of_the_same_power_is_better(problem):
+    u, v, gap, d, share, power = problem
+    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), d, share, power)
+    along0, across0, along1, across1, sum_kl = (float(value) for value in best)
+    assert along0 >= across0 >= 0
+    assert along1 >= across1 >= 0
+
+    def spent(along0, across0, along1, across1):
+        return share * (along1 + (d - 1) * across1) + (1 - share) * (along0 + (d - 1) * across0)
+
+    assert spent(along0, across0, along1, across1) == pytest.approx(power, rel=1e-4)
+    ours = _achieved(problem, along0, across0, along1, across1)
+    assert sum_kl == pytest.approx(ours, rel=1e-3)
+    isotropic = _achieved(problem, *[power / d] * 4)
+    assert ours < (0.95 * isotropic if d > 1 else isotropic * (1 + 1e-5))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        draw = rng.exponential(size=4) ** 3
+        draw[1::2] = np.minimum(draw[1::2], draw[::2])
+        draw *= power / spent(*draw)
+        assert ours <= _achieved(problem, *draw) * (1 + 1e-4)
+    near = np.array([along0, across0, along1, across1])
+    for _ in range(300):
+        draw = np.abs(near * np.exp(rng.normal(0, 0.1, 4)) + rng.normal(0, 1e-3, 4) * power)
+        draw[1::2] = np.minimum(draw[1::2], draw[::2])
+        assert ours <= _achieved(problem, *(draw * power / spent(*draw))) * (1 + 1e-4)
+
+
+def test_marvells_noise_has_the_covariance_that_was_solved_for():
+    rng = np.random.default_rng(0)
+    positive = jnp.arange(12) < 4
+    spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class gets much noise across as well
+    gradient = jnp.asarray(spread * rng.normal(size=(12, 3)) + np.outer(positive, [0.0, 0.6, 0.8]), jnp.float32)
+    draw = jax.jit(jax.vmap(lambda key: label_noise(key, 1e-9 * gradient, positive, 0.4)))
+    noise = np.asarray(draw(jax.random.split(KEY, 4000)), np.float64) * 1e9
+    g, own = np.asarray(gradient, np.float64), np.asarray(positive)
+    difference = g[own].mean(axis=0) - g[~own].mean(axis=0)
+    unit = difference / np.linalg.norm(difference)
+    u, v = (np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in (~own, own))
+    gap = difference @ difference
+    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), 3, 1 / 3, 0.4 * gap)
+    assert best.negative_across > 0.2 * best.negative_along
+    for rows, along, across in ((~own, best[0], best[1]), (own, best[2], best[3])):
+        expected = float(along) * np.outer(unit, unit) + float(across) * (np.eye(3) - np.outer(unit, unit))
+        found = np.cov(noise[:, rows].reshape(-1, 3).T)
+        np.testing.assert_allclose(found, expected, atol=0.05 * float(along))
+    assert np.mean(np.sum(noise**2, axis=-1)) == pytest.approx(0.4 * gap, rel=0.05)
+
+
+def test_marvell_grows_its_power_until_the_divergence_is_met():
+    positive = jnp.arange(8) < 3
+    gradient = jnp.asarray(GRADIENT[:8]) + positive[:, None] * 1.0
+    bounded = jax.jit(lambda max_sum_kl: label_noise(KEY, gradient, positive, 0.1, max_sum_kl))
+    sizes = [float(jnp.linalg.norm(bounded(max_sum_kl))) for max_sum_kl in (1e9, 2.0, 0.1, 1e-3)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > 5 * sizes[0]
+
+
+def test_marvell_also_protects_batches_of_one_class():
+    gradient = jnp.asarray(GRADIENT[:8]) + 1.0
+    apply = jax.jit(lambda labels: marvell(num_classes=2).apply(KEY, (gradient,), labels=labels)[0])
+    for label in (0, 1):
+        noise = np.asarray(apply(jnp.full(8, label)) - gradient)
+        assert np.isfinite(noise).all()
+        assert np.linalg.norm(noise) > 0.1
+
+
+def test_one_class_against_the_rest_hides_every_class_and_fits_into_training():
+    labels = jnp.array([0, 1, 2, 2, 1, 0, 0, 1])  # class 3 of 4 is absent
+    gradient = jnp.asarray(GRADIENT[:8]) + jax.nn.one_hot(labels, 4)
+    defense = marvell(num_classes=4)
+    noises = jax.jit(jax.vmap(lambda key: defense.apply(key, (gradient,), labels=labels)[0] - gradient))(
+        jax.random.split(KEY, 300)
+    )
+    power = np.mean(np.sum(np.asarray(noises) ** 2, axis=-1), axis=0)
+    assert (power > 0.1).all()
+
+    model = models.bottom_top((2, 3), 4, bottom=(4,), top=(5,))
+    protocol = protocols.split_training(model, num_samples=8, batch_size=8, defenses=[defense])
+    private = Batch(jnp.ones((8, 2, 3)), labels, jnp.arange(8))
+    jax.eval_shape(lambda key: protocol.round(key, protocol.init(key), private), KEY)
+
+
+def test_vfl_defender_acts_in_training():
+    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+
+    def cut(model, params, defense):
+        protocol = protocols.split_training(model, num_samples=6, batch_size=6, defenses=[defense])
+        _, transcript = jax.jit(protocol.round)(KEY, protocols.split_state(params), private)
+        return protocol, transcript.private, np.asarray(transcript.parties[0].output_gradient)
+
+    # A top without parameters passes the output's gradient on as it is.
+    model = models.bottom_top((2, 3), 3, bottom=(4,), top=None)
+    _, batch, signs = cut(model, jax.jit(model.init)(KEY), vfl_defender(1.0, -1.0, reading="paper"))
+    np.testing.assert_array_equal(signs.argmin(axis=1), batch.y)
+    # Going back through the top is linear in the gradient, so its direction arrives at the parties as well.
+    model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
+    params = jax.jit(model.init)(KEY)
+    protocol, batch, kept = cut(model, params, vfl_defender(1.0, -1.0))
+    plain = np.asarray(jax.jit(protocol.share)(params, batch)[0])
+    kept, plain = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (kept, plain))
+    np.testing.assert_allclose(kept, plain, atol=1e-5)
+
+
+def test_a_defense_where_it_cannot_act_is_refused():
+    with pytest.raises(ValueError, match="place must be one of top_output, top_output_gradient, cut_gradient"):
+        protocols.split_training(
+            models.bottom_top((2, 3), 3), num_samples=6, batch_size=6, defenses=[clipped_gaussian()]
+        )
+    model = models.logistic((4,), parties=2, num_classes=3)
+    for defense in (vfl_defender(1.0, -1.0), marvell(num_classes=3), gaussian_noise(1.0)):
+        with pytest.raises(ValueError, match="place must be one of payload"):
+            protocols.vertical(model, num_samples=4, batch_size=2, defense=defense)
+    with pytest.raises(ValueError, match="one place"):
+        chain(vfl_defender(1.0, -1.0), marvell(num_classes=3))
+    for labels in (None, jnp.zeros((4, 2)), jnp.zeros(4)):
+        with pytest.raises(ValueError, match="marvell needs the keyword labels"):
+            marvell(num_classes=2).apply(KEY, (jnp.ones((4, 3)),), labels=labels)
+
+
+def test_values_out_of_range_are_refused():
+    for build, match in (
+        (lambda: vfl_defender(-1.0, -1.0), "t_max must be > 0, got -1.0"),
+        (lambda: vfl_defender(0.0, -1.0), "t_max must be > 0, got 0.0"),
+        (lambda: vfl_defender(1.0, 0.5), "t_min must be < 0, got 0.5"),
+        (lambda: vfl_defender(1.0, 0.0), "t_min must be < 0, got 0.0"),
+        (lambda: vfl_defender(1.0, -float("inf")), "t_min must be < 0"),
+        (lambda: vfl_defender(1.0, -1.0, reading="signs"), "reading must be one of paper, direction"),
+        (lambda: gaussian_noise(0.0), "scale must be > 0, got 0.0"),
+        (lambda: gaussian_noise(-0.1), "scale must be > 0, got -0.1"),
+        (lambda: gaussian_noise(0.1, place="payload"), "place must be one of top_output"),
+        (lambda: marvell(num_classes=1), "num_classes must be in"),
+        (lambda: marvell(num_classes=2, power=0.0), "power must be > 0"),
+        (lambda: marvell(num_classes=2, max_sum_kl=-1.0), "max_sum_kl must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            build()
