@@ -116,7 +116,7 @@ def test_unknown_data_lists_what_is_known(refused):
 
 def test_whole_and_larger_batches_are_refused(refused, tmp_path):
     assert "Theorem 1 needs K < N" in refused("--network", "logistic", "--batch-size", "24")
-    assert "batch_size must be <= num_samples=24, got 25" in refused(
+    assert "batch_size must be in [1, 24], got 25" in refused(
         "--network", "logistic", "--batch-size", "25", "--out", str(tmp_path / "larger")
     )
 
