@@ -85,8 +85,8 @@ class Runner:
         return self.done[setting]
 
     def _tables(self, setting: Setting, problem: Problem) -> "NestedTables | None":
-        if setting.method not in ("cafe", "cafe-cosine"):
-            return None
+        if setting.method not in ("cafe", "cafe-cosine") or dict(setting.overrides).get("gamma") == 0.0:
+            return None  # nothing reads H
         # Steps I and II do not depend on what Step III does afterwards.
         same = replace(setting, method="cafe", overrides=(), iterations=0)
         if same not in self.tables:
