@@ -268,7 +268,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
             key=key,
             rounds=setting.iterations,
             state=start,
-            chunk=200,
+            chunk=max(10, setting.iterations // 10),
             callbacks=[record],
         )
     except FloatingPointError:
