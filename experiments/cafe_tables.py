@@ -39,7 +39,7 @@ from experiments._cafe_cells import (
     psnr,
     with_seed,
 )
-from experiments._harness import RunFolder, default_out
+from experiments._harness import RunFolder, default_out, write_json
 from jaxleak import _validate
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
@@ -326,21 +326,26 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def _draw_curves(folder: RunFolder, runner: Runner) -> None:
+    stored = []
     for kind, ylabel in (
         ("descent", "PSNR in dB (truth-side)"),
         ("single", "PSNR in dB"),
         ("training", "training loss"),
     ):
-        series = {
-            f"{s.dataset} {s.method if kind == 'descent' else s.defense} {dict(s.overrides) or ''}": np.array(
-                r["curve"]
-            )
-            for s, r in runner.done.items()
-            if s.kind == kind and s.seed == min(q.seed for q in runner.done)
-        }
+        series = {}
+        for setting, results in runner.done.items():
+            if setting.kind != kind:
+                continue
+            points = np.array(results["curve"])
+            name = setting.defense if kind == "training" else setting.method
+            label = " ".join([setting.dataset, name, *(f"{k}={v:g}" for k, v in setting.overrides)])
+            series[f"{label}, seed {setting.seed}"] = (points[:, 0], points[:, 1])
+            stored.append({"kind": kind, "label": label, "seed": setting.seed, "curve": points})
         if series:
-            xy = {label: (points[:, 0], points[:, 1]) for label, points in series.items()}
-            _plots.curves(folder.figure(f"{kind}.png"), xy, xlabel="iteration", ylabel=ylabel)
+            # Losses of defended training span many orders of magnitude.
+            log = kind == "training"
+            _plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
+    write_json(folder.path / "curves.json", stored)
 
 
 if __name__ == "__main__":
