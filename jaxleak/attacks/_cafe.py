@@ -56,6 +56,10 @@ class CafeState(NamedTuple):
     F3: jax.Array  # () running mean of Step III's objective; inf until it has run
 
 
+#: The fields of `CafeState` with one row per private sample.
+_TABLES = ("V", "H", "data", "V_optimizer", "H_optimizer")
+
+
 def output_step(v: jax.Array, bias_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     """F1 and its gradient in the batch's rows of V (NeurIPS 2021, equation 7), summed over the parties.
 
@@ -236,14 +240,24 @@ def cafe(
 
     def step(key: jax.Array, state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
         del key
-        _check_batch(require_index(observation).shape[0], num_samples)
+        index = require_index(observation)
+        _check_batch(index.shape[0], num_samples)
         require_params(observation)
+        # The steps see the batch's rows only: a branch that takes whole tables copies them every round.
+        rows = state._replace(
+            **{name: jax.tree.map(lambda table: table[index], getattr(state, name)) for name in _TABLES}
+        )
+        local = observation._replace(index=jnp.arange(index.shape[0]))
         if loops == "single" and not switch:
-            state, info = all_steps(state, observation)
+            rows, info = all_steps(rows, local)
         else:
-            state = state._replace(phase=phase_of(state))
-            state, info = jax.lax.switch(state.phase, (step_1, step_2, step_3), state, observation)
-        return state._replace(batches=state.batches + 1), {"phase": state.phase, **info}
+            rows = rows._replace(phase=phase_of(rows))
+            rows, info = jax.lax.switch(rows.phase, (step_1, step_2, step_3), rows, local)
+        tables = {
+            name: jax.tree.map(lambda table, new: table.at[index].set(new), getattr(state, name), getattr(rows, name))
+            for name in _TABLES
+        }
+        return rows._replace(batches=rows.batches + 1, **tables), {"phase": rows.phase, **info}
 
     def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
         h = model.features(require_params(observation), state.data.x)
