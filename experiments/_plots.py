@@ -14,17 +14,25 @@ FLAG_COLOUR = (1.0, 0.45, 0.0)
 
 
 def contact_sheet(
-    path: Path, truth: np.ndarray, estimate: np.ndarray, flagged: np.ndarray, *, columns: int = 20, zoom: int = 2
+    path: Path,
+    truth: np.ndarray,
+    estimate: np.ndarray,
+    flagged: np.ndarray,
+    *,
+    columns: int = 20,
+    zoom: int = 2,
+    hide_flagged: bool = True,
 ) -> None:
-    """Rows of private images, each with its reconstruction below; flagged ones are framed and grey.
+    """Rows of private images, each with its reconstruction below; flagged ones are framed, and grey if hidden.
 
     Args:
         path: PNG to write.
         truth: (I, H, W, C) in [0, 1].
-        estimate: (I, H, W, C); whatever stands where `flagged` is ignored.
+        estimate: (I, H, W, C).
         flagged: (I,) bool, samples for which the attack says that it has no answer.
         columns: images per row.
         zoom: every pixel becomes zoom x zoom.
+        hide_flagged: show grey in place of what the attack itself does not stand by.
     """
     count, height, width, _ = truth.shape
     columns = min(columns, count)
@@ -33,7 +41,7 @@ def contact_sheet(
     sheet = np.ones((rows * (2 * cell_h + 6), columns * cell_w, 3))
     for i in range(count):
         top, left = (i // columns) * (2 * cell_h + 6), (i % columns) * cell_w
-        pair = truth[i], np.full_like(truth[i], 0.5) if flagged[i] else np.clip(estimate[i], 0, 1)
+        pair = truth[i], np.full_like(truth[i], 0.5) if flagged[i] and hide_flagged else np.clip(estimate[i], 0, 1)
         for k, image in enumerate(pair):
             y = top + k * cell_h
             if k == 1 and flagged[i]:

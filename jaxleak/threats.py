@@ -16,6 +16,7 @@ class Threat(NamedTuple):
     index: bool = True  # type: ignore[assignment]  # which samples took part (data-index alignment)
     labels: bool = False  # the true labels of the batch
     statistics: bool = False  # activation statistics of the batch
+    running_statistics: bool = False  # batch normalisation's running statistics, where params hold any
     payload: tuple[str, ...] | None = None  # paths like "first/kernel" of the gradient leaves; None grants all
     # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
     party: int | None = None
@@ -30,7 +31,7 @@ BIAS_GRADIENT_ONLY = Threat(payload=("first/bias",))
 #: The same server, looking only at the first dense layer (all that CAFE's Steps I and II read).
 FIRST_LAYER_ONLY = Threat(payload=("first/bias", "first/kernel"))
 
-#: The server of a textbook gradient inversion: no indices.
+#: The server of gradient inversion (FedLeak, section 2): the model and one upload; no indices, no statistics.
 SERVER_WITHOUT_INDICES = Threat(index=False)
 
 
@@ -76,9 +77,12 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
             party=transcript.parties[threat.party],
         )
     payload = transcript.payload if threat.payload is None else _select(transcript.payload, threat.payload)
+    params = transcript.params
+    if isinstance(params, dict) and "batch_stats" in params and not threat.running_statistics:
+        params = {**params, "batch_stats": None}
     return Observation(
         round=transcript.round,
-        params=transcript.params,
+        params=params,
         payload=payload,
         index=transcript.index if threat.index else None,
         labels=transcript.private.y if threat.labels else None,

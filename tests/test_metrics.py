@@ -171,7 +171,49 @@ def test_matching_refuses_non_finite_values():
         metrics.match_one_to_one(np.zeros((2, 3)), np.full((2, 3), np.nan))
 
 
-@pytest.mark.parametrize("name", metrics.__all__)
+def test_best_match_looks_at_every_pair_and_shares():
+    rng = np.random.default_rng(4)
+    truth, estimates = rng.random((5, 3, 2)), rng.random((4, 3, 2))
+    slow = [max(_slow_psnr(t, e) for e in estimates) for t in truth]
+    np.testing.assert_allclose(metrics.best_match_psnr(truth, estimates), slow)
+    np.testing.assert_allclose(metrics.best_match_psnr(255 * truth, 255 * estimates, 255.0), slow)
+    choice = metrics.match_best(truth, estimates)
+    np.testing.assert_allclose([_slow_psnr(t, estimates[c]) for t, c in zip(truth, choice, strict=True)], slow)
+    blur = np.concatenate([truth[:1], np.full((4, 3, 2), 9.0)])  # one output serves all five
+    assert metrics.match_best(truth, blur).tolist() == [0] * 5
+    one_to_one = metrics.psnr(truth[:4], estimates[metrics.match_one_to_one(truth[:4], estimates)])
+    assert (metrics.best_match_psnr(truth[:4], estimates) >= one_to_one - 1e-9).all()
+
+
+def test_scores_of_constant_images(images):
+    truth, _ = images
+    np.testing.assert_allclose(metrics.grey_psnr(truth), [_slow_psnr(t, np.full_like(t, 0.5)) for t in truth])
+    np.testing.assert_allclose(metrics.grey_psnr(255 * truth, 255.0), metrics.grey_psnr(truth))
+    own = []
+    for t in truth:
+        flat = np.empty_like(t)
+        for c in range(3):
+            flat[..., c] = sum(t[..., c].ravel()) / t[..., c].size
+        own.append(_slow_psnr(t, flat))
+    np.testing.assert_allclose(metrics.mean_color_psnr(truth), own)
+    assert (metrics.mean_color_psnr(truth) >= metrics.grey_psnr(truth)).all()
+    assert np.isposinf(metrics.mean_color_psnr(np.full((1, 2, 2, 3), 0.3))).all()
+
+
+def test_best_match_and_constant_images_refuse_bad_input():
+    with pytest.raises(ValueError, match=r"samples of one shape, got \(2, 3\) and \(2, 4\)"):
+        metrics.match_best(np.zeros((2, 3)), np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="samples of one shape"):
+        metrics.best_match_psnr(np.zeros((2, 3)), np.zeros((0, 3)))
+    with pytest.raises(ValueError, match="estimate must be finite"):
+        metrics.best_match_psnr(np.zeros((2, 3)), np.full((1, 3), np.inf))
+    with pytest.raises(ValueError, match="peak must be > 0"):
+        metrics.grey_psnr(np.zeros((2, 3)), 0.0)
+    with pytest.raises(ValueError, match="4 axes"):
+        metrics.mean_color_psnr(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("name", sorted(set(metrics.__all__) - {"grey_psnr", "mean_color_psnr"}))
 def test_shape_mismatch_names_both_shapes(name):
     shapes = ((3,), (4,)) if "label" in name else ((2, 4, 4, 1), (2, 4, 4, 3))
     truth, estimate = (np.zeros(shape, np.int64) for shape in shapes)

@@ -1,5 +1,6 @@
 """Attacks: what an honest-but-curious server computes from what it sees."""
 
+from jaxleak.attacks import presets
 from jaxleak.attacks._baselines import (
     bn_regularizer,
     cafe_cosine,
@@ -21,9 +22,13 @@ from jaxleak.attacks._cafe_presets import (
     table9,
     twice_corrected_adam,
 )
+from jaxleak.attacks._candidates import Candidate, generator_latents, generator_weights, pixels
 from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
+from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, check_payload, inversion
+from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
+from jaxleak.attacks._smoothing import Smoothing, smoothing
 from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
 from jaxleak.attacks._vfl_label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vflrecon import (
@@ -45,6 +50,19 @@ from jaxleak.attacks._vflrecon_free import (
 )
 
 __all__ = [
+    "smoothing",
+    "presets",
+    "pixels",
+    "inversion",
+    "infer_labels",
+    "generator_weights",
+    "generator_latents",
+    "check_payload",
+    "Smoothing",
+    "Settings",
+    "Candidate",
+    "MATCHED_BELOW",
+    "LABEL_RULES",
     "PAPER_FIELDS",
     "SHADOW_INITS",
     "TABLE9",

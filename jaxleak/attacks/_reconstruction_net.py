@@ -36,10 +36,10 @@ class ReconstructionNet:
     params: PyTree
     mean: jax.Array  # (width,)
     scale: jax.Array  # (width,)
+    loss: jax.Array  # () mean training loss of the last epoch
     widths: tuple[int, ...] = flax.struct.field(pytree_node=False)
     record: Callable[[Any], jax.Array] = flax.struct.field(pytree_node=False)
     bounded: bool = flax.struct.field(pytree_node=False)  # outputs are features in [0, 1]
-    loss: float = flax.struct.field(pytree_node=False)  # mean training loss of the last epoch
 
     def __call__(self, seen: Any) -> jax.Array:
         """(B, C) logits, or (B, d) features in [0, 1]."""
@@ -88,7 +88,7 @@ def train_network(
     params, mean, scale, loss = _train(key, steps, targets, record, widths, task, epochs, size, optimizer)
     if not jnp.isfinite(loss):
         raise FloatingPointError("the reconstruction network's loss is not finite")
-    return ReconstructionNet(params, mean, scale, widths, record, task == "features", float(loss))
+    return ReconstructionNet(params, mean, scale, loss, widths, record, task == "features")
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))

@@ -177,8 +177,11 @@ def assemble_victims(model: BottomTopModel, own: jax.Array, victims: jax.Array, 
 
 
 class VflreconState(NamedTuple):
-    """Sums over the sightings of every sample. Memory O(N (C + sum d_p))."""
+    """The networks, and sums over the sightings of every sample. Memory O(N (C + sum d_p))."""
 
+    # Here, because compiled code would hold millions of closed-over parameters as constants.
+    labels_net: ReconstructionNet | None
+    features_net: ReconstructionNet | None
     log_probability: jax.Array  # (N, C)
     victims: jax.Array  # (N, sum of the others' d_p)
     own: jax.Array  # (N, d_party), what the attacker feeds in itself
@@ -222,6 +225,8 @@ def vflrecon(
     def init(key: jax.Array, template: Batch) -> VflreconState:
         del template
         return VflreconState(
+            labels,
+            features,
             jnp.zeros((num_samples, model.num_classes)),
             jnp.zeros((num_samples, others)),
             jnp.zeros((num_samples, model.widths[party])),
@@ -236,12 +241,12 @@ def vflrecon(
         index, seen = granted(observation)
         log_probability, victims = state.log_probability, state.victims
         confidence = jnp.zeros(())
-        if labels is not None:
-            log_p = jax.nn.log_softmax(labels(seen))
+        if state.labels_net is not None:
+            log_p = jax.nn.log_softmax(state.labels_net(seen))
             log_probability = log_probability.at[index].add(log_p)
             confidence = jnp.exp(log_p.max(axis=1)).mean()
-        if features is not None:
-            victims = victims.at[index].add(features(seen))
+        if state.features_net is not None:
+            victims = victims.at[index].add(state.features_net(seen))
         state = state._replace(
             log_probability=log_probability,
             victims=victims,

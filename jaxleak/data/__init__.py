@@ -3,9 +3,20 @@
 `load` names a dataset and gives float32 samples in [0, 1] with labels; `image_tiles` and `feature_columns` cut every
 sample into one slice per party, for vertical federated learning. All of it is NumPy on the host.
 
+`partition_clients` deals samples to the clients of horizontal federated learning, alike or skewed.
+
 Studies of split vertical training start from `load_table`, whose encoding is fitted on the attacker's rows only.
 """
 
+from jaxleak.data._client_partitions import (
+    CLIENT_PARTITIONS,
+    dirichlet,
+    feature_skew,
+    iid,
+    label_skew,
+    partition_clients,
+    quantity_skew,
+)
 from jaxleak.data._dataset import Dataset
 from jaxleak.data._encoding import Encoding, Table, check_classes, encode, fit_encoding, load_table
 from jaxleak.data._feature_partitions import partition_features, party_slices
@@ -20,6 +31,7 @@ from jaxleak.data._partitions import (
 )
 
 __all__ = [
+    "CLIENT_PARTITIONS",
     "ColumnLayout",
     "Dataset",
     "Encoding",
@@ -28,12 +40,18 @@ __all__ = [
     "assemble_columns",
     "assemble_tiles",
     "check_classes",
+    "dirichlet",
     "encode",
     "feature_columns",
+    "feature_skew",
     "fit_encoding",
+    "iid",
     "image_tiles",
+    "label_skew",
     "load",
     "load_table",
+    "partition_clients",
     "partition_features",
     "party_slices",
+    "quantity_skew",
 ]

@@ -5,14 +5,26 @@ compare with. NumPy on the host, float64 inside. Values that are not finite in a
 not finite either.
 """
 
-from jaxleak.metrics._images import mse, psnr, psnr_channel_peak, psnr_upstream, ssim
+from jaxleak.metrics._images import (
+    grey_psnr,
+    mean_color_psnr,
+    mse,
+    psnr,
+    psnr_channel_peak,
+    psnr_upstream,
+    ssim,
+)
 from jaxleak.metrics._labels import label_accuracy, label_multiset_accuracy
-from jaxleak.metrics._matching import match_one_to_one
+from jaxleak.metrics._matching import best_match_psnr, match_best, match_one_to_one
 
 __all__ = [
+    "best_match_psnr",
+    "grey_psnr",
     "label_accuracy",
     "label_multiset_accuracy",
+    "match_best",
     "match_one_to_one",
+    "mean_color_psnr",
     "mse",
     "psnr",
     "psnr_channel_peak",

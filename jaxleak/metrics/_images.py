@@ -50,6 +50,42 @@ def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray
     return _decibels(peak, mse(truth, estimate))
 
 
+def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
+    """PSNR of a constant image at half the peak: what an attack scores that has recovered nothing.
+
+    For nine in ten CIFAR-10 images it is 9 to 16 dB, as much as many reconstructions in print; report it beside PSNR.
+
+    Args:
+        truth: (N, ...) samples.
+        peak: the largest value that a pixel may have.
+
+    Returns:
+        (N,) float64, as `psnr`.
+
+    Raises:
+        ValueError: as `psnr`.
+    """
+    truth = np.asarray(truth, np.float64)
+    return psnr(truth, np.full_like(truth, peak / 2), peak)
+
+
+def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
+    """PSNR of every image's own mean color, the best that any constant image scores.
+
+    Args:
+        truth: (N, H, W, C) images.
+        peak: the largest value that a pixel may have.
+
+    Returns:
+        (N,) float64, at least `grey_psnr`; inf where the image is constant.
+
+    Raises:
+        ValueError: if truth is not (N, H, W, C), or `peak` is not > 0.
+    """
+    truth, _ = pair(truth, truth, axes=4)
+    return psnr(truth, np.broadcast_to(truth.mean(axis=(1, 2), keepdims=True), truth.shape), peak)
+
+
 def psnr_channel_peak(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """PSNR with every channel's own peak, the formula that CAFE (Jin et al.) prints in its paper.
 

@@ -1,10 +1,13 @@
 """The shape of a horizontal-FL model: whole images in, logits out, and everything an attack may want to look at.
 
 Every kink of a network (ReLU, ReLU6, max-pool) goes through `jaxleak.models._activations`, so that an attacker can run
-its own copy of the model with the kinks smoothed (`sharpness`), while the victim runs the exact one.
+its own copy of the model with the kinks smoothed (`sharpness`), while the victim runs the exact one. The layers below
+are those that all networks share; they sow what the contract promises.
 """
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -14,6 +17,8 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation
+from jaxleak.models._conv import Form, Padding, conv2d
 
 BatchNormMode = Literal["train", "eval"]
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
@@ -24,17 +29,20 @@ class Outputs(NamedTuple):
 
     logits: jax.Array  # (B, C)
     features: jax.Array  # (B, F), the inputs of the last dense layer
-    activations: tuple[jax.Array, ...]  # outputs of every non-linearity, each (B, ...), in a fixed order
-    statistics: PyTree  # mean and variance of this batch at every normalisation layer; {} without any
-    batch_stats: PyTree  # running statistics after this batch ("train"), or as given ("eval"); {} without any
+    activations: tuple[
+        jax.Array, ...
+    ]  # outputs of every non-linearity, each (B, ...), in the order of the forward pass
+    # Mean and (biased) variance of this batch at every batch normalisation; a tree like batch_stats; {} without any.
+    statistics: PyTree
+    batch_stats: PyTree  # running statistics after this batch ("train"), or as given ("eval", or if None was given)
 
 
 class Classifier(NamedTuple):
     """A classifier of images as pure functions.
 
     Variables are `{"params": tree, "batch_stats": tree}`. Without batch normalisation `batch_stats` is {}; it may be
-    None ("not granted"), which "train" mode never reads. The last dense layer is `params[head]`, with "kernel" (F, C)
-    and "bias" (C,).
+    None or {} ("not granted"), with which "train" mode computes the same and hands it back. The last dense layer is
+    `params[head]`, with "kernel" (F, C) and "bias" (C,).
     """
 
     image_shape: tuple[int, int, int]  # (H, W, channels)
@@ -55,7 +63,7 @@ class ApplyFn(TypingProtocol):
     """
 
     def __call__(
-        self, variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: jax.Array | None = None
+        self, variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
     ) -> Outputs: ...
 
 
@@ -77,31 +85,195 @@ def classifier(module: nn.Module, *, image_shape: tuple[int, ...], num_classes: 
         raise ValueError(f"image_shape must be (height, width, channels), got {tuple(image_shape)}")
     _validate.positive(height=image_shape[0], width=image_shape[1], channels=image_shape[2])
     _validate.in_range(2, 10**6, num_classes=num_classes)
-    one = jnp.zeros((1, *image_shape))
 
+    # Compiled, so that the forward pass that only finds the shapes is never run.
+    @jax.jit
     def init(key: jax.Array) -> PyTree:
-        variables = module.init(key, one, "train", None)
+        variables = module.init(key, jnp.zeros((1, *image_shape)), "train", None)
         return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    if head not in shapes["params"]:
+        raise ValueError(f"head must be one of {', '.join(sorted(shapes['params']))}, got {head!r}")
+    has_batch_norm = bool(shapes["batch_stats"])
+
     def apply(
-        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: jax.Array | None = None
+        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
     ) -> Outputs:
+        _validate.one_of(BATCH_NORM_MODES, mode=mode)
+        if x.ndim != 4 or x.shape[1:] != tuple(image_shape):
+            raise ValueError(f"x must be (B, {', '.join(map(str, image_shape))}), got {x.shape}")
         given = variables.get("batch_stats")
-        if mode == "eval" and given is None:
+        if mode == "eval" and has_batch_norm and not given:
             raise ValueError('mode="eval" reads running statistics, but batch_stats were not granted')
         known = {"params": variables["params"], **({"batch_stats": given} if given else {})}
-        collections = ["activations", "statistics", "batch_stats"]
-        out: Any = module.apply(known, x, mode, sharpness, mutable=collections)
+        out: Any = module.apply(known, x, mode, sharpness, mutable=["activations", "statistics", "batch_stats"])
         (logits, features), sown = out
         return Outputs(
             logits,
             features,
-            tuple(jax.tree.leaves(sown.get("activations", {}))),
+            tuple(_in_call_order(sown.get("activations", {}))),
             sown.get("statistics", {}),
-            sown.get("batch_stats", {}) if mode == "train" else given,
+            sown["batch_stats"] if mode == "train" and given else given,
         )
 
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    if head not in shapes["params"]:
-        raise ValueError(f"head must be one of {sorted(shapes['params'])}, got {head!r}")
-    return Classifier(tuple(image_shape), num_classes, init, apply, head, bool(shapes["batch_stats"]))
+    height, width, channels = image_shape
+    return Classifier((height, width, channels), num_classes, init, apply, head, has_batch_norm)
+
+
+def _in_call_order(sown: Any) -> Iterator[jax.Array]:
+    """Leaves as Flax inserted them; `jax.tree.leaves` would sort names, putting layer 10 before layer 2."""
+    if isinstance(sown, dict):
+        for child in sown.values():
+            yield from _in_call_order(child)
+    else:
+        yield from jax.tree.leaves(sown)
+
+
+Init = Literal["default", "he", "glorot", "wide_uniform"]
+INITS: tuple[Init, ...] = ("default", "he", "glorot", "wide_uniform")
+
+Initializer = Callable[..., jax.Array]
+
+
+def _uniform(limit: float) -> Initializer:
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return draw
+
+
+def initializers(name: Init, fan_in: int) -> tuple[Initializer, Initializer]:
+    """Initialisers of a kernel and of its bias.
+
+    Args:
+        name: "default", uniform within 1 / sqrt(fan_in), both kernel and bias, which is what PyTorch does when nothing
+            is said (its kaiming_uniform with a = sqrt(5)); "he", normal with variance 2 / fan_in; "glorot", uniform;
+            biases of both are zero; "wide_uniform", uniform within 1/2, both, as in the code of Deep Leakage from
+            Gradients.
+        fan_in: inputs of one output.
+
+    Raises:
+        ValueError: on an unknown name.
+    """
+    _validate.one_of(INITS, init=name)
+    if name == "he":
+        return nn.initializers.he_normal(), nn.initializers.zeros
+    if name == "glorot":
+        return nn.initializers.glorot_uniform(), nn.initializers.zeros
+    both = _uniform(0.5 if name == "wide_uniform" else 1 / math.sqrt(fan_in))
+    return both, both
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """What all layers of a network have in common.
+
+    Attributes:
+        activation: one of `jaxleak.models.ACTIVATIONS`.
+        init: of all kernels and biases, see `initializers`.
+        form: how convolutions are written, see `jaxleak.models.conv2d`.
+
+    Raises:
+        ValueError: on an unknown name.
+    """
+
+    activation: str = "relu"
+    init: Init = "default"
+    form: Form = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names while the network is being described, not when it first runs."""
+        _validate.one_of(ACTIVATIONS, activation=self.activation)
+        _validate.one_of(INITS, init=self.init)
+        _validate.one_of(("auto", "patches", "lax"), form=self.form)
+
+
+class Conv(nn.Module):
+    """Convolution as PyTorch pads it, `window // 2` zeros on every side unless said otherwise."""
+
+    channels: int
+    window: int
+    style: Style
+    stride: int = 1
+    padding: Padding | None = None
+    groups: int = 1
+    bias: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, C_in) -> (B, H', W', channels)."""
+        shape = (self.window, self.window, x.shape[-1] // self.groups, self.channels)
+        kernel_init, bias_init = initializers(self.style.init, math.prod(shape[:3]))
+        kernel = self.param("kernel", kernel_init, shape)
+        padding = self.window // 2 if self.padding is None else self.padding
+        z = conv2d(x, kernel, stride=self.stride, padding=padding, groups=self.groups, form=self.style.form)
+        return z + self.param("bias", bias_init, (self.channels,)) if self.bias else z
+
+
+class Dense(nn.Module):
+    """A dense layer with the bias that belongs to the kernel's initialiser."""
+
+    width: int
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., d) -> (..., width)."""
+        kernel_init, bias_init = initializers(self.style.init, x.shape[-1])
+        kernel = self.param("kernel", kernel_init, (x.shape[-1], self.width))
+        return x @ kernel + self.param("bias", bias_init, (self.width,))
+
+
+class Activation(nn.Module):
+    """A non-linearity that shows its output."""
+
+    style: Style
+
+    @nn.compact
+    def __call__(self, z: jax.Array, sharpness: Sharpness) -> jax.Array:
+        """Elementwise."""
+        out = activation(self.style.activation, z, sharpness)
+        self.sow("activations", "out", out, reduce_fn=_latest, init_fn=_nothing)
+        return out
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over all axes but the last, with PyTorch's constants.
+
+    As there, a batch is normalised by its biased variance, while the running variance takes in the unbiased one.
+    """
+
+    momentum: float = 0.1  # weight of the new batch
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mode: BatchNormMode) -> jax.Array:
+        """The shape of x."""
+        channels = x.shape[-1]
+        axes = tuple(range(x.ndim - 1))
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,))
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
+        running_var = self.variable("batch_stats", "var", jnp.ones, (channels,))
+        mean, var = x.mean(axis=axes), x.var(axis=axes)
+        self.sow("statistics", "mean", mean, reduce_fn=_latest, init_fn=_nothing)
+        self.sow("statistics", "var", var, reduce_fn=_latest, init_fn=_nothing)
+        if mode == "eval":
+            mean, var = running_mean.value, running_var.value
+        elif not self.is_initializing():
+            count = x.size // channels
+            unbiased = var * (count / max(count - 1, 1))
+            running_mean.value += self.momentum * (mean - running_mean.value)
+            running_var.value += self.momentum * (unbiased - running_var.value)
+        return (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
+
+
+def _latest(old: Any, new: jax.Array) -> jax.Array:
+    # Plain arrays instead of Flax's tuples, so that "statistics" has the structure of "batch_stats".
+    del old
+    return new
+
+
+def _nothing() -> None:
+    return None

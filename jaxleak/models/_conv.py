@@ -6,40 +6,126 @@ as patches times a matrix, and convolutions inside `lax.scan` or under `vmap` ov
 and `lax.conv` elsewhere. Both compute the same function; tests hold them together up to second derivatives.
 """
 
+import functools
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _validate
+from jaxleak.models._activations import smooth_max
 
 Form = Literal["auto", "patches", "lax"]
+Padding = int | Literal["SAME"]
 
 #: Pads odd sizes before pooling. Finite, since infinity times a zero weight would be NaN.
 PADDING = -1e30
 
 
-def conv2d(x: jax.Array, kernel: jax.Array, *, form: Form = "auto") -> jax.Array:
-    """2-D cross-correlation, stride 1, 'SAME' zero padding.
+def conv2d(
+    x: jax.Array,
+    kernel: jax.Array,
+    *,
+    stride: int = 1,
+    padding: Padding = "SAME",
+    groups: int = 1,
+    form: Form = "auto",
+) -> jax.Array:
+    """2-D cross-correlation with zeros around.
 
     Args:
         x: (B, H, W, C_in).
-        kernel: (kh, kw, C_in, C_out), odd kh and kw.
+        kernel: (kh, kw, C_in / groups, C_out). Output channel o reads the inputs of group o // (C_out / groups).
+        stride: s >= 1, of both axes.
+        padding: zeros on every side, as PyTorch counts them; or "SAME", which gives ceil(H / s) rows and puts the odd
+            zero at the end. With odd kernels the two agree at stride 1 (padding k // 2), but not at stride 2.
+        groups: divides C_in and C_out; groups = C_in is a depthwise convolution.
         form: "patches" (im2col), "lax", or "auto": patches on CPU, lax elsewhere.
 
     Returns:
-        (B, H, W, C_out).
+        (B, H', W', C_out), H' = ceil(H / s) for "SAME", else floor((H + 2 padding - kh) / s) + 1.
+
+    Raises:
+        ValueError: if sizes do not fit.
     """
     _validate.one_of(("auto", "patches", "lax"), form=form)
+    _validate.positive(stride=stride, groups=groups)
+    kh, kw, c_group, c_out = kernel.shape
+    c_in = x.shape[-1]
+    if c_group * groups != c_in or c_out % groups:
+        raise ValueError(
+            f"kernel must be (kh, kw, C_in / groups, C_out), got {kernel.shape} for C_in = {c_in}, groups = {groups}"
+        )
+    rows, columns = (_pads(n, k, stride, padding) for n, k in zip(x.shape[1:3], (kh, kw), strict=True))
     if form == "auto":
         form = "patches" if jax.default_backend() == "cpu" else "lax"
     if form == "lax":
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    kh, kw, c_in, c_out = kernel.shape
-    height, width = x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (kh // 2, kh // 2), (kw // 2, kw // 2), (0, 0)))
-    shifts = [padded[:, i : i + height, j : j + width] for i in range(kh) for j in range(kw)]
-    return jnp.concatenate(shifts, axis=-1) @ kernel.reshape(kh * kw * c_in, c_out)
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            (rows, columns),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+    shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
+    if groups == 1:
+        # A 1x1 kernel has one shift, so that this is a plain product of matrices.
+        patches = shifts[0] if len(shifts) == 1 else jnp.concatenate(shifts, axis=-1)
+        return patches @ kernel.reshape(kh * kw * c_in, c_out)
+    if c_group == 1:
+        # One input channel per group: no matrix to multiply by, and the sum of products fuses into one loop.
+        weights = kernel.reshape(kh * kw, c_out)
+        products = (jnp.repeat(z, c_out // groups, axis=-1) * w for z, w in zip(shifts, weights, strict=True))
+        return functools.reduce(jnp.add, products)
+    patches = jnp.stack([z.reshape(*z.shape[:3], groups, c_group) for z in shifts], axis=-2)
+    weights = kernel.reshape(kh * kw, c_group, groups, c_out // groups)
+    out = jnp.einsum("bhwgkc,kcgo->bhwgo", patches, weights)
+    return out.reshape(*out.shape[:3], c_out)
+
+
+def _pads(size: int, window: int, stride: int, padding: Padding) -> tuple[int, int]:
+    """(before, after) of one axis."""
+    if padding == "SAME":
+        total = max((-(-size // stride) - 1) * stride + window - size, 0)
+        return total // 2, total - total // 2
+    if not isinstance(padding, int):
+        raise ValueError(f"padding must be 'SAME' or an integer, got {padding!r}")
+    _validate.non_negative(padding=padding)
+    if size + 2 * padding < window:
+        raise ValueError(f"a window of {window} does not fit into {size} pixels with padding {padding}")
+    return padding, padding
+
+
+def _shifts(
+    x: jax.Array,
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    pads: tuple[tuple[int, int], tuple[int, int]],
+    fill: float = 0.0,
+) -> list[jax.Array]:
+    """Entry (i, j) of every window, for all (i, j) in row-major order: each (B, H', W', C).
+
+    A strided slice transposes to a pad with holes, which is slow in a gradient's gradient. Cut into cells of one stride
+    first, every shift is a contiguous slice of cells.
+    """
+    batch, height, width, channels = x.shape
+    sizes = list(zip((height, width), window, strides, pads, strict=True))
+    h, w = ((n + sum(p) - k) // s + 1 for n, k, s, p in sizes)
+    if strides == (1, 1):
+        if any(map(any, pads)):
+            x = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=fill)
+        return [x[:, i : i + h, j : j + w] for i in range(window[0]) for j in range(window[1])]
+    cells = [n + (k - 1) // s for n, (_, k, s, _) in zip((h, w), sizes, strict=True)]
+    # A last row that no window reads is cut off: negative padding.
+    edges = [(p[0], c * s - n - p[0], 0) for c, (n, _, s, p) in zip(cells, sizes, strict=True)]
+    x = jax.lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    s, t = strides
+    x = x.reshape(batch, cells[0], s, cells[1], t, channels)
+    return [
+        x[:, i // s : i // s + h, i % s, j // t : j // t + w, j % t] for i in range(window[0]) for j in range(window[1])
+    ]
 
 
 def pool_windows(z: jax.Array) -> jax.Array:
@@ -52,13 +138,80 @@ def pool_windows(z: jax.Array) -> jax.Array:
     return z.reshape(batch, h, w, 4, channels)
 
 
-def max_pool(z: jax.Array) -> jax.Array:
-    """2x2 max pooling, stride 2, 'SAME' padding: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), C).
+def max_pool(
+    z: jax.Array,
+    window: int = 2,
+    stride: int | None = None,
+    padding: Padding = "SAME",
+    *,
+    sharpness: jax.Array | float | None = None,
+) -> jax.Array:
+    """Max pooling over square windows: (B, H, W, C) -> (B, H', W', C).
 
-    Written as a reshape and a maximum, because the transpose of XLA's windowed reduction (select-and-scatter) has no
-    efficient second derivative.
+    Written as maxima of shifted slices, because the transpose of XLA's windowed reduction (select-and-scatter) has no
+    efficient second derivative. Equal entries of a window share its gradient.
+
+    Args:
+        z: (B, H, W, C); entries stay above -1e30.
+        window: k >= 1.
+        stride: s >= 1; default: the window.
+        padding: as in `conv2d`, with entries that never win.
+        sharpness: beta > 0 replaces the maximum by `jaxleak.models.smooth_max`; None is exact.
+
+    Raises:
+        ValueError: on sizes out of range.
     """
-    return pool_windows(z).max(axis=3)
+    stride = window if stride is None else stride
+    _validate.positive(window=window, stride=stride)
+    if sharpness is None and (window, stride, padding) == (2, 2, "SAME"):
+        return pool_windows(z).max(axis=3)
+    # A maximum over a square is one over its rows, then over columns; so is a logarithm of a sum of exponentials.
+    for axis in (1, 2):
+        z = _max_along(z, axis, window, stride, padding, sharpness)
+    return z
+
+
+def _max_along(
+    z: jax.Array, axis: int, window: int, stride: int, padding: Padding, sharpness: jax.Array | float | None
+) -> jax.Array:
+    """Pool one axis, 1 or 2."""
+    size = z.shape[axis]
+    before, after = _pads(size, window, stride, padding)
+    if axis == 1:
+        shifts = _shifts(z, (window, 1), (stride, 1), ((before, after), (0, 0)), PADDING)
+    else:
+        shifts = _shifts(z, (1, window), (1, stride), ((0, 0), (before, after)), PADDING)
+    if sharpness is None:
+        return functools.reduce(jnp.maximum, shifts)
+    # Only entries inside the image count, or the mean over a window would sink towards the border.
+    inside = np.pad(np.ones(size, np.float32), (before, after))
+    count = np.lib.stride_tricks.sliding_window_view(inside, window)[::stride].sum(axis=1)
+    return smooth_max(jnp.stack(shifts), 0, sharpness, count=count[:, None, None] if axis == 1 else count[:, None])
+
+
+def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
+    """Means of disjoint square windows; rows and columns that fill none are left out.
+
+    Args:
+        x: (B, H, W, C).
+        window: k in [1, min(H, W)].
+
+    Returns:
+        (B, H // k, W // k, C).
+
+    Raises:
+        ValueError: on a window out of range.
+    """
+    batch, height, width, channels = x.shape
+    _validate.in_range(1, min(height, width), window=window)
+    h, w = height // window, width // window
+    x = x[:, : h * window, : w * window].reshape(batch, h, window, w, window, channels)
+    return x.mean(axis=(2, 4))
+
+
+def global_avg_pool(x: jax.Array) -> jax.Array:
+    """Mean over all pixels: (B, H, W, C) -> (B, C)."""
+    return x.mean(axis=(1, 2))
 
 
 @jax.custom_jvp

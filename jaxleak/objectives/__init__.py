@@ -1,6 +1,19 @@
 """Loss functions, gradient distances and regularizers of matching attacks."""
 
-from jaxleak.objectives._distances import Distance, cosine, gaussian_kernel, l1, squared_l2
+from jaxleak.objectives._curvature import GradientRegularization, gradient_regularization, regularized_gradient
+from jaxleak.objectives._distances import (
+    Distance,
+    cosine,
+    gaussian_kernel,
+    gaussian_likelihood,
+    l1,
+    laplace_likelihood,
+    layer_weighted,
+    mean_l1,
+    relative_l1,
+    squared_l2,
+    weighted,
+)
 from jaxleak.objectives._losses import cross_entropy, double_softmax_cross_entropy, soft_labels
 from jaxleak.objectives._matching import (
     TERMS,
@@ -14,20 +27,41 @@ from jaxleak.objectives._matching import (
     matching_objective,
     sapag_objective,
 )
+from jaxleak.objectives._partial import (
+    SelectBy,
+    Selection,
+    apply_mask,
+    fixed_share,
+    magnitude_threshold,
+    partial_distance,
+    top_share,
+)
 from jaxleak.objectives._regularizers import (
+    activation_penalty,
     activation_statistics_distance,
+    batch_norm_distance,
     feature_distance,
     group_consistency,
+    l2_prior,
+    mean_total_variation,
     total_variation,
     truncated_tv,
 )
 
 __all__ = [
+    "regularized_gradient",
+    "gradient_regularization",
+    "GradientRegularization",
     "TERMS",
     "Distance",
     "MatchingObjective",
     "Quantities",
+    "SelectBy",
+    "Selection",
+    "activation_penalty",
     "activation_statistics_distance",
+    "apply_mask",
+    "batch_norm_distance",
     "bn_objective",
     "cafe_objective",
     "cosine",
@@ -36,14 +70,26 @@ __all__ = [
     "dlg_objective",
     "double_softmax_cross_entropy",
     "feature_distance",
+    "fixed_share",
     "gaussian_kernel",
+    "gaussian_likelihood",
     "gc_objective",
     "group_consistency",
     "l1",
+    "l2_prior",
+    "laplace_likelihood",
+    "layer_weighted",
+    "magnitude_threshold",
     "matching_objective",
+    "mean_l1",
+    "mean_total_variation",
+    "partial_distance",
+    "relative_l1",
     "sapag_objective",
     "soft_labels",
     "squared_l2",
+    "top_share",
     "total_variation",
     "truncated_tv",
+    "weighted",
 ]

@@ -4,12 +4,13 @@ Every function is `(observed, simulated) -> ()` with two trees of the same struc
 `simulated`, and is zero when the trees are equal.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from jaxleak import _tree
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 
 Distance = Callable[[PyTree, PyTree], jax.Array]
@@ -18,15 +19,43 @@ Distance = Callable[[PyTree, PyTree], jax.Array]
 _VARIANCE_FLOOR = 1e-20
 
 
+def absolute(x: jax.Array) -> jax.Array:
+    """|x| with derivative 0 at 0, as in PyTorch and TensorFlow; that of `jnp.abs` is 1 and parts what is equal."""
+    return x * jax.lax.stop_gradient(jnp.sign(x))
+
+
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term). In [0, inf)."""
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
 
 
 def l1(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """Sum of absolute differences over all leaves. In [0, inf)."""
-    differences = jax.tree.map(lambda a, b: jnp.sum(jnp.abs(a - b)), observed, simulated)
+    """Sum of absolute differences over all leaves. In [0, inf). Entries that agree exactly have gradient 0."""
+    differences = jax.tree.map(lambda a, b: jnp.sum(absolute(a - b)), observed, simulated)
     return sum(jax.tree.leaves(differences), jnp.zeros(()))
+
+
+def relative_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
+    """`sum |g' - g| / sum |g|` over all entries of the trees: FedLeak's L1 term (section 4.2) in units of the data.
+
+    FedLeak prints the sum of the selected entries and reasons about their mean, a factor of millions apart. Divided by
+    the observed mass the term has no scale left: 1 for a simulated gradient of zeros, whatever the model or the share
+    that is selected. Give it masked trees and both sums run over the selection.
+
+    Returns:
+        () in [0, inf); the plain sum where the observed tree is zero.
+    """
+    mass = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(observed)), jnp.zeros(()))
+    return l1(observed, simulated) / jnp.where(mass > 0, mass, 1.0)
+
+
+def mean_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
+    """Mean absolute difference over all entries of all leaves (FedLeak, Theorem 2). In [0, inf).
+
+    Entries that a mask zeroed count too: on R percent of the entries this is R / 100 of the mean over them.
+    """
+    entries = sum(leaf.size for leaf in jax.tree.leaves(observed))
+    return l1(observed, simulated) / max(entries, 1)
 
 
 def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -61,3 +90,101 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
         return 1.0 - jnp.exp(-jnp.sum((a - b) ** 2) / sigma2)
 
     return sum(jax.tree.leaves(jax.tree.map(one, observed, simulated)), jnp.zeros(()))
+
+
+def gaussian_likelihood(scale: float) -> Distance:
+    """Negative log-likelihood of the observed gradient under Gaussian noise: `||g - g'||^2 / (2 scale^2)`.
+
+    The data term of the Bayes-optimal attack on a defense that adds noise of known strength (Balunovic et al.,
+    *Bayesian framework for gradient leakage*, ICLR 2022). The constant P log(scale sqrt(2 pi)) is left out, so equal
+    trees are at distance zero.
+
+    Args:
+        scale: standard deviation of the noise in every entry, > 0.
+
+    Returns:
+        Distance in [0, inf).
+
+    Raises:
+        ValueError: if `scale` is not > 0.
+    """
+    _validate.positive(scale=scale)
+    return lambda observed, simulated: squared_l2(observed, simulated) / (2.0 * scale**2)
+
+
+def laplace_likelihood(scale: float) -> Distance:
+    """Negative log-likelihood of the observed gradient under Laplace noise: `||g - g'||_1 / scale`.
+
+    As `gaussian_likelihood`, without the constant P log(2 scale).
+
+    Args:
+        scale: scale b of the density exp(-|z| / b) / (2 b) in every entry, > 0; the variance is 2 b^2.
+
+    Returns:
+        Distance in [0, inf).
+
+    Raises:
+        ValueError: if `scale` is not > 0.
+    """
+    _validate.positive(scale=scale)
+    return lambda observed, simulated: l1(observed, simulated) / scale
+
+
+def weighted(pairs: Sequence[tuple[float, Distance]]) -> Distance:
+    """The weighted sum of several distances, e.g. `weighted([(1.0, relative_l1), (1.0, cosine)])` for FedLeak.
+
+    Args:
+        pairs: (weight >= 0, distance); at least one weight > 0. Terms of weight 0 are not computed.
+
+    Raises:
+        ValueError: if a weight is negative or not finite, or none is positive.
+    """
+    for weight, _ in pairs:
+        _validate.non_negative(weight=weight)
+    used = [(weight, distance) for weight, distance in pairs if weight]
+    if not used:
+        raise ValueError("weighted needs at least one distance with a weight > 0")
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        return sum((weight * term(observed, simulated) for weight, term in used), jnp.zeros(()))
+
+    return distance
+
+
+def layer_weighted(distance: Distance, weights: PyTree | Callable[[int], float]) -> Distance:
+    """`distance` between trees whose leaf number i was multiplied by weight i in both of them.
+
+    So the weight enters as the distance is homogeneous: `l1` and `mean_l1` weigh the leaf's term by w, `squared_l2`
+    and the Gaussian likelihood by w^2 (pass square roots), `cosine` measures the angle after the stretch, and
+    `relative_l1` divides by the observed mass after it. `gaussian_kernel` with its own variances does not change
+    except that a weight of 0 drops the tensor.
+
+    Args:
+        distance: any distance.
+        weights: one number >= 0 per leaf, in the order of `jax.tree.leaves`: a flat sequence, or a tree of the
+            gradient's structure; or a function of the leaf's number, counted from 0. The Bayes attack lets weights
+            fall or rise with depth.
+
+    Raises:
+        ValueError: if a weight is negative or not finite; at the first call, if their number is not that of the
+            leaves.
+    """
+    if not callable(weights):
+        for weight in jax.tree.leaves(weights):
+            _validate.non_negative(weight=float(weight))
+
+    def factors_of(count: int) -> list[float]:
+        values = [float(weights(i)) for i in range(count)] if callable(weights) else jax.tree.leaves(weights)
+        if len(values) != count:
+            raise ValueError(f"layer_weighted needs one weight per leaf, {count}, got {len(values)}")
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise ValueError(f"layer weights must be finite and >= 0, got {values}")
+        return values
+
+    def measured(observed: PyTree, simulated: PyTree) -> jax.Array:
+        leaves, structure = jax.tree.flatten(observed)
+        factors = jax.tree.unflatten(structure, factors_of(len(leaves)))
+        stretched = [jax.tree.map(jnp.multiply, tree, factors) for tree in (observed, simulated)]
+        return distance(*stretched)
+
+    return measured

@@ -1,10 +1,13 @@
 """Regularizers of matching attacks: image priors, representations, activation statistics and group consistency."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
-from jaxleak import _tree
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
+from jaxleak.objectives._distances import absolute
 
 
 def total_variation(x: jax.Array) -> jax.Array:
@@ -28,6 +31,33 @@ def total_variation(x: jax.Array) -> jax.Array:
     horizontal = jnp.abs(jnp.diff(x, axis=-2))
     axes = tuple(range(1, x.ndim))
     return vertical.sum(axis=axes) + horizontal.sum(axis=axes)
+
+
+def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"] = "anisotropic") -> jax.Array:
+    """Total variation as a mean over differences, so that its weight means the same at every image and batch size.
+
+    - "anisotropic": `mean |vertical difference| + mean |horizontal difference|` over the batch, all places and
+      channels (the prior of Geiping et al. 2020; FedLeak, section 4.2, prints no formula).
+    - "isotropic": the mean of `sqrt(dv^2 + dh^2)` over channels and the pixels with a lower and a right neighbour.
+
+    Args:
+        x: (B, H, W, C) images, H and W at least 2, or (B, P, h, w, c) tiles.
+        kind: as above.
+
+    Returns:
+        () >= 0, at most 2 for images in [0, 1]; the gradient is 0 where an image is constant.
+
+    Raises:
+        ValueError: if x has no two image axes of at least two pixels, or `kind` is unknown.
+    """
+    _validate.one_of(("anisotropic", "isotropic"), kind=kind)
+    if x.ndim not in (4, 5) or min(x.shape[-3:-1]) < 2:
+        raise ValueError(f"mean_total_variation needs images of at least 2x2 pixels, got shape {x.shape}")
+    if kind == "anisotropic":
+        return absolute(jnp.diff(x, axis=-3)).mean() + absolute(jnp.diff(x, axis=-2)).mean()
+    corner = x[..., :-1, :-1, :]
+    square = (x[..., 1:, :-1, :] - corner) ** 2 + (x[..., :-1, 1:, :] - corner) ** 2
+    return _safe_sqrt(square).mean()
 
 
 def truncated_tv(x: jax.Array, xi: float) -> jax.Array:
@@ -80,6 +110,59 @@ def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.A
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
 
 
+def batch_norm_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+    """GradInversion's term R_BN: `sum_l ||mean_l - mean'_l||_2 + ||var_l - var'_l||_2` (Yin et al. 2021).
+
+    Norms, not squares: a layer pulls with the same force however close it is, unlike in
+    `activation_statistics_distance`. Which statistics are observed, those of the private batch or running ones, is up
+    to the threat.
+
+    Args:
+        observed: tree of means and variances, every leaf (channels,) of one layer.
+        simulated: the same structure, of the fake batch.
+
+    Returns:
+        () >= 0; the gradient of a leaf that agrees exactly is 0.
+    """
+    norms = jax.tree.map(lambda a, b: _tree.norm(a - b), observed, simulated)
+    return sum(jax.tree.leaves(norms), jnp.zeros(()))
+
+
+def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = "mean") -> jax.Array:
+    """FedLeak's activation penalty: layers of trained networks are sparse on natural images (section 4.2).
+
+    Args:
+        activations: outputs of the layers that count, each (B, ...), e.g. `Outputs.activations` of a classifier.
+        reduction: "mean" gives the mean over layers of the mean |a|, which does not depend on widths or batch; "sum"
+            the printed `sum_l ||F_l(x)||_1`, summed over the batch too.
+
+    Returns:
+        () >= 0.
+
+    Raises:
+        ValueError: if there are no activations, or `reduction` is unknown.
+    """
+    _validate.one_of(("mean", "sum"), reduction=reduction)
+    leaves = jax.tree.leaves(activations)
+    if not leaves:
+        raise ValueError("activation_penalty needs the activations of at least one layer, got none")
+    if reduction == "sum":
+        return sum((jnp.sum(absolute(a)) for a in leaves), jnp.zeros(()))
+    return sum((jnp.mean(absolute(a)) for a in leaves), jnp.zeros(())) / len(leaves)
+
+
+def l2_prior(x: jax.Array) -> jax.Array:
+    """GradInversion's prior R_l2: the mean over the batch of each image's Euclidean norm (Yin et al. 2021).
+
+    Args:
+        x: (B, ...) images.
+
+    Returns:
+        () >= 0; the gradient of an image of zeros is 0.
+    """
+    return _safe_sqrt(jnp.sum(x**2, axis=tuple(range(1, x.ndim)))).mean()
+
+
 def group_consistency(candidates: jax.Array) -> jax.Array:
     """Summed squared distance of each candidate to the mean of its group (GradInversion, Yin et al. 2021).
 
@@ -92,3 +175,9 @@ def group_consistency(candidates: jax.Array) -> jax.Array:
         () >= 0; 0 for a single candidate.
     """
     return jnp.sum((candidates - candidates.mean(axis=0)) ** 2)
+
+
+def _safe_sqrt(square: jax.Array) -> jax.Array:
+    """Square root whose gradient at zero is zero instead of infinite."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)

@@ -1,5 +1,6 @@
 """Federated learning protocols: what runs, and what each round leaves on record."""
 
+from jaxleak.protocols._client import ClientShare, averaged_share, client
 from jaxleak.protocols._encrypted import encrypted_first
 from jaxleak.protocols._federated import horizontal, vertical
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
@@ -7,7 +8,10 @@ from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_st
 
 __all__ = [
     "PLACES",
+    "ClientShare",
     "InteractiveLayer",
+    "averaged_share",
+    "client",
     "draw_batch",
     "draw_worker_batches",
     "encrypted_first",

@@ -56,7 +56,8 @@ def split_training(
         optimizer: of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
         defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keyword
-            `labels`, which the label holder has.
+            `labels`, which the label holder has. One at "per_example_gradient" (DP-SGD) defends what every owner
+            updates its parameters with; the gradients that the label holder sends to the parties stay as they are.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -65,13 +66,17 @@ def split_training(
         at the bottoms' outputs; `share` computes it without defenses.
 
     Raises:
-        ValueError: if B is not in [1, N], or an option or a defense's place is unknown.
+        ValueError: if B is not in [1, N], an option or a defense's place is unknown, or a defense needs gradients of
+            single examples, which an interactive layer does not give.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     for defense in defenses:
         _validate.one_of(PLACES, place=defense.place)
+    by_example = any(defense.place == "per_example_gradient" for defense in defenses)
+    if by_example and interactive is not None:
+        raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
     transform = default_optimizer() if optimizer is None else optimizer
 
     def defend(key: jax.Array, place: str, value: PyTree, labels: jax.Array) -> PyTree:
@@ -110,7 +115,13 @@ def split_training(
         output_gradient = defend(noise_key, "top_output_gradient", output_gradient, batch.y)
         top_gradient, cut = pull_top(output_gradient)
         cut = defend(noise_key, "cut_gradient", cut, batch.y)
-        gradients = {"bottom": tuple(pull(c)[0] for pull, c in zip(pulls, cut, strict=True)), "top": top_gradient}
+        if by_example:
+            examples = _example_gradients(model, params, slices, tuple(embeddings), cut, output_gradient)
+            examples = defend(noise_key, "per_example_gradient", examples, batch.y)
+            *bottoms, top_gradient = jax.tree.map(lambda leaf: leaf.mean(axis=0), examples)
+        else:
+            bottoms = [pull(c)[0] for pull, c in zip(pulls, cut, strict=True)]
+        gradients = {"bottom": tuple(bottoms), "top": top_gradient}
 
         new_params, opt_state = _update_owners(transform, gradients, state.opt_state, params)
         parties = tuple(
@@ -144,6 +155,30 @@ def split_state(params: PyTree, optimizer: optax.GradientTransformation | None =
         "top": transform.init(params["top"]),
     }
     return ProtocolState(jnp.zeros((), jnp.int32), params, opt_state)
+
+
+def _example_gradients(
+    model: BottomTopModel,
+    params: PyTree,
+    slices: tuple[jax.Array, ...],
+    embeddings: tuple[jax.Array, ...],
+    cut: tuple[jax.Array, ...],
+    output_gradient: jax.Array,
+) -> tuple[PyTree, ...]:
+    """Parameter gradients of every example's own loss, leaves with a leading axis B: bottoms first, the top last."""
+    batch = len(output_gradient)  # gradients that came back are of the mean
+
+    def of_bottom(own: PyTree, x: jax.Array, gradient: jax.Array) -> PyTree:
+        return jax.vjp(lambda own: model.bottom(own, x[None]), own)[1](batch * gradient[None])[0]
+
+    def of_top(b: tuple[jax.Array, ...], gradient: jax.Array) -> PyTree:
+        one = tuple(embedding[None] for embedding in b)
+        return jax.vjp(lambda own: model.top(own, one), params["top"])[1](batch * gradient[None])[0]
+
+    bottoms = (
+        jax.vmap(of_bottom, in_axes=(None, 0, 0))(*owner) for owner in zip(params["bottom"], slices, cut, strict=True)
+    )
+    return (*bottoms, jax.vmap(of_top)(embeddings, output_gradient))
 
 
 def _embed(model: BottomTopModel, bottoms: Sequence[PyTree], x: jax.Array) -> tuple[jax.Array, ...]:

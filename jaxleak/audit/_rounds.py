@@ -6,18 +6,17 @@ resumed from a checkpoint ends with the same bits as one that was never interrup
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _tree, _validate
-from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
+from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
-
-Executor = Literal["scan", "step", "eager"]
 
 
 class RunState(NamedTuple):
@@ -92,7 +91,7 @@ def run(
         ValueError: on arguments out of range.
     """
     _validate.positive(rounds=rounds, chunk=chunk)
-    _validate.one_of(("scan", "step", "eager"), executor=executor)
+    _validate.one_of(EXECUTORS, executor=executor)
     if state is None:
         state = start(attack, protocol, private, key=key, restarts=restarts)
         if checkpoints is not None:
@@ -123,105 +122,20 @@ def run(
     def run_chunk(carry: RunState, length: int) -> tuple[RunState, dict[str, Any]]:
         if executor == "scan":
             return scan_chunk(carry, private, length)
-        infos = []
-        for _ in range(length):
-            carry, info = one_step(carry, private)
-            infos.append(info)
-        return carry, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
+        return one_by_one(lambda c: one_step(c, private), carry, length)
 
-    history = []
     done = int(state.protocol.round)
     # Donation would delete the caller's arrays (parameters are often shared between runs).
     state = jax.tree.map(jnp.copy, state)
-    while done < rounds:
-        length = min(chunk, rounds - done)
-        state, infos = run_chunk(state, length)
-        infos = jax.tree.map(np.asarray, infos)
-        if (bad := int(state.bad_round)) >= 0:
+
+    def checked_chunk(carry: RunState, length: int) -> tuple[RunState, dict[str, Any]]:
+        first = int(carry.protocol.round)
+        carry, infos = run_chunk(carry, length)
+        if (bad := int(carry.bad_round)) >= 0:
             raise FloatingPointError(
-                f"round {bad}: the shared gradient is not finite (in rounds {done} to {done + length - 1}); "
-                f"rounds before {done} are unaffected"
+                f"round {bad}: the shared gradient is not finite (in rounds {first} to {first + length - 1}); "
+                f"rounds before {first} are unaffected"
             )
-        done += length
-        history.append(infos)
-        if checkpoints is not None:
-            checkpoints.save(done, state)
-        for callback in callbacks:
-            callback(done, state, infos)
-    infos = jax.tree.map(lambda *leaves: np.concatenate(leaves), *history) if history else {}
-    return state, infos
+        return carry, infos
 
-
-def watch(
-    protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, *, key: jax.Array, rounds: int
-) -> tuple[ProtocolState, Observation]:
-    """Run `protocol` and keep what `threat` grants of every round; all rounds are one compiled scan.
-
-    This is how an attacker runs a shadow of the protocol on data of its own. What the threat does not grant is never
-    stacked, and a second call with the same protocol, threat and shapes compiles nothing.
-
-    Args:
-        protocol: what runs.
-        threat: what is kept.
-        private: the whole set to run on.
-        state: where to start, e.g. `protocol.init(key)`; round t draws its batch from `fold_in(key, t)`.
-        key: of the rounds.
-        rounds: number of rounds, > 0.
-
-    Returns:
-        The state after the last round, and an `Observation` whose leaves have a leading axis of rounds.
-
-    Raises:
-        FloatingPointError: if a round showed values that are not finite.
-    """
-    _validate.positive(rounds=rounds)
-    state, observations = _watch(protocol, threat, private, state, key, rounds)
-    finite = np.asarray(_all_finite(observations))
-    if not finite.all():
-        raise FloatingPointError(f"round {int(np.argmin(finite))}: what the attacker sees is not finite")
-    return state, observations
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 5))
-def _watch(
-    protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, key: jax.Array, rounds: int
-) -> tuple[ProtocolState, Observation]:
-    def one_round(carry: ProtocolState, _: None) -> tuple[ProtocolState, Observation]:
-        carry, transcript = protocol.round(key, carry, private)
-        return carry, view(threat, transcript)
-
-    return jax.lax.scan(one_round, state, length=rounds)
-
-
-@jax.jit
-def _all_finite(observations: Observation) -> jax.Array:
-    return jax.vmap(lambda shown: _tree.all_finite((shown.payload, shown.party)))(observations)
-
-
-def replay(
-    attack: Attack, observations: Observation, template: Batch, *, key: jax.Array
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    """Show recorded rounds to an attack, in one compiled scan: several attacks can watch the very same run.
-
-    Args:
-        attack: what watches.
-        observations: from `watch`, leaves with a leading axis of rounds.
-        template: shapes of the private set.
-        key: the attack's randomness, as in `run`: the same state results.
-
-    Returns:
-        The attack's state after the last round, and its stacked infos.
-    """
-    step_key = jax.random.fold_in(key, 3)
-
-    def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
-        return attack.step(jax.random.fold_in(step_key, observation.round), state, observation)
-
-    state = attack.init(jax.random.fold_in(key, 2), template)
-    return jax.jit(lambda state, observations: jax.lax.scan(one_round, state, observations))(state, observations)
-
-
-def best_restart(reconstructions: Reconstruction) -> Reconstruction:
-    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own."""
-    choice = jnp.argmin(reconstructions.score, axis=0)
-    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)
+    return in_chunks(checked_chunk, state, done, rounds, chunk, callbacks, checkpoints)

@@ -1,0 +1,245 @@
+"""One gradient inversion from end to end: data, a client, what the threat grants, the attack, and the scores."""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate, attacks, audit, data, metrics, models, objectives, protocols, threats
+from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
+from jaxleak.attacks import presets
+from jaxleak.audit import InversionRun
+from jaxleak.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
+
+    attack: str = "fedleak"
+    """A preset of jaxleak.attacks.presets."""
+    iterations: int = 400
+    model: str = "convnet"
+    """A name of jaxleak.models.CLASSIFIERS."""
+    activation: str | None = None
+    """Replaces the model's non-linearity, for example sigmoid."""
+    width: int | None = None
+    """Width of a ResNet's first stage (64 in full)."""
+    init: str | None = None
+    """Initialisation of the weights, for example wide_uniform."""
+    weights: Path | None = None
+    """A safetensors file; otherwise the weights are drawn."""
+    data: str = "natural_patches"
+    pool: int = 256
+    """Size of the data that the client's batch is drawn from."""
+    batch_size: int = 1
+    local_steps: int = 1
+    clients: int = 1
+    """Clients behind one secure aggregation."""
+    learning_rate: float = 1e-4
+    """Of the local steps."""
+    estimate: bool = False
+    """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
+    batch_norm: str = "train"
+    labels: str | None = None
+    """Label strategy: given, joint, or a rule; None keeps the preset's."""
+    restarts: int = 1
+    microbatch: int | None = None
+    homotopy: tuple[float, float] | None = None
+    """Smoothing from this sharpness to that; None keeps the preset's."""
+    exact_kinks: bool = False
+    """Attack without smoothing."""
+    tv: float | None = None
+    activation_penalty: float | None = None
+    matched_percent: float | None = None
+    """FedLeak's R; 100 matches every gradient entry."""
+    blend: float | None = None
+    """FedLeak's lambda'."""
+    probe: str = "ascent"
+    generator: bool = False
+    """Optimise the weights of an untrained generator instead of pixels."""
+    terms: tuple[str, ...] | None = None
+    """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+
+    @property
+    def images(self) -> int:
+        """How many images one payload is made of."""
+        return self.batch_size * self.local_steps * self.clients
+
+
+class Victim(NamedTuple):
+    """The side of the client and the server."""
+
+    model: models.Classifier
+    protocol: Protocol
+    share: protocols.ClientShare
+    private: Batch
+
+
+class Outcome(NamedTuple):
+    """One seed's result, scored with the truth in hand."""
+
+    truth: np.ndarray  # (B, H, W, C)
+    estimate: np.ndarray  # (B, H, W, C), matched one to one with `truth`
+    scores: dict[str, float]
+    curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
+
+
+def settings(case: Case) -> attacks.Settings:
+    """The preset of `case` with the case's changes."""
+    s = presets.preset(case.attack, case.iterations)
+    changes: dict[str, Any] = {}
+    if case.labels is not None:
+        changes["labels"] = case.labels
+    if case.exact_kinks:
+        changes["smoothing"] = None
+    elif case.homotopy is not None:
+        changes["smoothing"] = attacks.smoothing(*case.homotopy)
+    if case.tv is not None:
+        changes["tv"] = case.tv
+    if case.activation_penalty is not None:
+        changes["activation"] = case.activation_penalty
+    if case.matched_percent is not None:
+        changes["selection"] = objectives.top_share(case.matched_percent)
+    if case.blend is not None:
+        changes["regularization"] = objectives.gradient_regularization(case.blend, probe=case.probe)  # type: ignore[arg-type]
+    if case.generator:
+        changes["candidate"] = attacks.generator_weights()
+        changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
+    if case.terms is not None:
+        for name in case.terms:
+            _validate.one_of(_TERMS, terms=name)
+        changes["distance"] = objectives.weighted([(1.0, _TERMS[name]) for name in case.terms])
+    return s._replace(**changes)
+
+
+_TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
+
+
+def threat_for(case: Case) -> threats.Threat:
+    """The narrowest threat that the case works under; printed, so that nobody overlooks a grant."""
+    s = settings(case)
+    return threats.Threat(
+        index=False,
+        labels=s.labels == "given",
+        statistics=s.batch_norm > 0,
+        running_statistics=case.batch_norm == "eval",
+    )
+
+
+def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
+    """The client's data and protocol. The seed changes the data drawn, the weights and the batch."""
+    dataset = data.load(case.data, case.pool, seed)
+    if dataset.x.ndim != 4:
+        raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
+    model, share, protocol = _client(case, dataset.x.shape[1:], len(dataset.classes))
+    if case.weights is not None:
+        variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    if variables is not None:
+        protocol = _protocol(case, share, variables)
+    private = Batch(jnp.asarray(dataset.x)[:, None], jnp.asarray(dataset.y, jnp.int32), jnp.arange(case.pool))
+    return Victim(model, protocol, share, private)
+
+
+@functools.cache
+def _client(
+    case: Case, image_shape: tuple[int, ...], num_classes: int
+) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
+    options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
+    model = models.build(case.model, image_shape, num_classes, **options)
+    share = protocols.ClientShare(
+        model,
+        local_steps=case.local_steps,
+        learning_rate=case.learning_rate,
+        clients=case.clients,
+        batch_norm=case.batch_norm,  # type: ignore[arg-type]
+    )
+    return model, share, _protocol(case, share, None)
+
+
+def _protocol(case: Case, share: protocols.ClientShare, variables: PyTree) -> Protocol:
+    return protocols.client(
+        share,
+        num_samples=case.pool,
+        batch_size=case.batch_size,
+        variables=variables,
+        with_statistics=threat_for(case).statistics,
+    )
+
+
+@functools.cache
+def _attack(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Attack:
+    model, share, _ = _client(case, image_shape, num_classes)
+    shown = protocols.averaged_share(share) if case.estimate else share
+    return attacks.inversion(model, shown, settings(case), batch_size=case.images)
+
+
+def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
+    """What the server sees of one round, and the truth that it does not see."""
+    key = jax.random.key(seed)
+    state = jax.jit(side.protocol.init)(audit.init_key(key))
+    _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
+    return threats.view(threat_for(case), transcript), transcript.private
+
+
+def attack(
+    case: Case,
+    seed: int,
+    *,
+    variables: PyTree = None,
+    callbacks: tuple[Callable[[int, InversionRun, dict[str, np.ndarray]], None], ...] = (),
+    checkpoints: Checkpoints | None = None,
+) -> Outcome:
+    """Run `case` with one seed, and score it."""
+    side = victim(case, seed, variables)
+    observation, truth = observe(case, seed, side)
+    engine = _attack(_compiled(case), tuple(side.model.image_shape), side.model.num_classes)
+    begin = time.perf_counter()
+    found, _, infos = audit.invert(
+        engine,
+        observation,
+        audit.template_of(side.private),
+        key=jax.random.key(seed),
+        iterations=case.iterations,
+        restarts=case.restarts,
+        microbatch=case.microbatch,
+        callbacks=callbacks,
+        checkpoints=checkpoints,
+    )
+    x = jax.block_until_ready(found.x)
+    seconds = time.perf_counter() - begin
+    simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
+    cosine_distance = float(objectives.cosine(observation.payload, simulated))
+    scores, estimate = score(np.asarray(truth.x[:, 0]), np.asarray(x[:, 0]))
+    scores |= {
+        "cosine_distance": cosine_distance,
+        "score": float(found.score[0]),
+        "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
+        "matched": float(found.recovered[0]),
+        "seconds": seconds,
+    }
+    distance = np.asarray(infos.get("distance", np.zeros(0)))
+    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, distance.reshape(len(distance), -1)[:, 0])
+
+
+def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
+    """Truth-side scores, and the estimates in the order of the truth that they match one to one."""
+    matched = estimate[metrics.match_one_to_one(truth, estimate)]
+    scores = {
+        "psnr": float(np.mean(metrics.psnr(truth, matched))),
+        "psnr_best_match": float(np.mean(metrics.best_match_psnr(truth, estimate))),
+        "ssim": float(np.mean(metrics.ssim(truth, matched))),
+        "psnr_grey": float(np.mean(metrics.grey_psnr(truth))),
+    }
+    return scores, matched
+
+
+def _compiled(case: Case) -> Case:
+    # What the attack's program does not depend on: equal programs are compiled once.
+    return replace(case, weights=None, restarts=1, microbatch=None, data="natural_patches", pool=case.images)

@@ -1,0 +1,181 @@
+"""Invert one client's gradient: any attack on any model and data.
+
+    python -m experiments.invert
+    python -m experiments.invert --attack inverting_gradients --model resnet10 --width 16 --batch-size 4 --seeds 0 1 2
+    python -m experiments.invert --data cifar10 --model resnet10 --iterations 3500 --out runs/resnet
+    python -m experiments.invert --save-payload update.npz
+    python -m experiments.invert --payload update.npz --weights model.safetensors --model convnet --batch-size 4
+
+The first line takes about 20 seconds on two cores and should print a PSNR above 30 dB.
+
+A payload captured from another framework is an npz file with one float array per parameter, named by its path
+(`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights as safetensors.
+There is then no truth, and only the attacker's own measures are printed. Runs resume; `--fresh` starts over.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from experiments import _plots
+from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics
+from experiments._inversion_problem import Case, Outcome, attack, observe, settings, threat_for, victim
+from jaxleak import attacks, audit, models, protocols
+from jaxleak._base import Batch, Observation, PyTree
+from jaxleak.checkpoint import Checkpoints
+
+
+@dataclass(frozen=True)
+class Args:
+    """One case, some seeds."""
+
+    case: tyro.conf.OmitArgPrefixes[Case] = field(default_factory=Case)
+    seeds: tuple[int, ...] = (0,)
+    payload: Path | None = None
+    """A captured update (npz) instead of a simulated client; needs --weights."""
+    image_shape: tuple[int, int, int] = (32, 32, 3)
+    """Height, width, channels behind a captured payload."""
+    num_classes: int = 10
+    """Classes of the model behind a captured payload."""
+    save_payload: Path | None = None
+    """Write the simulated client's update to this npz file, and stop."""
+    out: Path | None = None
+    fresh: bool = False
+
+
+def main(args: Args) -> dict[str, float]:
+    """Attack; returns the metrics."""
+    case = args.case
+    settings(case)  # complains about unknown names and ranges before any data are loaded
+    out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
+    folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
+    print(f"the attacker is granted: {granted(case)}")
+    if args.save_payload is not None:
+        side = victim(case, args.seeds[0])
+        observation, _ = observe(case, args.seeds[0], side)
+        save_payload(args.save_payload, observation.payload)
+        print(f"payload written to {args.save_payload}")
+        return {}
+    if args.payload is not None:
+        return captured(args, folder)
+    outcomes = []
+    with Progress() as progress:
+        for seed in args.seeds:
+            saved = Checkpoints(
+                folder.checkpoints / str(seed), jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh
+            )
+
+            def show(done: int, run: Any, infos: dict[str, np.ndarray], seed: int = seed) -> None:
+                distance = float(np.min(infos["distance"][-1]))
+                progress.update(f"seed {seed}", done, case.iterations, f"gradient distance {distance:.3g}")
+
+            with folder.phase("attack"):
+                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved))
+            folder.log(seed=seed, **outcomes[-1].scores)
+    metrics = summary(outcomes)
+    draw(folder, outcomes)
+    path = folder.finish(metrics)
+    print_metrics(metrics)
+    print(f"stored in {path}")
+    return metrics
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, float]:
+    """Mean and spread over the seeds of every score."""
+    names = outcomes[0].scores
+    means = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in names}
+    return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
+
+
+def granted(case: Case) -> str:
+    """The threat in words."""
+    threat = threat_for(case)
+    extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
+    return ", ".join(["the model", "one update", "the batch size", *extra])
+
+
+def draw(folder: RunFolder, outcomes: list[Outcome]) -> None:
+    """Contact sheet and curves."""
+    truth = np.concatenate([o.truth for o in outcomes])
+    estimate = np.concatenate([o.estimate for o in outcomes])
+    flagged = np.concatenate([np.full(len(o.truth), not o.scores["matched"]) for o in outcomes])
+    _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, estimate, flagged, zoom=4, hide_flagged=False)
+    series = {f"seed {i}": (np.arange(len(o.curve)), o.curve) for i, o in enumerate(outcomes) if len(o.curve)}
+    if series:
+        _plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
+
+
+def captured(args: Args, folder: RunFolder) -> dict[str, float]:
+    """Attack a payload from elsewhere; nothing is known of the truth."""
+    case = args.case
+    if case.weights is None:
+        raise ValueError("--payload needs the model's weights: --weights FILE.safetensors")
+    options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
+    model = models.build(case.model, args.image_shape, args.num_classes, **options)
+    variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    payload = load_payload(args.payload, variables["params"])
+    attacks.check_payload(payload, variables)
+    share = protocols.ClientShare(
+        model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
+        batch_norm=case.batch_norm,  # type: ignore[arg-type]
+    )  # fmt: skip
+    engine = attacks.inversion(model, share, settings(case), batch_size=case.images)
+    template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
+    found, _, infos = audit.invert(
+        engine,
+        Observation(jnp.zeros((), jnp.int32), variables, payload),
+        audit.template_of(template),
+        key=jax.random.key(args.seeds[0]),
+        iterations=case.iterations,
+        restarts=case.restarts,
+    )
+    x = np.asarray(found.x[:, 0])
+    np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
+    flagged = ~np.asarray(found.recovered)
+    _plots.contact_sheet(folder.figure("contact_sheet.png"), x, x, flagged, zoom=4, hide_flagged=False)
+    metrics = {"score": float(found.score[0]), "cosine_distance": float(np.min(infos["cosine_distance"][-1]))}
+    folder.finish(metrics)
+    print_metrics(metrics)
+    return metrics
+
+
+def save_payload(path: Path, payload: PyTree) -> None:
+    """One array per parameter, named by its path."""
+    arrays: dict[str, Any] = {_name(p): np.asarray(leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(payload)}
+    np.savez(path, **arrays)
+
+
+def load_payload(path: Path | None, params: PyTree) -> PyTree:
+    """The arrays of an npz file as a tree like `params`; nothing is unpickled.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:  # type: ignore[arg-type]
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise ValueError(f"--payload {path} is no readable npz file of plain arrays: {error}") from error
+    names = [_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    if missing := sorted(set(names) - set(arrays)):
+        raise ValueError(f"--payload {path} lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
+    if extra := sorted(set(arrays) - set(names)):
+        raise ValueError(f"--payload {path} has arrays that the model does not know: {', '.join(extra[:3])}")
+    return jax.tree.unflatten(jax.tree.structure(params), [jnp.asarray(arrays[name]) for name in names])
+
+
+def _name(path: tuple) -> str:
+    return "/".join(str(part.key) for part in path)
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__))
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,351 @@
+"""Gradient inversion: one engine behind DLG, Inverting Gradients, FedLeak and every other preset.
+
+An attack is candidate x objective x optimizer x label strategy. Each step descends the objective once on the one
+payload that was observed, with the attacker's copy of the model, possibly smoothed. Nothing here sees the truth: the
+best iterate is chosen by the attacker's own objective, and a reconstruction's score is measured on the exact model.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxleak import _tree, _validate
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.attacks._candidates import Candidate
+from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._smoothing import Smoothing, next_sharpness
+from jaxleak.models import Classifier
+from jaxleak.objectives import (
+    Distance,
+    GradientRegularization,
+    Selection,
+    activation_penalty,
+    apply_mask,
+    batch_norm_distance,
+    cosine,
+    group_consistency,
+    l2_prior,
+    mean_total_variation,
+    regularized_gradient,
+    soft_labels,
+)
+
+#: `share(variables, batch, sharpness=...) -> payload`, differentiable in the batch: what the client ran.
+SmoothableShare: TypeAlias = Callable[..., PyTree]
+
+#: Above this cosine distance between the observed and the simulated gradient the attack says that it has no answer.
+#: A convention: in our runs every recognisable reconstruction is far below, every unrecognisable one above.
+MATCHED_BELOW = 0.05
+
+
+class Settings(NamedTuple):
+    """All that distinguishes one gradient inversion from another; `jaxleak.attacks.presets` makes them."""
+
+    candidate: Candidate
+    distance: Distance
+    optimizer: optax.GradientTransformation
+    iterations: int  # > 0, the length that schedules are made for
+    labels: str = "calibrated"  # "given", "joint", or the name of a rule of `LABEL_RULES`
+    selection: Selection | None = None  # which gradient entries are compared; None compares all
+    tv: float = 0.0  # weight of the total variation, mean per difference
+    tv_kind: Literal["anisotropic", "isotropic"] = "anisotropic"
+    activation: float = 0.0  # weight of the mean absolute activation
+    l2: float = 0.0  # weight of the mean squared pixel
+    batch_norm: float = 0.0  # weight of the distance between normalisation statistics
+    group: int = 1  # G candidates that descend together
+    consistency: float = 0.0  # weight of their distance to their mean
+    regularization: GradientRegularization = GradientRegularization()
+    smoothing: Smoothing | None = None
+
+
+class InversionState(NamedTuple):
+    """What an inversion carries from iteration to iteration. With a group, variables have a leading axis G."""
+
+    iteration: jax.Array  # () int32
+    variables: dict[str, PyTree]  # "x": the candidate's variables, "y": label logits (B, C) or ()
+    constants: PyTree
+    optimizer: PyTree
+    sharpness: jax.Array  # () beta of the next iteration; inf without smoothing
+    best: dict[str, PyTree]
+    best_loss: jax.Array  # () the objective of `best` at `best_sharpness`
+    best_sharpness: jax.Array
+    failed_at: jax.Array  # () int32, the iteration whose objective was not finite and that froze the trial; or -1
+    label_key: jax.Array
+
+
+class Terms(NamedTuple):
+    """What an evaluation of the objective leaves besides its value."""
+
+    mask: PyTree
+    distance: jax.Array
+    cosine_distance: jax.Array
+
+
+def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, batch_size: int) -> Attack:
+    """Reconstruct a client's batch from its gradient or update.
+
+    Args:
+        model: the model under attack.
+        share: what the client ran, with its loss, reduction and batch-norm mode; or the server's estimate of it.
+        settings: see `jaxleak.attacks.presets`.
+        batch_size: B >= 1, the number of samples behind the payload, which is public.
+
+    Returns:
+        An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
+        x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
+        indices; the score is the data distance on the exact model. Its info has the loss, the data distance and the
+        cosine distance on the model as smoothed, the sharpness, and whether the trial is frozen.
+
+    Raises:
+        ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
+            settings read or the payload does not fit the model.
+    """
+    s = settings
+    _check(model, s, batch_size)
+    image = (batch_size, *model.image_shape)
+    optimizer = optax.with_extra_args_support(s.optimizer)
+    joint = s.labels == "joint"
+
+    def init(key: jax.Array, template: Batch) -> InversionState:
+        if tuple(template.x.shape[1:]) != (1, *model.image_shape):
+            raise ValueError(f"private data must have shape (N, 1, {image[1:]}), got {tuple(template.x.shape)}")
+        label_key, start_key = jax.random.split(key)
+
+        def one(key: jax.Array) -> tuple[dict[str, PyTree], PyTree]:
+            x_key, y_key = jax.random.split(key)
+            x, constants = s.candidate.init(x_key, image)
+            y = jax.random.normal(y_key, (batch_size, model.num_classes)) if joint else ()
+            return {"x": x, "y": y}, constants
+
+        variables, constants = one(start_key) if s.group == 1 else jax.vmap(one)(jax.random.split(start_key, s.group))
+        sharpness = jnp.float32(jnp.inf if s.smoothing is None else s.smoothing.start)
+        return InversionState(
+            iteration=jnp.zeros((), jnp.int32),
+            variables=variables,
+            constants=constants,
+            optimizer=optimizer.init(variables),
+            sharpness=sharpness,
+            best=jax.tree.map(jnp.copy, variables),
+            best_loss=jnp.float32(jnp.inf),
+            best_sharpness=sharpness,
+            failed_at=jnp.full((), -1, jnp.int32),
+            label_key=jax.random.key_data(label_key),
+        )
+
+    def labels_of(state: InversionState, observation: Observation) -> jax.Array | None:
+        if joint:
+            return None
+        if s.labels == "given":
+            if observation.labels is None:
+                raise ValueError('labels="given" needs the true labels; the threat must grant labels')
+            return soft_labels(observation.labels, model.num_classes)
+        return soft_labels(_infer(model, s, observation, batch_size, state.label_key), model.num_classes)
+
+    def objective_for(observation: Observation, labels: jax.Array | None, sharpness: jax.Array | None) -> Callable:
+        def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
+            x = s.candidate.decode(variables["x"], constants)
+            y = jax.nn.softmax(variables["y"]) if labels is None else labels
+            batch = Batch(x[:, None], y, jnp.arange(batch_size))
+            simulated = share(observation.params, batch, sharpness=sharpness)
+            observed = observation.payload
+            if mask is None and s.selection is not None:
+                mask = s.selection(observed, simulated)
+            if mask is not None:
+                distance = s.distance(apply_mask(mask, observed), apply_mask(mask, simulated))
+            else:
+                distance = s.distance(observed, simulated)
+            loss = distance + _priors(model, share, s, observation, x, sharpness)
+            return loss, Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
+
+        if s.group == 1:
+            return one
+
+        def together(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
+            # The mask's own None is a tree without leaves, which vmap passes on.
+            losses, terms = jax.vmap(one)(variables, constants, mask)
+            images = jax.vmap(s.candidate.decode)(variables["x"], constants)
+            total = losses.sum() + s.consistency * group_consistency(images)
+            return total / s.group, Terms(terms.mask, terms.distance.mean(), terms.cosine_distance.mean())
+
+        return together
+
+    def step(
+        key: jax.Array, state: InversionState, observation: Observation
+    ) -> tuple[InversionState, dict[str, jax.Array]]:
+        del key
+        _require(model, observation, s)
+        sharpness = None if s.smoothing is None else state.sharpness
+        objective = objective_for(observation, labels_of(state, observation), sharpness)
+
+        def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
+            return objective(variables, state.constants, mask)
+
+        def move(direction: PyTree, value: jax.Array) -> tuple[PyTree, PyTree]:
+            return optimizer.update(
+                direction,
+                state.optimizer,
+                state.variables,
+                value=value,
+                grad=direction,
+                value_fn=lambda variables: at(variables, None)[0],
+            )
+
+        loss, terms, direction = regularized_gradient(
+            at,
+            state.variables,
+            s.regularization,
+            selected=lambda terms: terms.mask,
+            step=lambda gradient: move(gradient, jnp.zeros(()))[0],
+        )
+        updates, opt_state = move(direction, loss)
+        moved = optax.apply_updates(state.variables, updates)
+        moved = {**moved, "x": s.candidate.project(moved["x"])}
+        # The loss belongs to the variables before the move; losses at different sharpness do not compare.
+        better = (loss < state.best_loss) | (state.sharpness != state.best_sharpness)
+        finite = jnp.isfinite(loss) & _tree.all_finite(direction)
+        alive = (state.failed_at < 0) & finite
+        new = state._replace(
+            variables=moved,
+            optimizer=opt_state,
+            best=_where(better, state.variables, state.best),
+            best_loss=jnp.where(better, loss, state.best_loss),
+            best_sharpness=state.sharpness,
+        )
+        if s.smoothing is not None:
+            new = new._replace(sharpness=next_sharpness(s.smoothing, state.sharpness, s.iterations, terms.distance))
+        state = _where(alive, new, state)
+        state = state._replace(
+            failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),
+            iteration=state.iteration + 1,
+        )
+        info = {
+            "loss": loss,
+            "distance": terms.distance,
+            "cosine_distance": terms.cosine_distance,
+            "sharpness": state.sharpness,
+            "frozen": state.failed_at >= 0,
+        }
+        return state, info
+
+    def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
+        labels = labels_of(state, observation)
+        exact = objective_for(observation, labels, None)
+        # The last iterate was never compared: the loss of a step belongs to the variables before its move.
+        contenders = (state.best, state.variables)
+        terms = [exact(variables, state.constants, None)[1] for variables in contenders]
+        last_wins = terms[1].distance < terms[0].distance
+        chosen, terms = _where(last_wins, contenders[1], contenders[0]), _where(last_wins, terms[1], terms[0])
+        if s.group == 1:
+            x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
+        else:
+            x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
+            logits = chosen["y"].mean(axis=0) if joint else ()
+        y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
+        score = jnp.broadcast_to(terms.distance, (batch_size,))
+        matched = jnp.broadcast_to(terms.cosine_distance < MATCHED_BELOW, (batch_size,))
+        return Reconstruction(x[:, None], y, score, matched)
+
+    return Attack(init, step, reconstruct)
+
+
+def check_payload(payload: PyTree, variables: PyTree) -> None:
+    """Compare a payload with the model before a long run.
+
+    Args:
+        payload: a gradient tree, e.g. captured from another framework.
+        variables: of the model that it should belong to.
+
+    Raises:
+        ValueError: naming the first leaf that is missing, unexpected, of another shape or dtype, or not finite.
+    """
+    leaves = {name: dict(_leaves(tree)) for name, tree in (("payload", payload), ("model", variables["params"]))}
+    missing = sorted(leaves["model"].keys() - leaves["payload"].keys())
+    extra = sorted(leaves["payload"].keys() - leaves["model"].keys())
+    if missing or extra:
+        what = f"lacks {', '.join(missing[:3])}" if missing else f"has unknown {', '.join(extra[:3])}"
+        raise ValueError(f"payload of another model: it {what} (of {len(missing) + len(extra)} differing leaves)")
+    for name, weight in leaves["model"].items():
+        value = leaves["payload"][name]
+        if value.shape != weight.shape:
+            raise ValueError(f"payload leaf {name} must have shape {weight.shape}, got {value.shape}")
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"payload leaf {name} must hold floats, got {value.dtype}")
+        if not np.all(np.isfinite(np.asarray(value))):
+            raise ValueError(f"payload leaf {name} holds values that are not finite")
+
+
+def _leaves(tree: PyTree) -> list[tuple[str, jax.Array]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def _infer(
+    model: Classifier, s: Settings, observation: Observation, batch_size: int, label_key: jax.Array
+) -> jax.Array:
+    gradient, weights = observation.payload[model.head], observation.params["params"][model.head]
+    return infer_labels(
+        s.labels,
+        gradient["kernel"],
+        gradient["bias"],
+        batch_size,
+        kernel=weights["kernel"],
+        bias=weights["bias"],
+        key=jax.random.wrap_key_data(label_key) if s.labels == "random" else None,
+    )
+
+
+def _priors(
+    model: Classifier,
+    share: SmoothableShare,
+    s: Settings,
+    observation: Observation,
+    x: jax.Array,
+    sharpness: jax.Array | None,
+) -> jax.Array:
+    total = jnp.zeros(())
+    if s.tv:
+        total += s.tv * mean_total_variation(x, s.tv_kind)
+    if s.l2:
+        total += s.l2 * l2_prior(x)
+    if s.activation or s.batch_norm:
+        out = model.apply(observation.params, x, mode="train", sharpness=sharpness)
+        if s.activation:
+            total += s.activation * activation_penalty(out.activations)
+        if s.batch_norm:
+            total += s.batch_norm * batch_norm_distance(observation.statistics, out.statistics)
+    return total
+
+
+def _check(model: Classifier, s: Settings, batch_size: int) -> None:
+    _validate.positive(batch_size=batch_size, iterations=s.iterations, group=s.group)
+    _validate.non_negative(
+        tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency
+    )
+    _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
+    if s.consistency and s.group == 1:
+        raise ValueError("consistency couples a group of candidates, so group must be > 1, got 1")
+    if s.labels in LABEL_RULES:
+        # A rule outside its range says so before anything is compiled.
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
+        jax.eval_shape(lambda seen: _infer(model, s, seen, batch_size, jax.random.key_data(jax.random.key(0))), seen)
+    if s.batch_norm and not model.has_batch_norm:
+        raise ValueError("batch_norm > 0 matches normalisation statistics, but this model has no batch normalisation")
+
+
+def _require(model: Classifier, observation: Observation, s: Settings) -> None:
+    if observation.params is None:
+        raise ValueError("gradient inversion needs the model's parameters, which the observation does not hold")
+    known = {name for name, _ in _leaves(observation.payload)}
+    missing = [name for name, _ in _leaves(observation.params["params"]) if name not in known]
+    if missing:
+        raise ValueError(f"gradient inversion matches the whole payload, but the threat withholds {', '.join(missing)}")
+    if s.batch_norm and observation.statistics is None:
+        raise ValueError("batch_norm > 0 matches the batch's statistics; the threat must grant statistics")

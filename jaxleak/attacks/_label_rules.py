@@ -1,0 +1,269 @@
+"""Which labels a batch holds, read from the gradient of the last dense layer.
+
+For the mean cross-entropy of B samples with features f_b and softmax outputs p_b, column c of the kernel's gradient is
+`dW_c = mean_b f_b (p_bc - [y_b = c])`, and the bias' gradient `db_c = mean_b p_bc - n_c / B` with n_c the number of
+samples of class c. So n_c / B = mean_b p_bc - db_c: the bias' gradient hides nothing but the mean softmax output. Rules
+on the kernel alone need features >= 0, as after a ReLU, and see n_c through the unknown scale of the features.
+
+Every rule answers with sorted labels: a gradient, being a sum over the batch, has no order. All are pure and may be
+jitted with a static batch size.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+
+# Of `calibrated`: rounds of its fixed point; weight of its estimate of the mean softmax, the rest being uniform.
+_ROUNDS = 5
+_TRUST = 0.5
+
+
+class HeadGradient(NamedTuple):
+    """What is known of the last dense layer. Fields that a rule does not read may be None."""
+
+    kernel_gradient: jax.Array  # (F, C), of the mean loss
+    bias_gradient: jax.Array | None = None  # (C,)
+    kernel: jax.Array | None = None  # (F, C), the layer's parameters, which a server knows
+    bias: jax.Array | None = None  # (C,)
+    key: jax.Array | None = None  # for rules that draw
+
+
+#: `(head, batch_size) -> labels`, (B,) int32 in [0, C), ascending.
+LabelRule = Callable[[HeadGradient, int], jax.Array]
+
+
+def idlg(head: HeadGradient, batch_size: int) -> jax.Array:
+    """One sample: the class with the most negative column sum, the only negative one for features >= 0.
+
+    Exact with one sample (Zhao et al., *iDLG: Improved deep leakage from gradients*, 2020).
+
+    Raises:
+        ValueError: if the batch size is not 1.
+    """
+    if batch_size != 1:
+        raise ValueError(f"idlg infers the label of one sample, got batch_size {batch_size}")
+    return _smallest(head.kernel_gradient.sum(axis=0), 1)
+
+
+def yin(head: HeadGradient, batch_size: int) -> jax.Array:
+    """The B classes whose smallest entry over the features is lowest (Yin et al., *See through gradients*, 2021).
+
+    Distinct labels only: repeats are missed, and classes that are not in the batch take their places.
+
+    Raises:
+        ValueError: if there are more samples than classes.
+    """
+    _check_distinct("yin", head, batch_size)
+    return _smallest(head.kernel_gradient.min(axis=0), batch_size)
+
+
+def sum_rule(head: HeadGradient, batch_size: int) -> jax.Array:
+    """The B classes with the smallest column sums (FedLeak, section 5, label inference, up to C samples).
+
+    Distinct labels only, as `yin`.
+
+    Raises:
+        ValueError: if there are more samples than classes.
+    """
+    _check_distinct("sum_rule", head, batch_size)
+    return _smallest(head.kernel_gradient.sum(axis=0), batch_size)
+
+
+def counting_rule(head: HeadGradient, batch_size: int) -> jax.Array:
+    """FedLeak's rule for more samples than classes (section 5, label inference).
+
+    `c_j = floor(B sum_i (dW_ij - m) / sum_ij (dW_ij - m))`. The paper's max W is read as m = max dW, and "the class
+    with the lowest gradient strength", which gets all remaining samples, as the one with the smallest column sum.
+
+    Raises:
+        ValueError: if there are no more samples than classes.
+    """
+    classes = head.kernel_gradient.shape[1]
+    if batch_size <= classes:
+        raise ValueError(f"counting_rule needs more samples than classes, got {batch_size} samples, {classes} classes")
+    counts = jnp.floor(batch_size * _shares_below(head.kernel_gradient.max(), head)).astype(jnp.int32)
+    lowest = jnp.argmin(head.kernel_gradient.sum(axis=0))
+    return _listed(counts.at[lowest].add(batch_size - counts.sum()), batch_size)
+
+
+def fedleak(head: HeadGradient, batch_size: int) -> jax.Array:
+    """FedLeak's label inference as a whole: `sum_rule` up to as many samples as classes, `counting_rule` beyond."""
+    rule = sum_rule if batch_size <= head.kernel_gradient.shape[1] else counting_rule
+    return rule(head, batch_size)
+
+
+def corrected_counts(head: HeadGradient, batch_size: int) -> jax.Array:
+    """`counting_rule` with its remainder and its zero point corrected, for any batch size; the best without a bias.
+
+    Samples that the floor leaves go to the largest fractions. And measured from the largest entry, classes that are
+    not in the batch get a share too; so where uniform labels would leave half a class out or more, C (1 - 1/C)^B >=
+    1/2, shares are measured from the largest column sum, which is then that of an absent class.
+    """
+    features, classes = head.kernel_gradient.shape
+    absent = classes * (1 - 1 / classes) ** batch_size
+    zero = head.kernel_gradient.sum(axis=0).max() / features if absent >= 0.5 else head.kernel_gradient.max()
+    return _listed(_nearest_counts(batch_size * _shares_below(zero, head), batch_size), batch_size)
+
+
+def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
+    """Counts nearest to `B (1/C - db_c)`: the identity of this module with the mean softmax taken as uniform.
+
+    Not in the FedLeak paper. Any features; hardly wrong while the network is untrained.
+
+    Raises:
+        ValueError: without the bias' gradient.
+    """
+    gradient = _bias_gradient("bias_rule", head)
+    return _listed(_nearest_counts(batch_size * (1 / gradient.size - gradient), batch_size), batch_size)
+
+
+def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
+    """Counts nearest to `B (p_c - db_c)` with the mean softmax p estimated from the same gradient.
+
+    Features: their mean f is the least-squares fit of dW_c = f db_c, and with counts n the mean feature of a class is
+    (p_c f - dW_c) B / n_c, as in iLRG (Ma et al., *Instance-wise batch label restoration*, ICLR 2023). The layer turns
+    them into outputs, whose mean, weighted by n, is the next p; iLRG solves one linear system instead. Features that
+    vary within a class make this p too sharp, so it is averaged with the uniform one.
+
+    Features >= 0 are assumed.
+
+    Raises:
+        ValueError: without the bias' gradient or the layer's parameters.
+    """
+    gradient = _bias_gradient("calibrated", head)
+    if head.kernel is None or head.bias is None:
+        raise ValueError("calibrated needs the kernel and the bias of the last dense layer")
+    kernel, bias, slope = head.kernel, head.bias, head.kernel_gradient
+
+    def outputs(features: jax.Array) -> jax.Array:
+        return _TRUST * jax.nn.softmax(features @ kernel + bias) + (1 - _TRUST) / gradient.size
+
+    def counts(p: jax.Array) -> jax.Array:
+        # Never all zero: p - db sums to one.
+        raw = jnp.maximum(p - gradient, 0.0)
+        return batch_size * raw / raw.sum()
+
+    square = gradient @ gradient
+    mean = slope @ gradient / jnp.where(square > 0, square, 1.0)
+
+    def refine(_: int, p: jax.Array) -> jax.Array:
+        n = counts(p)
+        present = n > 0.5
+        own = (p[:, None] * mean - slope.T) * batch_size / jnp.maximum(n, 0.5)[:, None]
+        features = jnp.maximum(jnp.where(present[:, None], own, mean), 0.0)
+        # Counts sum to B but may all be small in a batch of one: then every class keeps its weight.
+        weight = jnp.where(present.any(), jnp.where(present, n, 0.0), n)
+        return weight @ outputs(features) / weight.sum()
+
+    p = jax.lax.fori_loop(0, _ROUNDS, refine, outputs(mean))
+    return _listed(_nearest_counts(batch_size * (p - gradient), batch_size), batch_size)
+
+
+def random(head: HeadGradient, batch_size: int) -> jax.Array:
+    """Uniform labels that ignore the gradient: the floor that every rule has to beat.
+
+    Raises:
+        ValueError: without a key.
+    """
+    if head.key is None:
+        raise ValueError("random labels need a key")
+    return jnp.sort(jax.random.randint(head.key, (batch_size,), 0, head.kernel_gradient.shape[1], jnp.int32))
+
+
+LABEL_RULES: Mapping[str, LabelRule] = {
+    "idlg": idlg,
+    "yin": yin,
+    "sum_rule": sum_rule,
+    "counting_rule": counting_rule,
+    "fedleak": fedleak,
+    "corrected_counts": corrected_counts,
+    "bias_rule": bias_rule,
+    "calibrated": calibrated,
+    "random": random,
+}
+
+
+def infer_labels(
+    rule: str,
+    kernel_gradient: jax.Array,
+    bias_gradient: jax.Array | None,
+    batch_size: int,
+    *,
+    kernel: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Labels of a batch from the gradient of the mean loss at the last dense layer.
+
+    Args:
+        rule: one of `LABEL_RULES`.
+        kernel_gradient: (F, C).
+        bias_gradient: (C,), or None where the layer has no bias; read by "bias_rule" and "calibrated".
+        batch_size: B >= 1, static. For several local steps, the samples of all of them.
+        kernel: (F, C), the layer's kernel; read by "calibrated".
+        bias: (C,), the layer's bias; read by "calibrated".
+        key: PRNG key; read by "random".
+
+    Returns:
+        (B,) int32 in [0, C), ascending.
+
+    Raises:
+        ValueError: if the rule is unknown, a batch size is outside its range, something that it reads is missing, or
+            the shapes do not fit.
+    """
+    _validate.one_of(LABEL_RULES, rule=rule)
+    _validate.positive(batch_size=batch_size)
+    if kernel_gradient.ndim != 2:
+        raise ValueError(f"kernel_gradient must have shape (F, C), got {kernel_gradient.shape}")
+    features, classes = kernel_gradient.shape
+    shapes = {"bias_gradient": (bias_gradient, (classes,)), "bias": (bias, (classes,))}
+    for name, (array, shape) in {**shapes, "kernel": (kernel, (features, classes))}.items():
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape} to fit kernel_gradient, got {array.shape}")
+    return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), int(batch_size))
+
+
+def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:
+    classes = head.kernel_gradient.shape[1]
+    if batch_size > classes:
+        raise ValueError(f"{rule} gives distinct labels only: batch_size {batch_size} is more than {classes} classes")
+
+
+def _bias_gradient(rule: str, head: HeadGradient) -> jax.Array:
+    if head.bias_gradient is None:
+        raise ValueError(f"{rule} needs the gradient of the bias; corrected_counts does without")
+    return head.bias_gradient
+
+
+def _smallest(values: jax.Array, count: int) -> jax.Array:
+    """The positions of the `count` smallest values, ascending."""
+    return jnp.sort(jnp.argsort(values)[:count]).astype(jnp.int32)
+
+
+def _shares_below(zero: jax.Array, head: HeadGradient) -> jax.Array:
+    """How much of the gradient's mass below `zero` every column has: (C,), summing to one."""
+    depth = jnp.sum(zero - head.kernel_gradient, axis=0)
+    total = depth.sum()
+    return jnp.where(total > 0, depth / jnp.where(total > 0, total, 1.0), 1 / depth.size)
+
+
+def _nearest_counts(wanted: jax.Array, total: int) -> jax.Array:
+    """Integers >= 0 that sum to `total` and have the least squared distance to `wanted` (C,).
+
+    One at a time to the largest deficit, which solves this convex problem exactly. For non-negative numbers of that
+    sum it is the method of largest remainders, and it stays defined for negative ones.
+    """
+
+    def give(_: int, counts: jax.Array) -> jax.Array:
+        return counts.at[jnp.argmax(wanted - counts)].add(1)
+
+    return jax.lax.fori_loop(0, total, give, jnp.zeros(wanted.shape, jnp.int32))
+
+
+def _listed(counts: jax.Array, total: int) -> jax.Array:
+    """Counts (C,) that sum to `total` as sorted labels."""
+    return jnp.repeat(jnp.arange(counts.size, dtype=jnp.int32), counts, total_repeat_length=total)

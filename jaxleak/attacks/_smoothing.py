@@ -1,0 +1,60 @@
+"""Smoothing homotopy: attack a smooth copy of the model first, and sharpen it slowly until it is the model.
+
+The gradient of a ReLU network jumps whenever an activation changes sign. A start only 40 dB away from the truth already
+has a mismatched gradient, and the matching loss is made of flat pieces with cliffs between them, which no first- or
+second-order method follows; attacks on randomly initialised ReLU networks with batch normalisation therefore stay at
+the score of a grey image. The attacker, who owns a copy of the model, may evaluate that copy with
+softplus(beta z) / beta in place of ReLU (and max-pools smoothed likewise). At small beta the loss is smooth and
+descent makes progress, but its minimum is biased, since the observed gradient came from the exact network; raising
+beta slowly removes the bias while the iterate follows the minimum.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+
+
+class Smoothing(NamedTuple):
+    """Sharpness beta over the iterations: geometric from `start` to `end`, then constant."""
+
+    start: float = 2.0
+    end: float = 30.0
+    hold: float = 0.0  # share of the iterations, at the end, during which beta stays at `end`
+    # None follows the clock. Otherwise beta rises only while the data distance is below this.
+    progress_below: float | None = None
+
+
+def smoothing(
+    start: float = 2.0, end: float = 30.0, *, hold: float = 0.0, progress_below: float | None = None
+) -> Smoothing:
+    """A schedule for the sharpness of the attacker's copy of the model.
+
+    Args:
+        start: beta of the first iteration, > 0; 1 to 3 has worked.
+        end: beta of the last, >= start; 15 to 50 has worked. Much sharper brings the jumps back.
+        hold: in [0, 1), share of the iterations that stay at `end`.
+        progress_below: let beta rise only in iterations whose data distance is below this value, > 0; a run that
+            never gets there keeps `start`.
+
+    Raises:
+        ValueError: on values out of range.
+    """
+    _validate.positive(start=start)
+    _validate.in_range(start, float("inf"), end=end)
+    _validate.in_range(0, 1, hold=hold)
+    if hold == 1:
+        raise ValueError("hold must be in [0, 1), got 1")
+    if progress_below is not None:
+        _validate.positive(progress_below=progress_below)
+    return Smoothing(start, end, hold, progress_below)
+
+
+def next_sharpness(plan: Smoothing, sharpness: jax.Array, iterations: int, distance: jax.Array) -> jax.Array:
+    """Beta of the next iteration, from this one's beta and data distance."""
+    rises = max(1, round(iterations * (1 - plan.hold)) - 1)
+    factor = (plan.end / plan.start) ** (1 / rises)
+    raised = jnp.minimum(sharpness * factor, plan.end)
+    return raised if plan.progress_below is None else jnp.where(distance < plan.progress_below, raised, sharpness)

@@ -1,0 +1,22 @@
+"""The one loop: a protocol runs, a threat shows, an attack watches. Jitted in chunks, with callbacks between them."""
+
+from jaxleak.audit._chunks import EXECUTORS, Executor
+from jaxleak.audit._invert import InversionRun, invert
+from jaxleak.audit._recorded import best_restart, replay, watch
+from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
+
+__all__ = [
+    "EXECUTORS",
+    "Callback",
+    "Executor",
+    "InversionRun",
+    "RunState",
+    "best_restart",
+    "init_key",
+    "invert",
+    "replay",
+    "run",
+    "start",
+    "template_of",
+    "watch",
+]

@@ -1,0 +1,52 @@
+"""Any number of steps in chunks, with checkpoints and callbacks between them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
+
+import jax
+import numpy as np
+
+from jaxleak.checkpoint import Checkpoints
+
+Executor = Literal["scan", "step", "eager"]
+EXECUTORS: tuple[Executor, ...] = ("scan", "step", "eager")
+State = TypeVar("State")
+
+
+def in_chunks(
+    run_chunk: Callable[[State, int], tuple[State, dict[str, Any]]],
+    state: State,
+    done: int,
+    total: int,
+    chunk: int,
+    callbacks: Iterable[Callable[[int, State, dict[str, np.ndarray]], None]],
+    checkpoints: Checkpoints | None,
+) -> tuple[State, dict[str, np.ndarray]]:
+    """Run `run_chunk(state, length)` from step `done` to `total`; a chunk's length may not change any result.
+
+    Returns:
+        The final state, and the stacked infos of the steps that this call ran (empty if none were left).
+    """
+    history = []
+    while done < total:
+        length = min(chunk, total - done)
+        state, infos = run_chunk(state, length)
+        infos = jax.tree.map(np.asarray, infos)
+        done += length
+        history.append(infos)
+        if checkpoints is not None:
+            checkpoints.save(done, state)
+        for callback in callbacks:
+            callback(done, state, infos)
+    return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *history) if history else {}
+
+
+def one_by_one(
+    step: Callable[[State], tuple[State, dict[str, Any]]], state: State, length: int
+) -> tuple[State, dict[str, np.ndarray]]:
+    """`length` steps called from Python, their infos stacked as a scan would."""
+    infos = []
+    for _ in range(length):
+        state, info = step(state)
+        infos.append(info)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)

@@ -1,0 +1,131 @@
+"""Gradient inversion: one recorded round, shown to an attack for thousands of iterations, in several trials at once."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
+from jaxleak.audit._recorded import best_restart
+from jaxleak.checkpoint import Checkpoints
+
+
+class InversionRun(NamedTuple):
+    """All that an inversion carries; a checkpoint holds exactly this."""
+
+    iteration: jax.Array  # () int32
+    attack: PyTree  # with a leading axis of restarts when restarts > 1
+
+
+def invert(
+    attack: Attack,
+    observation: Observation,
+    template: Batch,
+    *,
+    key: jax.Array,
+    iterations: int,
+    chunk: int = 100,
+    restarts: int = 1,
+    microbatch: int | None = None,
+    callbacks: Iterable[Callable[[int, InversionRun, dict[str, np.ndarray]], None]] = (),
+    checkpoints: Checkpoints | None = None,
+    executor: Executor = "scan",
+) -> tuple[Reconstruction, InversionRun, dict[str, np.ndarray]]:
+    """Show one recorded round to an attack, again and again: gradient inversion.
+
+    A second call with the same attack object and shapes compiles nothing, whatever the key and the observation.
+
+    Args:
+        attack: e.g. from `jaxleak.attacks.inversion`.
+        observation: what `threats.view` gives of one round's transcript.
+        template: shapes of the private data.
+        key: the attack's randomness.
+        iterations: total, counted from the attack's start.
+        chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
+        restarts: independent trials, vmapped; the one with the lowest score of the attacker's own is returned.
+        microbatch: how many restarts are computed at once; None computes all, smaller needs less memory.
+        callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
+        checkpoints: saves after every chunk; an existing one is resumed.
+        executor: "scan", "step" or "eager", as in `run`.
+
+    Returns:
+        The reconstruction, the final `InversionRun`, and the stacked infos of the iterations run in this call (with an
+        axis of restarts behind that of iterations when there are several).
+
+    Raises:
+        FloatingPointError: if what was observed is not finite.
+        ValueError: on arguments out of range.
+    """
+    _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
+    _validate.one_of(EXECUTORS, executor=executor)
+    if microbatch is not None:
+        _validate.in_range(1, restarts, microbatch=microbatch)
+    _validate.finite(observation.payload, "the observed payload")
+    state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
+    if checkpoints is not None:
+        state = checkpoints.restore_latest(state)
+    trials = Trials(attack, restarts, microbatch or restarts)
+
+    def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
+        if executor == "scan":
+            return _scan(trials, carry, observation, key, length)
+        one = _advance if executor == "eager" else _step
+        return one_by_one(lambda c: one(trials, c, observation, key), carry, length)
+
+    state, infos = in_chunks(run_chunk, state, int(state.iteration), iterations, chunk, callbacks, checkpoints)
+    answers = _answers(attack, restarts, state.attack, observation)
+    return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+class Trials(NamedTuple):
+    """What is compiled: an attack, how many trials of it, and how many of them at once."""
+
+    attack: Attack
+    restarts: int
+    microbatch: int
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _start(attack: Attack, template: Batch, restarts: int, key: jax.Array) -> PyTree:
+    key = jax.random.fold_in(key, 2)
+    if restarts == 1:
+        return attack.init(key, template)
+    return jax.vmap(lambda k: attack.init(k, template))(jax.random.split(key, restarts))
+
+
+def _advance(
+    trials: Trials, carry: InversionRun, observation: Observation, key: jax.Array
+) -> tuple[InversionRun, dict[str, jax.Array]]:
+    k = jax.random.fold_in(jax.random.fold_in(key, 3), carry.iteration)
+    if trials.restarts == 1:
+        state, info = trials.attack.step(k, carry.attack, observation)
+    else:
+        # Batches of trials one after the other, each vmapped: on CPU this is faster than all at once.
+        state, info = jax.lax.map(
+            lambda trial: trials.attack.step(trial[0], trial[1], observation),
+            (jax.random.split(k, trials.restarts), carry.attack),
+            batch_size=trials.microbatch,
+        )
+    return InversionRun(carry.iteration + 1, state), info
+
+
+_step = functools.partial(jax.jit, static_argnums=0)(_advance)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _scan(
+    trials: Trials, carry: InversionRun, observation: Observation, key: jax.Array, length: int
+) -> tuple[InversionRun, dict[str, jax.Array]]:
+    return jax.lax.scan(lambda c, _: _advance(trials, c, observation, key), carry, length=length)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _answers(attack: Attack, restarts: int, states: PyTree, observation: Observation) -> Reconstruction:
+    if restarts == 1:
+        return attack.reconstruct(states, observation)
+    return jax.lax.map(lambda state: attack.reconstruct(state, observation), states)

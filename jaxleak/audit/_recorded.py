@@ -1,0 +1,86 @@
+"""Record what an attacker sees of a protocol, and show the record to attacks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _tree, _validate
+from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree, Reconstruction
+from jaxleak.threats import Threat, view
+
+
+def watch(
+    protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, *, key: jax.Array, rounds: int
+) -> tuple[ProtocolState, Observation]:
+    """Run `protocol` and keep what `threat` grants of every round; all rounds are one compiled scan.
+
+    This is how an attacker runs a shadow of the protocol on data of its own. What the threat does not grant is never
+    stacked, and a second call with the same protocol, threat and shapes compiles nothing.
+
+    Args:
+        protocol: what runs.
+        threat: what is kept.
+        private: the whole set to run on.
+        state: where to start, e.g. `protocol.init(key)`; round t draws its batch from `fold_in(key, t)`.
+        key: of the rounds.
+        rounds: number of rounds, > 0.
+
+    Returns:
+        The state after the last round, and an `Observation` whose leaves have a leading axis of rounds.
+
+    Raises:
+        FloatingPointError: if a round showed values that are not finite.
+    """
+    _validate.positive(rounds=rounds)
+    state, observations = _watch(protocol, threat, private, state, key, rounds)
+    finite = np.asarray(_all_finite(observations))
+    if not finite.all():
+        raise FloatingPointError(f"round {int(np.argmin(finite))}: what the attacker sees is not finite")
+    return state, observations
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 5))
+def _watch(
+    protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, key: jax.Array, rounds: int
+) -> tuple[ProtocolState, Observation]:
+    def one_round(carry: ProtocolState, _: None) -> tuple[ProtocolState, Observation]:
+        carry, transcript = protocol.round(key, carry, private)
+        return carry, view(threat, transcript)
+
+    return jax.lax.scan(one_round, state, length=rounds)
+
+
+@jax.jit
+def _all_finite(observations: Observation) -> jax.Array:
+    return jax.vmap(lambda shown: _tree.all_finite((shown.payload, shown.party)))(observations)
+
+
+def replay(
+    attack: Attack, observations: Observation, template: Batch, *, key: jax.Array
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """Show recorded rounds to an attack, in one compiled scan: several attacks can watch the very same run.
+
+    Args:
+        attack: what watches.
+        observations: from `watch`, leaves with a leading axis of rounds.
+        template: shapes of the private set.
+        key: the attack's randomness, as in `run`: the same state results.
+
+    Returns:
+        The attack's state after the last round, and its stacked infos.
+    """
+    step_key = jax.random.fold_in(key, 3)
+
+    def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
+        return attack.step(jax.random.fold_in(step_key, observation.round), state, observation)
+
+    state = attack.init(jax.random.fold_in(key, 2), template)
+    return jax.jit(lambda state, observations: jax.lax.scan(one_round, state, observations))(state, observations)
+
+
+def best_restart(reconstructions: Reconstruction) -> Reconstruction:
+    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own."""
+    choice = jnp.argmin(reconstructions.score, axis=0)
+    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)

@@ -1,0 +1,105 @@
+"""Non-linearities, exact or with their kinks rounded off.
+
+An attacker who runs a copy of the victim's network may round the kinks: a gradient of a ReLU network is piecewise
+constant in many directions, and second-order attacks see nothing of the pieces next door. `sharpness` beta says how
+far: every smooth form deviates from the exact one by at most a constant / beta, and tends to it as beta grows.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate
+
+#: Slope of leaky ReLU at negative inputs, as in PyTorch.
+LEAKY_SLOPE = 0.01
+
+Sharpness = jax.Array | float | None
+
+_SMOOTH: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+    "softplus": lambda z: soft_relu(z, 1.0),
+}
+
+ACTIVATIONS = ("relu", "relu6", "leaky_relu", *_SMOOTH)
+
+
+def activation(name: str, z: jax.Array, sharpness: Sharpness = None) -> jax.Array:
+    """Apply a non-linearity elementwise.
+
+    Args:
+        name: one of `ACTIVATIONS`: "relu", "relu6", "leaky_relu" (slope 0.01), "sigmoid", "tanh", "gelu" (exact, by
+            the error function), "silu", "softplus".
+        z: any shape.
+        sharpness: None for the exact function; a scalar beta > 0, which may be traced, for `soft_relu` in place of
+            every ReLU: relu6 is a difference of two, leaky ReLU a line plus one. Smooth functions ignore it.
+
+    Returns:
+        The shape of z.
+
+    Raises:
+        ValueError: on an unknown name.
+    """
+    _validate.one_of(ACTIVATIONS, activation=name)
+    if name in _SMOOTH:
+        return _SMOOTH[name](z)
+    relu = jax.nn.relu if sharpness is None else functools.partial(soft_relu, sharpness=sharpness)
+    if name == "relu":
+        return relu(z)
+    if name == "relu6":
+        # Not a difference of two exact ReLUs: that would round large inputs away from six.
+        return jax.nn.relu6(z) if sharpness is None else relu(z) - relu(z - 6.0)
+    return LEAKY_SLOPE * z + (1.0 - LEAKY_SLOPE) * relu(z)
+
+
+def soft_relu(z: jax.Array, sharpness: jax.Array | float) -> jax.Array:
+    """softplus(beta z) / beta: above relu(z) by at most log(2) / beta. Any shape; beta > 0 a scalar."""
+    return _soft_relu(z, jnp.asarray(sharpness, z.dtype))
+
+
+@jax.custom_jvp
+def _soft_relu(z: jax.Array, beta: jax.Array) -> jax.Array:
+    # Exact even where beta z overflows, unlike the logarithm of 1 + exp(beta z).
+    return jax.nn.relu(z) + jnp.log1p(jnp.exp(-beta * jnp.abs(z))) / beta
+
+
+@_soft_relu.defjvp
+def _soft_relu_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple:
+    z, beta = primals
+    dz, dbeta = tangents
+    value = _soft_relu(z, beta)
+    slope = jax.nn.sigmoid(beta * z)
+    return value, slope * dz + (z * slope - value) / beta * dbeta
+
+
+def smooth_max(
+    z: jax.Array, axis: int, sharpness: jax.Array | float, *, count: jax.Array | np.ndarray | int | None = None
+) -> jax.Array:
+    """log(mean(exp(beta z))) / beta over one axis: a maximum without kinks.
+
+    Below the maximum by at most log(n) / beta, and equal to it where all n entries are equal. The other common choice,
+    a mean weighted by softmax(beta z), is closer when one entry stands out, but not monotone: it falls while an entry
+    far below the others rises. Here the derivative is softmax(beta z) itself: never negative, and adding up to one.
+
+    Args:
+        z: any shape.
+        axis: the axis that disappears.
+        sharpness: beta > 0, a scalar that may be traced.
+        count: n, if entries that stand for nothing (far below all others) are not to be counted; broadcasts against
+            the result. Default: the size of the axis.
+
+    Returns:
+        The shape of z without `axis`.
+    """
+    beta = jnp.asarray(sharpness, z.dtype)
+    count = z.shape[axis] if count is None else count
+    # Any constant near the maximum keeps the exponentials in range; the derivative does not depend on it.
+    top = jax.lax.stop_gradient(z.max(axis=axis, keepdims=True))
+    total = jnp.exp(beta * (z - top)).sum(axis=axis)
+    return jnp.squeeze(top, axis) + jnp.log(total / jnp.asarray(count, z.dtype)) / beta

@@ -1,0 +1,199 @@
+"""Plain networks: LeNet of Deep Leakage from Gradients, convolutional stacks, and a perceptron."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+from jaxleak import _validate
+from jaxleak.models._activations import Sharpness
+from jaxleak.models._classifier import (
+    Activation,
+    BatchNorm,
+    BatchNormMode,
+    Classifier,
+    Conv,
+    Dense,
+    Init,
+    Style,
+    classifier,
+)
+from jaxleak.models._conv import Form, max_pool
+
+
+class ConvNet(nn.Module):
+    """Blocks of convolution, optional batch normalisation, activation, optional pooling; one dense layer."""
+
+    num_classes: int
+    style: Style
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+    window: int
+    batch_norm: bool
+    pool_after: tuple[int, ...]
+    pool_window: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
+        """Images (B, H, W, c) to logits (B, C) and the flattened last feature map (B, F)."""
+        for i, (channels, stride) in enumerate(zip(self.channels, self.strides, strict=True)):
+            x = Conv(channels, self.window, self.style, stride, bias=True, name=f"conv_{i}")(x)
+            if self.batch_norm:
+                x = BatchNorm(name=f"norm_{i}")(x, mode)
+            x = Activation(self.style, name=f"act_{i}")(x, sharpness)
+            if i in self.pool_after:
+                x = max_pool(x, self.pool_window, padding=0, sharpness=sharpness)
+        features = x.reshape(x.shape[0], -1)
+        return Dense(self.num_classes, self.style, name="head")(features), features
+
+
+class Perceptron(nn.Module):
+    """Dense layers on the flattened image with activations between."""
+
+    num_classes: int
+    style: Style
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
+        """Images (B, H, W, c) to logits (B, C) and the last hidden layer (B, widths[-1])."""
+        del mode  # nothing is normalised
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.widths):
+            x = Activation(self.style, name=f"act_{i}")(Dense(width, self.style, name=f"dense_{i}")(x), sharpness)
+        return Dense(self.num_classes, self.style, name="head")(x), x
+
+
+def convnet(
+    image_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    channels: Sequence[int] = (32, 32, 64, 64),
+    strides: Sequence[int] = (1, 2, 2, 2),
+    window: int = 3,
+    batch_norm: bool = False,
+    pool_after: Sequence[int] = (),
+    pool_window: int = 3,
+    activation: str = "relu",
+    init: Init = "default",
+    form: Form = "auto",
+) -> Classifier:
+    """A stack of convolutions with one dense layer behind; small and without normalisation by default.
+
+    Args:
+        image_shape: (H, W, c).
+        num_classes: C >= 2.
+        channels: of the convolutions, which have biases.
+        strides: as many as `channels`.
+        window: odd side of the kernels; padding is window // 2.
+        batch_norm: normalise in front of every activation.
+        pool_after: indices of the convolutions that max-pooling follows.
+        pool_window: side and stride of the pooling windows; edges that fill none are left out.
+        activation: one of `jaxleak.models.ACTIVATIONS`.
+        init: "default" (PyTorch's), "he", "glorot" or "wide_uniform", see `jaxleak.models.initializers`.
+        form: how convolutions are written, see `jaxleak.models.conv2d`.
+
+    Raises:
+        ValueError: on sizes out of range or unknown names.
+    """
+    if not channels or len(channels) != len(strides):
+        raise ValueError(f"channels and strides must be equally many, got {tuple(channels)} and {tuple(strides)}")
+    _validate.positive(pool_window=pool_window, **{f"channels[{i}]": c for i, c in enumerate(channels)})
+    _validate.positive(**{f"strides[{i}]": s for i, s in enumerate(strides)})
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"window must be odd, got {window}")
+    for i in pool_after:
+        _validate.in_range(0, len(channels) - 1, pool_after=i)
+    module = ConvNet(
+        num_classes,
+        Style(activation, init, form),
+        tuple(channels),
+        tuple(strides),
+        window,
+        batch_norm,
+        tuple(pool_after),
+        pool_window,
+    )
+    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+
+
+def convnet_ig(
+    image_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    width: int = 64,
+    batch_norm: bool = True,
+    activation: str = "relu",
+    init: Init = "default",
+    form: Form = "auto",
+) -> Classifier:
+    """ConvNet of Geiping et al., *Inverting Gradients*, NeurIPS 2020: eight convolutions and two max-poolings.
+
+    The paper's has `width` 64. Arguments as in `convnet`.
+    """
+    _validate.positive(width=width)
+    multiples = (1, 2, 2, 4, 4, 4, 4, 4)
+    return convnet(
+        image_shape,
+        num_classes,
+        channels=[width * m for m in multiples],
+        strides=(1,) * 8,
+        batch_norm=batch_norm,
+        pool_after=(5, 7),
+        activation=activation,
+        init=init,
+        form=form,
+    )
+
+
+def lenet(
+    image_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    channels: int = 12,
+    strides: Sequence[int] = (2, 2, 1),
+    activation: str = "sigmoid",
+    init: Init = "default",
+    form: Form = "auto",
+) -> Classifier:
+    """LeNet as in Zhu et al., *Deep Leakage from Gradients*, NeurIPS 2019: 5x5 convolutions of 12 channels, sigmoid.
+
+    `strides=(2, 2, 1, 1)` is the authors' longer variant, `init="wide_uniform"` their initialisation, with which the
+    attack was shown. Arguments as in `convnet`; `channels` is that of every convolution.
+    """
+    _validate.positive(channels=channels)
+    return convnet(
+        image_shape,
+        num_classes,
+        channels=(channels,) * len(strides),
+        strides=strides,
+        window=5,
+        activation=activation,
+        init=init,
+        form=form,
+    )
+
+
+def mlp(
+    image_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    widths: Sequence[int] = (256, 128),
+    activation: str = "relu",
+    init: Init = "default",
+) -> Classifier:
+    """A perceptron: dense layers of these widths, then the head; three layers by default.
+
+    Args:
+        image_shape: (H, W, c).
+        num_classes: C >= 2.
+        widths: of the hidden layers; () is multinomial logistic regression.
+        activation: one of `jaxleak.models.ACTIVATIONS`.
+        init: as in `convnet`.
+
+    Raises:
+        ValueError: on sizes out of range or unknown names.
+    """
+    _validate.positive(**{f"widths[{i}]": w for i, w in enumerate(widths)})
+    module = Perceptron(num_classes, Style(activation, init), tuple(widths))
+    return classifier(module, image_shape=image_shape, num_classes=num_classes)

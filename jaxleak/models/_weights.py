@@ -1,0 +1,110 @@
+"""Weights in files: the safetensors format, which holds arrays and nothing that could run."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxleak._base import PyTree
+
+#: Names of dtypes in the format, for all that weights are made of here.
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "BOOL": np.bool_,
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+
+
+def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
+    """Write variables as safetensors under flat names, `params.stem.kernel`.
+
+    A file of that name is replaced only once the new one is complete.
+
+    Args:
+        path: of the file; its folder exists.
+        variables: nested dictionaries, tuples and lists of arrays.
+
+    Raises:
+        ValueError: if two leaves have the same flat name, or on a dtype that the format or this module lacks.
+    """
+    leaves = {name: np.ascontiguousarray(leaf) for name, leaf in _flat(variables).items()}
+    for name, leaf in leaves.items():
+        if leaf.dtype not in _NAMES:
+            raise ValueError(f"{name}: dtype must be one of {', '.join(map(str, _NAMES))}, got {leaf.dtype}")
+    path = pathlib.Path(path)
+    partial = path.with_name(path.name + ".partial")
+    safetensors.numpy.save_file(leaves, partial)
+    partial.replace(path)
+
+
+def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
+    """Read what `save_weights` wrote.
+
+    Names, shapes and dtypes are compared with `like` before any array is read, so that a file cannot make this
+    allocate more than `like` occupies.
+
+    Args:
+        path: of the file.
+        like: a tree with the structure of the variables, of arrays or of shapes as `jax.eval_shape(model.init, key)`
+            gives.
+
+    Returns:
+        The tree of `like` with NumPy arrays.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: naming the file and the first mismatch: a name that is missing or not expected, another shape or
+            dtype, a value that is not finite; or if the file is no safetensors file.
+    """
+    expected = _flat(like, shapes_only=True)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            _same_names(path, list(expected), list(file.keys()))
+            for name, leaf in expected.items():
+                stored = file.get_slice(name)
+                _same(path, name, "shape", tuple(leaf.shape), tuple(stored.get_shape()))
+                _same(path, name, "dtype", _NAMES.get(np.dtype(leaf.dtype)), stored.get_dtype())
+            loaded = {name: file.get_tensor(name) for name in expected}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file, or a damaged one: {error}") from error
+    for name, array in loaded.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise ValueError(f"{path}: {name} holds values that are not finite")
+    return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in expected])
+
+
+def _flat(tree: PyTree, *, shapes_only: bool = False) -> dict[str, Any]:
+    """Leaves by dotted name, in the order of `jax.tree.leaves`."""
+    flat: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in flat:
+            raise ValueError(f"two leaves have the same name {name!r}")
+        flat[name] = leaf if shapes_only else np.asarray(leaf)
+    return flat
+
+
+def _same_names(path: Any, expected: list[str], found: list[str]) -> None:
+    missing = [name for name in expected if name not in set(found)]
+    if missing:
+        raise ValueError(f"{path}: {missing[0]} is missing ({len(missing)} of {len(expected)} names are)")
+    known = set(expected)
+    surplus = sorted(name for name in found if name not in known)
+    if surplus:
+        raise ValueError(f"{path}: {surplus[0]} is not expected (nor are {len(surplus) - 1} others)")
+
+
+def _same(path: Any, name: str, what: str, expected: Any, found: Any) -> None:
+    if found != expected:
+        raise ValueError(f"{path}: {name} must have {what} {expected}, got {found}")

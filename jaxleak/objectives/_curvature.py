@@ -1,0 +1,97 @@
+"""Gradient regularization: descend `D + lambda ||grad D||` without ever forming a Hessian (FedLeak, section 4.3).
+
+Its gradient is `p + lambda H p / ||p||` with p = grad D and H the Hessian of D. FedLeak replaces the Hessian-vector
+product by a finite difference, which turns the sum into a blend of two gradients (its Eq. 13); the exact product is
+here too, and tests hold them together.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _tree, _validate
+from jaxleak._base import PyTree
+
+Probe = Literal["ascent", "descent", "step"]
+#: `(variables, selected) -> (value, aux)`, where `selected` fixes what the objective would otherwise choose anew.
+Objective = Callable[[PyTree, Any], tuple[jax.Array, Any]]
+
+
+class GradientRegularization(NamedTuple):
+    """How the direction of a step is made."""
+
+    blend: float = 0.0  # lambda' in [0, 1]; 0 is plain descent
+    length: float = 1e-2  # k > 0, how far the probe goes
+    probe: Probe = "ascent"
+    exact: bool = False  # Hessian-vector product instead of the finite difference
+
+
+def gradient_regularization(
+    blend: float = 0.7, *, length: float = 1e-2, probe: Probe = "ascent", exact: bool = False
+) -> GradientRegularization:
+    """FedLeak's direction `(1 - lambda') grad D(x) + lambda' grad D(x + phi)`, phi = +-k grad D / ||grad D||.
+
+    The paper's formula steps along the gradient ("ascent"), which penalises the gradient's norm; its toy example and
+    its published code look at the point that descent would reach ("descent"), which rewards it.
+
+    Args:
+        blend: lambda' = lambda / k in [0, 1]; 0 costs nothing.
+        length: k > 0, the probe's length over all variables together; the paper gives none.
+        probe: "ascent", "descent", or "step": where the optimizer's own step would lead, whatever its length (the
+            published code; `length` is then unused).
+        exact: use `grad D +- lambda' k H grad D / ||grad D||`, the limit of small k at equal lambda' k.
+
+    Raises:
+        ValueError: on arguments out of range.
+    """
+    _validate.in_range(0, 1, blend=blend)
+    _validate.positive(length=length)
+    _validate.one_of(("ascent", "descent", "step"), probe=probe)
+    if exact and probe == "step":
+        raise ValueError('exact needs a probe along the gradient, so probe must be "ascent" or "descent", got "step"')
+    return GradientRegularization(blend, length, probe, exact)
+
+
+def regularized_gradient(
+    objective: Objective,
+    variables: PyTree,
+    regularization: GradientRegularization,
+    *,
+    selected: Callable[[Any], Any],
+    step: Callable[[PyTree], PyTree],
+) -> tuple[jax.Array, Any, PyTree]:
+    """Value, aux, and the regularized direction of an objective.
+
+    Args:
+        objective: called as `objective(variables, None)` first, and then with what `selected` takes from its aux, so
+            that the probe keeps the first evaluation's choice of matched elements (FedLeak, Algorithm 1).
+        variables: where.
+        regularization: how.
+        selected: from the first evaluation's aux to the second's argument.
+        step: from a gradient to the optimizer's update, for the probe "step".
+
+    Returns:
+        The objective's value and aux at `variables`, and the direction, of the structure of `variables`.
+    """
+    (value, aux), p = jax.value_and_grad(objective, has_aux=True)(variables, None)
+    if regularization.blend == 0:
+        return value, aux, p
+    choice = selected(aux)
+
+    def gradient(at: PyTree) -> PyTree:
+        return jax.grad(lambda v: objective(v, choice)[0])(at)
+
+    if regularization.probe == "step":
+        phi = step(p)
+    else:
+        norm = _tree.norm(p)
+        sign = 1.0 if regularization.probe == "ascent" else -1.0
+        scale = sign * regularization.length / jnp.where(norm > 0, norm, 1.0)
+        phi = jax.tree.map(lambda leaf: scale * leaf, p)
+    if regularization.exact:
+        _, curvature = jax.jvp(gradient, (variables,), (phi,))
+        return value, aux, jax.tree.map(lambda a, b: a + regularization.blend * b, p, curvature)
+    q = gradient(jax.tree.map(jnp.add, variables, phi))
+    return value, aux, jax.tree.map(lambda a, b: (1 - regularization.blend) * a + regularization.blend * b, p, q)

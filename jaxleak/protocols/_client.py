@@ -1,0 +1,147 @@
+"""What a client of horizontal federated learning uploads: FedSGD's gradient or FedAvg's update, in one function."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import Batch, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak.defenses import Defense
+from jaxleak.models import Classifier
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
+from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._sampling import draw_batch
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class ClientShare:
+    """`share(params, batch, sharpness=None) -> payload`, the very function that a client runs.
+
+    The payload is `(w - w') / (learning_rate * local_steps)`, the uploaded update in units of a gradient, averaged
+    over the clients of a secure aggregation; with one local step it is the gradient itself. The server knows both
+    constants, so this is arithmetic it can do. Samples are ordered: client by client, step by step.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        *,
+        local_steps: int = 1,
+        learning_rate: float = 1e-4,
+        clients: int = 1,
+        batch_norm: BatchNormMode = "train",
+        loss: Loss = cross_entropy,
+    ):
+        """State once what the client computes.
+
+        Args:
+            model: the global model.
+            local_steps: E >= 1 SGD steps, each on its own B samples.
+            learning_rate: of the local steps, > 0.
+            clients: M >= 1 clients whose updates are averaged before the server sees them (FedLeak, section 7).
+            batch_norm: "train" normalises by the statistics of each local batch, "eval" by the running ones.
+            loss: `(logits (B, C), y) -> ()`, with its reduction.
+
+        Raises:
+            ValueError: on arguments out of range.
+        """
+        _validate.positive(local_steps=local_steps, learning_rate=learning_rate, clients=clients)
+        _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
+        self.model, self.loss, self.batch_norm = model, loss, batch_norm
+        self.local_steps, self.learning_rate, self.clients = local_steps, learning_rate, clients
+
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> PyTree:
+        """The payload of a batch x (M * E * B, 1, H, W, channels); `params` are the model's variables.
+
+        With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
+        """
+        total = batch.x.shape[0]
+        if total % (self.clients * self.local_steps):
+            raise ValueError(
+                f"the batch must hold clients * local_steps = {self.clients} * {self.local_steps} equal parts, "
+                f"got {total} samples"
+            )
+        x, y = batch.x[:, 0], batch.y
+
+        def loss(weights: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
+            out = self.model.apply({**params, "params": weights}, x, mode=self.batch_norm, sharpness=sharpness)
+            return self.loss(out.logits, y)
+
+        gradient = jax.grad(loss)
+        if self.clients == self.local_steps == 1:
+            return gradient(params["params"], x, y)
+
+        def split(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(self.clients, self.local_steps, -1, *leaf.shape[1:])
+
+        def one_client(x: jax.Array, y: jax.Array) -> PyTree:
+            # Unrolled in Python: the transpose of a scan would keep every activation too, and is slower on CPU.
+            weights, gradients = params["params"], []
+            for step in range(self.local_steps):
+                gradients.append(gradient(weights, x[step], y[step]))
+                weights = jax.tree.map(lambda w, g: w - self.learning_rate * g, weights, gradients[-1])
+            return jax.tree.map(lambda *parts: sum(parts) / self.local_steps, *gradients)
+
+        updates = [one_client(a, b) for a, b in zip(split(x), split(y), strict=True)]
+        return jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
+
+
+def averaged_share(share: ClientShare) -> ClientShare:
+    """The server's estimate of `share`: one gradient step on all samples at once (FedLeak, section 2).
+
+    With several local steps or clients it ignores that the weights moved in between, and that each step normalised
+    its own batch; with one of each it is `share`.
+    """
+    return ClientShare(share.model, batch_norm=share.batch_norm, loss=share.loss)
+
+
+def client(
+    share: ClientShare,
+    *,
+    num_samples: int,
+    batch_size: int,
+    variables: PyTree = None,
+    defense: Defense | None = None,
+    with_statistics: bool = False,
+) -> Protocol:
+    """One client's upload per round, from a model that stays as it is: what gradient inversion attacks.
+
+    Args:
+        share: what the client computes.
+        num_samples: N, size of the client's data; for M aggregated clients, of all of theirs.
+        batch_size: B of each local step; a round uses M * E * B <= N different samples.
+        variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
+        defense: transforms the payload before the server sees it.
+        with_statistics: also record the batch's normalisation statistics, for threats that grant them.
+
+    Returns:
+        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`.
+
+    Raises:
+        ValueError: on sizes out of range, or a defense that acts elsewhere than on the payload.
+    """
+    per_round = share.clients * share.local_steps * batch_size
+    _validate.positive(num_samples=num_samples, batch_size=batch_size)
+    _validate.in_range(1, num_samples, **{"clients * local_steps * batch_size": per_round})
+    if defense is not None:
+        _validate.one_of(("payload",), place=defense.place)
+    model = share.model
+
+    def init(key: jax.Array) -> ProtocolState:
+        return ProtocolState(jnp.zeros((), jnp.int32), model.init(key) if variables is None else variables, ())
+
+    def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
+        index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
+        batch = Batch(private.x[index], private.y[index], index)
+        payload = share(state.params, batch)
+        if defense is not None:
+            payload = defense.apply(jax.random.fold_in(jax.random.fold_in(key, state.round), 1), payload)
+        statistics = None
+        if with_statistics:
+            statistics = model.apply(state.params, batch.x[:, 0], mode=share.batch_norm).statistics
+        transcript = Transcript(state.round, state.params, payload, index, statistics, batch)
+        return state._replace(round=state.round + 1), transcript
+
+    return Protocol(init, round_, share)

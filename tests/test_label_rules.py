@@ -1,0 +1,166 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak.attacks import _label_rules as rules
+from jaxleak.metrics import label_multiset_accuracy
+
+CLASSES, FEATURES = 7, 12
+
+
+def _head(labels, seed=0, scale=0.05, classes=CLASSES):
+    """Gradient of the mean cross-entropy at a dense layer, one sample at a time."""
+    rng = np.random.default_rng(seed)
+    kernel = scale * rng.standard_normal((FEATURES, classes))
+    bias = scale * rng.standard_normal(classes)
+    slope, offset = np.zeros((FEATURES, classes)), np.zeros(classes)
+    for label in labels:
+        features = np.maximum(rng.standard_normal(FEATURES) + 0.5, 0)
+        z = features @ kernel + bias
+        p = np.exp(z) / np.exp(z).sum()
+        p[label] -= 1
+        slope += np.outer(features, p) / len(labels)
+        offset += p / len(labels)
+    return [jnp.asarray(a, jnp.float32) for a in (slope, offset, kernel, bias)]
+
+
+def _infer(rule, head, batch_size):
+    kernel_gradient, bias_gradient, kernel, bias = head
+    key = jax.random.key(0)
+    return rules.infer_labels(rule, kernel_gradient, bias_gradient, batch_size, kernel=kernel, bias=bias, key=key)
+
+
+DISTINCT = [5, 0, 3]
+REPEATS = [2, 2, 2, 6, 0, 0, 5, 2, 1, 1]
+
+
+@pytest.mark.parametrize("rule", sorted(set(rules.LABEL_RULES) - {"random", "counting_rule"}))
+def test_one_label_is_found_by_every_rule(rule):
+    for label in (0, 4, CLASSES - 1):
+        assert _infer(rule, _head([label], seed=label), 1).tolist() == [label]
+
+
+@pytest.mark.parametrize("rule", ["yin", "sum_rule", "fedleak", "corrected_counts", "bias_rule", "calibrated"])
+def test_distinct_labels_are_found(rule):
+    assert _infer(rule, _head(DISTINCT), 3).tolist() == sorted(DISTINCT)
+
+
+@pytest.mark.parametrize("rule", ["bias_rule", "calibrated"])
+def test_repeats_are_counted(rule):
+    assert _infer(rule, _head(REPEATS), 10).tolist() == sorted(REPEATS)
+
+
+def test_calibration_helps_where_the_mean_softmax_is_not_uniform():
+    scores = {"bias_rule": [], "calibrated": []}
+    for seed in range(5):
+        labels = np.random.default_rng(seed).integers(0, CLASSES, 60)
+        head = _head(labels, seed, scale=0.15)
+        for rule in scores:
+            scores[rule].append(label_multiset_accuracy(labels, np.asarray(_infer(rule, head, 60))))
+    assert np.mean(scores["calibrated"]) > np.mean(scores["bias_rule"]) + 0.02
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rules_equal_slow_references(seed):
+    labels = np.random.default_rng(seed).integers(0, CLASSES, 20)
+    head = _head(labels, seed, scale=0.2)
+    slope, offset = (np.asarray(a, np.float64) for a in head[:2])
+    sums = [sum(slope[:, c]) for c in range(CLASSES)]
+    by = lambda values, n: sorted(sorted(range(CLASSES), key=lambda c: values[c])[:n])  # noqa: E731
+    assert _infer("sum_rule", head, 4).tolist() == by(sums, 4)
+    assert _infer("yin", head, 4).tolist() == by([min(slope[:, c]) for c in range(CLASSES)], 4)
+
+    depths = [sum(slope[:, c] - slope.max()) for c in range(CLASSES)]
+    counts = [int(np.floor(20 * d / sum(depths))) for d in depths]
+    while sum(counts) < 20:
+        counts[int(np.argmin(sums))] += 1
+    assert np.bincount(_infer("counting_rule", head, 20), minlength=CLASSES).tolist() == counts
+
+    depths = [max(sums) - s for s in sums]  # C (1 - 1/C)^B >= 1/2 for 10 samples
+    expected = _largest_remainders([10 * d / sum(depths) for d in depths], 10)
+    assert np.bincount(_infer("corrected_counts", head, 10), minlength=CLASSES).tolist() == expected
+    wanted = [20 * (1 / CLASSES - b) for b in offset]
+    if min(wanted) >= 0:
+        expected = _largest_remainders(wanted, 20)
+        assert np.bincount(_infer("bias_rule", head, 20), minlength=CLASSES).tolist() == expected
+
+
+def _largest_remainders(shares, total):
+    counts = [int(np.floor(s)) for s in shares]
+    order = sorted(range(len(shares)), key=lambda c: counts[c] - shares[c])
+    for c in order[: total - sum(counts)]:
+        counts[c] += 1
+    return counts
+
+
+def test_nearest_counts_are_optimal():
+    from itertools import product
+
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        wanted = 2 * rng.standard_normal(4)
+        found = np.asarray(rules._nearest_counts(jnp.asarray(wanted, jnp.float32), 5))
+        every = [c for c in product(range(6), repeat=4) if sum(c) == 5]
+        assert found.sum() == 5
+        assert found.min() >= 0
+        best = min(sum((np.array(c) - wanted) ** 2) for c in every)
+        np.testing.assert_allclose(sum((found - wanted) ** 2), best, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", sorted(rules.LABEL_RULES))
+def test_shape_dtype_order_and_jit(rule):
+    batch_size = {"idlg": 1, "counting_rule": 9}.get(rule, 5)
+    head = _head(REPEATS)
+    labels = jax.jit(_infer, static_argnums=(0, 2))(rule, head, batch_size)
+    assert labels.shape == (batch_size,)
+    assert labels.dtype == jnp.int32
+    assert (jnp.diff(labels) >= 0).all()
+    assert labels.min() >= 0
+    assert labels.max() < CLASSES
+    np.testing.assert_array_equal(labels, _infer(rule, head, batch_size))
+
+
+@pytest.mark.parametrize("rule", ["corrected_counts", "bias_rule", "calibrated", "counting_rule"])
+def test_a_gradient_of_zeros_still_gives_labels_in_range(rule):
+    zero = [jnp.zeros_like(a) for a in _head([0])]
+    counts = np.bincount(_infer(rule, zero, 14), minlength=CLASSES)
+    assert counts.tolist() == [2] * CLASSES
+
+
+def test_fedleak_switches_at_the_number_of_classes():
+    head = _head(REPEATS)
+    np.testing.assert_array_equal(_infer("fedleak", head, CLASSES), _infer("sum_rule", head, CLASSES))
+    np.testing.assert_array_equal(_infer("fedleak", head, CLASSES + 1), _infer("counting_rule", head, CLASSES + 1))
+
+
+def test_random_labels_follow_the_key():
+    head = _head([0])
+    draw = lambda seed: rules.infer_labels("random", *head[:2], 50, key=jax.random.key(seed))  # noqa: E731
+    np.testing.assert_array_equal(draw(1), draw(1))
+    assert (draw(1) != draw(2)).any()
+
+
+def test_bad_requests():
+    head = _head(DISTINCT)
+    with pytest.raises(ValueError, match=r"rule must be one of idlg, yin, .* got 'guess'"):
+        _infer("guess", head, 2)
+    with pytest.raises(ValueError, match="one sample, got batch_size 2"):
+        _infer("idlg", head, 2)
+    for rule in ("yin", "sum_rule"):
+        with pytest.raises(ValueError, match="batch_size 8 is more than 7 classes"):
+            _infer(rule, head, 8)
+    with pytest.raises(ValueError, match="more samples than classes, got 7 samples, 7 classes"):
+        _infer("counting_rule", head, 7)
+    with pytest.raises(ValueError, match="batch_size must be > 0"):
+        _infer("bias_rule", head, 0)
+    with pytest.raises(ValueError, match="needs the gradient of the bias"):
+        rules.infer_labels("bias_rule", head[0], None, 2)
+    with pytest.raises(ValueError, match="needs the kernel and the bias"):
+        rules.infer_labels("calibrated", *head[:2], 2)
+    with pytest.raises(ValueError, match="need a key"):
+        rules.infer_labels("random", *head[:2], 2)
+    with pytest.raises(ValueError, match=r"bias_gradient must have shape \(7,\)"):
+        rules.infer_labels("bias_rule", head[0], head[1][:3], 2)
+    with pytest.raises(ValueError, match=r"must have shape \(F, C\)"):
+        rules.infer_labels("yin", head[1], None, 2)
