@@ -32,6 +32,11 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.all(jnp.stack(leaves)) if leaves else jnp.array(True)
 
 
+def concrete(tree: PyTree) -> PyTree:
+    """`tree` without the leaves that have no values yet because a transformation traces them."""
+    return jax.tree.map(lambda leaf: None if isinstance(leaf, jax.core.Tracer) else leaf, tree)
+
+
 class RowState(NamedTuple):
     """Optimiser state of a table (N, ...): one row per sample, so that a batch touches only its own rows."""
 

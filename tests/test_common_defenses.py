@@ -1,20 +1,35 @@
 """Every defense through the same tests. A new defense is one more line in `DEFENSES`."""
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxleak.defenses import (
+    HORIZONTAL_PLACES,
     SPLIT_PLACES,
+    adaptive_dp_sgd,
+    cancelling_noise,
     chain,
     clipped_gaussian,
+    dp_sgd,
     fake_gradients,
     gaussian_noise,
+    gaussian_payload_noise,
+    guardian,
+    laplace_noise,
+    magnitude_noise,
     marvell,
+    outpost,
+    quantize,
+    soteria,
+    sparsify,
     vfl_defender,
+    withhold_top,
 )
+from jaxleak.models._classifier import classifier
 
 #: Name -> (defense, whether it draws random numbers).
 DEFENSES = {
@@ -27,6 +42,26 @@ DEFENSES = {
     "vfl_defender": (vfl_defender(0.5, -0.4), True),
     "vfl_defender_printed": (vfl_defender(0.5, -0.4, reading="paper"), True),
     "marvell": (marvell(num_classes=2), True),
+    "gaussian_payload_noise": (gaussian_payload_noise(0.1), True),
+    "laplace_noise": (laplace_noise(0.1), True),
+    "magnitude_noise": (magnitude_noise(0.1), True),
+    "cancelling_noise": (cancelling_noise(0.1, 2), True),
+    "quantize_16": (quantize(16), False),
+    "quantize_8": (quantize(8), False),
+    "quantize_4_stochastic": (quantize(4, stochastic=True), True),
+    "quantize_1": (quantize(1), False),
+    "quantize_1_stochastic": (quantize(1, stochastic=True), True),
+    "sparsify": (sparsify(30), False),
+    "sparsify_error_feedback": (sparsify(30, error_feedback=True), False),
+    "withhold_top": (withhold_top(30), False),
+    "encrypt_top": (withhold_top(30, encrypted=True), False),
+    "clip_examples": (dp_sgd(0.5, 0.0), False),
+    "dp_sgd": (dp_sgd(0.5, 1.0), True),
+    "adaptive_dp_sgd": (adaptive_dp_sgd(0.5, 1.0, decay=0.9), True),
+    "soteria": (soteria(0.5), False),
+    "outpost": (outpost(0.5), True),
+    "guardian": (guardian(10.0, probes=1), True),
+    "compressed": (chain(sparsify(30), quantize(4)), False),
     "chain": (chain(clipped_gaussian(0.5, 0.1), fake_gradients(pool_size=3)), True),
 }
 
@@ -37,21 +72,49 @@ PAYLOAD = {
         "kernel": jnp.linspace(-1, 2, 24).reshape(2, 4, 3),
     },
 }
+
+
+class _Small(nn.Module):
+    @nn.compact
+    def __call__(self, x, mode, sharpness):
+        features = nn.sigmoid(nn.Dense(6, name="hidden")(x.reshape(len(x), -1)))
+        return nn.Dense(3, name="head")(features), features
+
+
+MODEL = classifier(_Small(), image_shape=(2, 2, 1), num_classes=3)
+VARIABLES = MODEL.init(jax.random.key(0))
 ROWS = jnp.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.3], [-1.0, 0.2, 0.0], [0.4, 0.4, -0.8]])
-#: Place -> what passes there; `LABELS` come along, as `split_training` passes them.
+#: Place -> what passes there.
 PAYLOADS = {
     "payload": PAYLOAD,
     "top_output": ROWS,
     "top_output_gradient": ROWS,
     "cut_gradient": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
+    "per_example_gradient": PAYLOAD,
+    "representation": jax.tree.map(
+        lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), VARIABLES["params"]
+    ),
+    "client_payloads": PAYLOAD,
+    "server_view": PAYLOAD,
 }
 LABELS = jnp.array([0, 1, 1, 0])
+#: Everything that a defender may know; a defense takes what it needs.
+KNOWN = {
+    "labels": LABELS,
+    "model": MODEL,
+    "variables": VARIABLES,
+    "x": jax.random.uniform(jax.random.key(1), (4, 2, 2, 1)),
+    "y": LABELS,
+    "round": 0,
+}
 
 
 @pytest.fixture(scope="module", params=DEFENSES)
 def case(request):
     defense, random = DEFENSES[request.param]
-    return defense, random, jax.jit(lambda key, payload: defense.apply(key, payload, labels=LABELS))
+    # The state comes along, so that one compilation serves all tests.
+    update = jax.jit(lambda key, payload: defense.update(key, payload, defense.init(payload), **KNOWN))
+    return defense, random, lambda key, payload: update(key, payload)[0], update
 
 
 def _payload(case):
@@ -73,16 +136,16 @@ def test_it_changes_what_is_shared_and_stays_finite(case):
 
 
 def test_the_key_is_the_only_randomness(case):
-    _, random, apply = case
+    _, random, apply, _ = case
     first = apply(jax.random.key(0), _payload(case))
     chex.assert_trees_all_equal(first, apply(jax.random.key(0), _payload(case)))
     assert _differs(first, apply(jax.random.key(1), _payload(case))) == random
 
 
 def test_compiled_equals_eager(case):
-    defense, _, apply = case
+    defense, _, apply, _ = case
     with jax.disable_jit():
-        eager = defense.apply(jax.random.key(0), _payload(case), labels=LABELS)
+        eager = defense.apply(jax.random.key(0), _payload(case), **KNOWN)
     chex.assert_trees_all_close(eager, apply(jax.random.key(0), _payload(case)), atol=1e-6)
 
 
@@ -92,4 +155,17 @@ def test_a_payload_of_zeros_is_no_problem(case):
 
 
 def test_it_names_its_place(case):
-    assert case[0].place in ("payload", *SPLIT_PLACES)
+    assert case[0].place in (*HORIZONTAL_PLACES, *SPLIT_PLACES)
+
+
+def test_carried_state_keeps_its_structure(case):
+    defense, _, _, update = case
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        update(jax.random.key(0), _payload(case))[1], defense.init(_payload(case))
+    )
+
+
+def test_non_finite_payloads_are_refused_before_compiling(case):
+    poisoned = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(jnp.nan), _payload(case))
+    with pytest.raises(FloatingPointError, match="payload: non-finite"):
+        case[0].apply(jax.random.key(0), poisoned, **KNOWN)

@@ -216,7 +216,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             best_sharpness=state.sharpness,
         )
         if s.smoothing is not None:
-            new = new._replace(sharpness=next_sharpness(s.smoothing, state.sharpness, s.iterations, terms.distance))
+            sharper = next_sharpness(s.smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
+            new = new._replace(sharpness=sharper)
         state = _where(alive, new, state)
         state = state._replace(
             failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),

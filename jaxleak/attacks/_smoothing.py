@@ -4,7 +4,8 @@ The gradient of a ReLU network jumps whenever an activation changes sign. A star
 has a mismatched gradient, and the matching loss is made of flat pieces with cliffs between them, which no first- or
 second-order method follows; attacks on randomly initialised ReLU networks with batch normalisation therefore stay at
 the score of a grey image. The attacker, who owns a copy of the model, may evaluate that copy with
-softplus(beta z) / beta in place of ReLU (and max-pools smoothed likewise). At small beta the loss is smooth and
+softplus(beta z) / beta in place of ReLU (and max-pools smoothed likewise), beta in units of one over the layer's
+standard deviation. At small beta the loss is smooth and
 descent makes progress, but its minimum is biased, since the observed gradient came from the exact network; raising
 beta slowly removes the bias while the iterate follows the minimum.
 """
@@ -16,26 +17,37 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 
+#: So sharp that no pre-activation lies inside the rounded part.
+_EXACT = 1e6
+
 
 class Smoothing(NamedTuple):
     """Sharpness beta over the iterations: geometric from `start` to `end`, then constant."""
 
-    start: float = 2.0
+    start: float = 1.0
     end: float = 30.0
-    hold: float = 0.0  # share of the iterations, at the end, during which beta stays at `end`
+    hold: float = 0.0  # share of the iterations, before the finish, during which beta stays at `end`
+    finish: float = 0.0  # share of the iterations, at the end, with practically exact kinks
     # None follows the clock. Otherwise beta rises only while the data distance is below this.
     progress_below: float | None = None
 
 
 def smoothing(
-    start: float = 2.0, end: float = 30.0, *, hold: float = 0.0, progress_below: float | None = None
+    start: float = 1.0,
+    end: float = 30.0,
+    *,
+    hold: float = 0.0,
+    finish: float = 0.0,
+    progress_below: float | None = None,
 ) -> Smoothing:
     """A schedule for the sharpness of the attacker's copy of the model.
 
     Args:
-        start: beta of the first iteration, > 0; 1 to 3 has worked.
+        start: beta of the first iteration, > 0; 1 to 2 has worked.
         end: beta of the last, >= start; 15 to 50 has worked. Much sharper brings the jumps back.
         hold: in [0, 1), share of the iterations that stay at `end`.
+        finish: in [0, 1), share of the iterations, after those, on the exact model: near the truth the jumps are
+            small, and what is left of the bias goes.
         progress_below: let beta rise only in iterations whose data distance is below this value, > 0; a run that
             never gets there keeps `start`.
 
@@ -44,17 +56,22 @@ def smoothing(
     """
     _validate.positive(start=start)
     _validate.in_range(start, float("inf"), end=end)
-    _validate.in_range(0, 1, hold=hold)
-    if hold == 1:
-        raise ValueError("hold must be in [0, 1), got 1")
+    _validate.in_range(0, 1, hold=hold, finish=finish)
+    if hold + finish >= 1:
+        raise ValueError(f"hold + finish must be < 1, got {hold} + {finish}")
     if progress_below is not None:
         _validate.positive(progress_below=progress_below)
-    return Smoothing(start, end, hold, progress_below)
+    return Smoothing(start, end, hold, finish, progress_below)
 
 
-def next_sharpness(plan: Smoothing, sharpness: jax.Array, iterations: int, distance: jax.Array) -> jax.Array:
-    """Beta of the next iteration, from this one's beta and data distance."""
-    rises = max(1, round(iterations * (1 - plan.hold)) - 1)
+def next_sharpness(
+    plan: Smoothing, sharpness: jax.Array, iteration: jax.Array, iterations: int, distance: jax.Array
+) -> jax.Array:
+    """Beta of the next iteration, from this iteration's number, beta and data distance."""
+    rises = max(1, round(iterations * (1 - plan.hold - plan.finish)) - 1)
     factor = (plan.end / plan.start) ** (1 / rises)
     raised = jnp.minimum(sharpness * factor, plan.end)
-    return raised if plan.progress_below is None else jnp.where(distance < plan.progress_below, raised, sharpness)
+    if plan.progress_below is not None:
+        raised = jnp.where(distance < plan.progress_below, raised, sharpness)
+    finishing = iteration + 1 >= round(iterations * (1 - plan.finish))
+    return jnp.where(finishing, _EXACT, raised)

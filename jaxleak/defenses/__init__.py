@@ -1,20 +1,53 @@
 """Defenses: optax transforms of what is shared, each with the place it acts."""
 
-from jaxleak.defenses._base import SPLIT_PLACES, Defense, chain
+from jaxleak.defenses._accounting import (
+    epsilon_of,
+    epsilon_of_schedule,
+    noise_multiplier_for,
+    noise_multiplier_of,
+    noise_multiplier_shorthand,
+)
+from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, Encoding, chain
+from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
+from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
-from jaxleak.defenses._gaussian import clipped_gaussian, noise_multiplier_for
+from jaxleak.defenses._gaussian import clipped_gaussian
+from jaxleak.defenses._guardian import guardian
 from jaxleak.defenses._marvell import marvell
-from jaxleak.defenses._noise import gaussian_noise
+from jaxleak.defenses._noise import gaussian_noise, label_dp_scale
+from jaxleak.defenses._outpost import outpost
+from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
+from jaxleak.defenses._soteria import soteria
 from jaxleak.defenses._vfl_defender import vfl_defender
 
 __all__ = [
     "Defense",
+    "Encoding",
+    "HORIZONTAL_PLACES",
     "SPLIT_PLACES",
+    "adaptive_dp_sgd",
+    "bits_on_the_wire",
+    "cancelling_noise",
     "chain",
     "clipped_gaussian",
+    "dp_sgd",
+    "epsilon_of",
+    "epsilon_of_schedule",
     "fake_gradients",
     "gaussian_noise",
+    "gaussian_payload_noise",
+    "guardian",
+    "label_dp_scale",
+    "laplace_noise",
+    "magnitude_noise",
     "marvell",
     "noise_multiplier_for",
+    "noise_multiplier_of",
+    "noise_multiplier_shorthand",
+    "outpost",
+    "quantize",
+    "soteria",
+    "sparsify",
     "vfl_defender",
+    "withhold_top",
 ]

@@ -1,35 +1,85 @@
-"""The contract of a defense: an optax transform of the payload that takes a fresh key every round."""
+"""The contract of a defense: an optax transform of what is shared that takes a fresh key every round."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import optax
 
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 
-#: Where a defense may act in split vertical training, all of them at the label holder: the top's output before the
-#: loss, the loss gradient at that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms.
-SPLIT_PLACES = ("top_output", "top_output_gradient", "cut_gradient")
+#: Where a defense may act in split vertical training. At the label holder: the top's output before the loss, the loss
+#: gradient at that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms. At every
+#: owner: the gradients of single examples, a tuple with one tree per owner, bottoms first and the top last.
+SPLIT_PLACES = ("top_output", "top_output_gradient", "cut_gradient", "per_example_gradient")
+
+#: Where a defense may act in horizontal training, see `Defense.place`.
+HORIZONTAL_PLACES = ("payload", "per_example_gradient", "representation", "client_payloads", "server_view")
+
+
+class Encoding(NamedTuple):
+    """How a payload is written on the wire; the default is every entry as a float32."""
+
+    value_bits: float = 32  # per value that is sent
+    share: float = 1.0  # of the entries that are sent, in [0, 1]; below 1 their positions are sent as well
+    scales: int = 0  # float32 numbers per tensor that decoding needs
+
+
+def dense(encoding: Encoding) -> Encoding:
+    """What noise does to an encoding: nothing before it survives, every entry is an arbitrary float32 again."""
+    del encoding
+    return Encoding()
 
 
 class Defense(NamedTuple):
     """What a defense is: where it acts, and the transform.
 
-    place: "payload", the only place CAFE's defenses need: each party's gradient before it is uploaded; or one of
-        `SPLIT_PLACES` in split vertical training. A protocol refuses a defense whose place it does not have.
+    place: one of `SPLIT_PLACES` in split vertical training, or of `HORIZONTAL_PLACES`:
+
+        * "payload": one client's (or party's) gradient or model update before it is uploaded;
+        * "per_example_gradient": gradients with a leading example axis (B, ...) on every leaf. Shapes stay, and the
+          mean over examples is the gradient that the protocol works with;
+        * "representation": as "payload", but the defender uses its model and batch: `apply` must be given the keywords
+          `model` (a `Classifier`), `variables`, `x` (B, H, W, channels) and `y`, and `round` where it says so;
+        * "client_payloads": the payloads of all clients of a round together, with a leading client axis;
+        * "server_view": what the server can read of the payload. The model is updated with the payload itself.
+
+        A protocol refuses a defense whose place it does not have.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`.
+    encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
     """
 
     place: str
     transform: optax.GradientTransformationExtraArgs
+    encode: Callable[[Encoding], Encoding] = dense
+
+    def init(self, payload: PyTree) -> PyTree:
+        """The state before the first round, for a protocol that lets clients keep state; only shapes are read."""
+        return self.transform.init(payload)
+
+    def update(self, key: jax.Array, payload: PyTree, state: PyTree, **extra: object) -> tuple[PyTree, PyTree]:
+        """Transform one round's payload with state kept from the rounds before; `key` must be new every round.
+
+        Args:
+            key: of this round.
+            payload: what is shared.
+            state: from `init` or the last `update` of the same client.
+            **extra: whatever the defender knows besides, e.g. `labels`; it reaches the transform as keywords.
+
+        Returns:
+            The transformed payload and the new state.
+
+        Raises:
+            FloatingPointError: if the payload is not finite. Inside jit there are no values to look at, and a
+                non-finite payload goes through.
+        """
+        _validate.finite(_tree.concrete(payload), "payload")
+        return self.transform.update(payload, state, None, key=key, **extra)
 
     def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
-        """Transform one round's payload; `key` must be new every round. The clients keep no state between rounds.
-
-        `extra` reaches the transform as keywords: whatever the defender knows besides, e.g. `labels`.
-        """
-        updates, _ = self.transform.update(payload, self.transform.init(payload), None, key=key, **extra)
-        return updates
+        """`update` for clients that keep no state between rounds: every round is the first."""
+        return self.update(key, payload, self.init(payload), **extra)[0]
 
 
 def chain(*defenses: Defense) -> Defense:
@@ -58,4 +108,49 @@ def chain(*defenses: Defense) -> Defense:
             new.append(member_state)
         return updates, tuple(new)
 
-    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update))
+    def encode(encoding: Encoding) -> Encoding:
+        for defense in defenses:
+            encoding = defense.encode(encoding)
+        return encoding
+
+    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode)
+
+
+def stateless(place: str, update: Callable[..., PyTree], encode: Callable[[Encoding], Encoding] = dense) -> Defense:
+    """A defense without state from `update(key, payload, **extra) -> payload`.
+
+    Args:
+        place: see `Defense`.
+        update: must accept keywords it does not use.
+        encode: see `Defense`.
+    """
+
+    def transform(
+        updates: PyTree, state: optax.EmptyState, params: PyTree = None, *, key: jax.Array, **extra: object
+    ) -> tuple[PyTree, optax.EmptyState]:
+        del params
+        return update(key, updates, **extra), state
+
+    return Defense(place, optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), transform), encode)
+
+
+def per_leaf(
+    place: str,
+    change: Callable[[jax.Array, jax.Array], jax.Array],
+    encode: Callable[[Encoding], Encoding] = dense,
+) -> Defense:
+    """A defense that changes every leaf on its own: `change(key, leaf) -> leaf`, each leaf with a key of its own."""
+
+    def update(key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
+        del extra
+        return map_with_keys(change, key, payload)
+
+    return stateless(place, update, encode)
+
+
+def map_with_keys(change: Callable[..., jax.Array], key: jax.Array, tree: PyTree, *rest: PyTree) -> PyTree:
+    """`change(key, leaf, *other leaves)` on every leaf, each leaf with a key of its own."""
+    leaves, structure = jax.tree.flatten(tree)
+    others = [jax.tree.leaves(other) for other in rest]
+    new = [change(jax.random.fold_in(key, i), *args) for i, args in enumerate(zip(leaves, *others, strict=True))]
+    return jax.tree.unflatten(structure, new)

@@ -1,11 +1,12 @@
-"""Gaussian noise at one place of split vertical training."""
+"""Gaussian noise in split vertical training: at one place, and at the labels for an epsilon."""
+
+import math
 
 import jax
-import optax
 
 from jaxleak import _validate
-from jaxleak._base import PyTree
-from jaxleak.defenses._base import SPLIT_PLACES, Defense
+from jaxleak.defenses._accounting import noise_multiplier_of
+from jaxleak.defenses._base import SPLIT_PLACES, Defense, per_leaf
 
 
 def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
@@ -15,8 +16,7 @@ def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
     model; its discussion speaks of gradients. Both are measured by choosing the place. Gradients here are of the mean
     loss, so they shrink with 1 / B, while outputs do not: the same scale is a much larger noise on gradients.
 
-    There is no clipping and hence no (epsilon, delta). DP-SGD needs gradients of single examples, for which
-    `protocols.split_training` has no place.
+    There is no clipping, and hence no (epsilon, delta) but the one that `label_dp_scale` states.
 
     Args:
         scale: standard deviation > 0.
@@ -28,14 +28,27 @@ def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
     _validate.positive(scale=scale)
     _validate.one_of(SPLIT_PLACES, place=place)
 
-    def update(
-        updates: PyTree, state: optax.EmptyState, params: PyTree = None, *, key: jax.Array, **extra: object
-    ) -> tuple[PyTree, optax.EmptyState]:
-        del params, extra
-        leaves, treedef = jax.tree.flatten(updates)
-        noisy = [
-            leaf + scale * jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(treedef, noisy), state
+    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape))
 
-    return Defense(place, optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+
+def label_dp_scale(epsilon: float, *, delta: float, epochs: int, batch_size: int) -> float:
+    """Scale for `gaussian_noise(scale, place="top_output_gradient")` that makes all of training label-private.
+
+    Changing one label moves that example's row of dL/do = (p - onehot(y)) / B by sqrt(2) / B. All that a party or the
+    top sees of labels is computed from the noisy rows, and a row is released once per epoch: so labels have (epsilon,
+    delta) differential privacy in the view of every party, messages included. Features have none. `dp_sgd`, in
+    contrast, protects the trained parameters and leaves the gradients that go to the parties as they are.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+        epochs: how often every example takes part, > 0.
+        batch_size: B > 0; the loss is the batch's mean cross-entropy.
+
+    Raises:
+        ImportError: without dp-accounting.
+        ValueError: on values out of range.
+    """
+    _validate.positive(batch_size=batch_size)
+    sigma = noise_multiplier_of(epsilon=epsilon, sampling_rate=1.0, steps=epochs, delta=delta)
+    return sigma * math.sqrt(2) / batch_size

@@ -27,7 +27,19 @@ _SMOOTH: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softplus": lambda z: soft_relu(z, 1.0),
 }
 
+#: Keeps a layer whose inputs are all equal from dividing by zero.
+_SMALLEST_SPREAD = 1e-12
+
 ACTIVATIONS = ("relu", "relu6", "leaky_relu", *_SMOOTH)
+
+
+def in_units_of(z: jax.Array, sharpness: Sharpness) -> Sharpness:
+    """A relative sharpness as an absolute one: divided by the standard deviation of z, or None.
+
+    One number then rounds the kinks of every layer to the same degree, whatever the depth and the initialisation. No
+    gradient flows through the standard deviation.
+    """
+    return None if sharpness is None else sharpness / (jax.lax.stop_gradient(z.std()) + _SMALLEST_SPREAD)
 
 
 def activation(name: str, z: jax.Array, sharpness: Sharpness = None) -> jax.Array:

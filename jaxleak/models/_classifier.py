@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation
+from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation, in_units_of
 from jaxleak.models._conv import Form, Padding, conv2d
 
 BatchNormMode = Literal["train", "eval"]
@@ -59,7 +59,8 @@ class ApplyFn(TypingProtocol):
 
     mode: batch statistics ("train") or running statistics ("eval") in normalisation layers.
     sharpness: None runs the network as it is; a scalar beta > 0 replaces every kink by its smooth approximation of
-        that sharpness (softplus(beta z) / beta for ReLU), which becomes exact as beta grows.
+        that sharpness (softplus(beta z / s) s / beta for ReLU, with s the standard deviation of the layer's z), which
+        becomes exact as beta grows.
     """
 
     def __call__(
@@ -233,7 +234,7 @@ class Activation(nn.Module):
     @nn.compact
     def __call__(self, z: jax.Array, sharpness: Sharpness) -> jax.Array:
         """Elementwise."""
-        out = activation(self.style.activation, z, sharpness)
+        out = activation(self.style.activation, z, in_units_of(z, sharpness))
         self.sow("activations", "out", out, reduce_fn=_latest, init_fn=_nothing)
         return out
 

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness
+from jaxleak.models._activations import Sharpness, in_units_of
 from jaxleak.models._classifier import (
     Activation,
     BatchNorm,
@@ -42,7 +42,7 @@ class ConvNet(nn.Module):
                 x = BatchNorm(name=f"norm_{i}")(x, mode)
             x = Activation(self.style, name=f"act_{i}")(x, sharpness)
             if i in self.pool_after:
-                x = max_pool(x, self.pool_window, padding=0, sharpness=sharpness)
+                x = max_pool(x, self.pool_window, padding=0, sharpness=in_units_of(x, sharpness))
         features = x.reshape(x.shape[0], -1)
         return Dense(self.num_classes, self.style, name="head")(features), features
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness
+from jaxleak.models._activations import Sharpness, in_units_of
 from jaxleak.models._classifier import (
     Activation,
     BatchNorm,
@@ -53,7 +53,7 @@ class DenseNet(nn.Module):
         x = Conv(2 * self.growth, window, self.style, stride, name="stem")(x)
         if not self.small:
             x = Activation(self.style, name="stem_act")(BatchNorm(name="stem_norm")(x, mode), sharpness)
-            x = max_pool(x, 3, 2, padding=1, sharpness=sharpness)
+            x = max_pool(x, 3, 2, padding=1, sharpness=in_units_of(x, sharpness))
         for i, layers in enumerate(self.blocks):
             for j in range(layers):
                 z = Unit(4 * self.growth, 1, self.style, name=f"block_{i}_reduce_{j}")(x, mode, sharpness)

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness
+from jaxleak.models._activations import Sharpness, in_units_of
 from jaxleak.models._classifier import (
     Activation,
     BatchNorm,
@@ -78,7 +78,7 @@ class ResNet(nn.Module):
         x = Conv(self.width, window, self.style, stride, name="stem")(x)
         x = Activation(self.style, name="stem_act")(BatchNorm(name="stem_norm")(x, mode), sharpness)
         if not self.small:
-            x = max_pool(x, 3, 2, padding=1, sharpness=sharpness)
+            x = max_pool(x, 3, 2, padding=1, sharpness=in_units_of(x, sharpness))
         for i, blocks in enumerate(self.blocks):
             for j in range(blocks):
                 stride = 2 if i > 0 and j == 0 else 1

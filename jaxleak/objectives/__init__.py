@@ -32,7 +32,6 @@ from jaxleak.objectives._partial import (
     Selection,
     apply_mask,
     fixed_share,
-    magnitude_threshold,
     partial_distance,
     top_share,
 )
@@ -79,7 +78,6 @@ __all__ = [
     "l2_prior",
     "laplace_likelihood",
     "layer_weighted",
-    "magnitude_threshold",
     "matching_objective",
     "mean_l1",
     "mean_total_variation",

@@ -1,0 +1,116 @@
+"""DP-SGD (Abadi et al., CCS 2016): every example's gradient clipped, Gaussian noise on their sum."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.defenses._base import Defense, map_with_keys, stateless
+from jaxleak.defenses._gaussian import clip_factor
+
+
+def dp_sgd(clip: float = 1.0, noise_multiplier: float = 1.0, *, expected_batch: float | None = None) -> Defense:
+    """Clip every example's gradient to norm `clip` and add noise of deviation `noise_multiplier * clip` to the sum.
+
+    Shapes stay (B, ...): every example carries its share of the noise, and the mean over the B examples is
+    (sum of clipped gradients + noise) / B. In split training the payload is a tuple with one tree per owner; each of
+    the n owners clips its own part to clip / sqrt(n), so that none needs to know the others' norms.
+
+    `epsilon_of` accounts for it, for batches sampled as it says. A batch-normalised network in training mode mixes
+    examples, so that no single example's gradient exists.
+
+    Keyword of `apply`, optional: `mask` (B,), True for examples that count. With Poisson sampling the batch varies, so
+    that a protocol of fixed shapes pads it; the sum is then divided by `expected_batch`, as the accounting needs.
+
+    Args:
+        clip: C > 0, in units of the gradient (FedLeak: 1).
+        noise_multiplier: sigma >= 0; 0 only clips.
+        expected_batch: divisor > 0 of the noisy sum; None is B.
+
+    Returns:
+        A `Defense` at "per_example_gradient".
+
+    Raises:
+        ValueError: on values out of range; when applied to leaves that differ in their leading axis.
+    """
+    return adaptive_dp_sgd(clip, noise_multiplier, decay=1.0, expected_batch=expected_batch)
+
+
+def adaptive_dp_sgd(
+    clip: float = 1.0, noise_multiplier: float = 1.0, *, decay: float = 0.99, expected_batch: float | None = None
+) -> Defense:
+    """`dp_sgd` whose noise multiplier is `noise_multiplier * decay^round`.
+
+    FedLeak (2025, section 6.4) combines "adaptive DP" after Adap DP-FL (Fu et al. 2022) and says of it only that sigma
+    decays; the geometric schedule is our reading. `epsilon_of_schedule` accounts for it.
+
+    Needs the keyword `round` () when it is applied, unless decay is 1.
+
+    Args:
+        clip: C > 0.
+        noise_multiplier: sigma >= 0 of round 0.
+        decay: factor per round, in (0, 1].
+        expected_batch: see `dp_sgd`.
+
+    Returns:
+        A `Defense` at "per_example_gradient".
+
+    Raises:
+        ValueError: on values out of range; when applied without `round`, or to leaves that differ in the leading axis.
+    """
+    _validate.positive(clip=clip, decay=decay)
+    _validate.in_range(0, 1, decay=decay)
+    _validate.non_negative(noise_multiplier=noise_multiplier)
+    if expected_batch is not None:
+        _validate.positive(expected_batch=expected_batch)
+
+    def update(
+        key: jax.Array,
+        payload: PyTree,
+        *,
+        round: jax.Array | int | None = None,
+        mask: jax.Array | None = None,
+        **extra: object,
+    ) -> PyTree:
+        del extra
+        sigma = noise_multiplier * clip * decay_at(decay, round)
+        size = example_count(payload)
+        divisor = size if expected_batch is None else expected_batch
+        parts = payload if isinstance(payload, tuple) else (payload,)
+        bound = clip / math.sqrt(sum(bool(jax.tree.leaves(part)) for part in parts))
+
+        def clipped(example: PyTree) -> PyTree:
+            factor = clip_factor(example, bound)
+            return jax.tree.map(lambda leaf: factor * leaf, example)
+
+        def noisy(k: jax.Array, leaf: jax.Array) -> jax.Array:
+            counted = leaf if mask is None else leaf * jnp.reshape(mask, (-1,) + (1,) * (leaf.ndim - 1))
+            return (counted * size + sigma * jax.random.normal(k, leaf.shape[1:])) / divisor
+
+        new = tuple(jax.vmap(clipped)(part) if jax.tree.leaves(part) else part for part in parts)
+        return map_with_keys(noisy, key, new if isinstance(payload, tuple) else new[0])
+
+    return stateless("per_example_gradient", update)
+
+
+def decay_at(decay: float, round: jax.Array | int | None) -> jax.Array | float:
+    """decay^round, for defenses that get weaker; they must know the round."""
+    if decay == 1:
+        return 1.0
+    if round is None:
+        raise ValueError("noise that decays needs the keyword round")
+    return decay ** jnp.asarray(round)
+
+
+def example_count(payload: PyTree) -> int:
+    """B of gradients with a leading example axis.
+
+    Raises:
+        ValueError: if there is no leaf, or leaves differ in their leading axis.
+    """
+    counts = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(payload)}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"every leaf must have the same leading example axis, got lengths {sorted(counts)}")
+    return counts.pop()

@@ -1,0 +1,88 @@
+"""Noise on the shared update: independent, proportional to magnitudes, or cancelling between clients."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak.defenses._base import Defense, per_leaf
+
+
+def gaussian_payload_noise(scale: float) -> Defense:
+    """Add Gaussian noise of standard deviation `scale` to every entry of the payload.
+
+    Without clipping there is no (epsilon, delta): see `clipped_gaussian` and `dp_sgd`.
+
+    Args:
+        scale: >= 0, in units of the payload; 0 is the identity.
+
+    Raises:
+        ValueError: on a scale out of range.
+    """
+    _validate.non_negative(scale=scale)
+    return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape))
+
+
+def laplace_noise(scale: float) -> Defense:
+    """Add Laplace noise with density exp(-|t| / scale) / (2 scale) to every entry of the payload.
+
+    Its standard deviation is sqrt(2) times `scale`. Without clipping the 1-norm there is no epsilon.
+
+    Args:
+        scale: >= 0, in units of the payload; 0 is the identity.
+
+    Raises:
+        ValueError: on a scale out of range.
+    """
+    _validate.non_negative(scale=scale)
+    return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape))
+
+
+def magnitude_noise(scale: float) -> Defense:
+    """Add Gaussian noise of standard deviation `scale * |g|` to every entry g (FedLeak, 2025, section 7).
+
+    FedLeak proposes it because an attack draws on the largest entries. An entry keeps its sign unless `scale` is large
+    (with probability 0.84 at scale 1), and zeros stay zero: positions of zeros are not protected.
+
+    Args:
+        scale: >= 0, without unit; 0 is the identity.
+
+    Raises:
+        ValueError: on a scale out of range.
+    """
+    _validate.non_negative(scale=scale)
+    return per_leaf("payload", lambda key, leaf: leaf + _proportional(key, leaf, scale))
+
+
+def cancelling_noise(scale: float, clients: int) -> Defense:
+    """Magnitude-proportional noise that cancels in the sum over clients (FedLeak, 2025, section 7).
+
+    Client i draws noise M_i, Gaussian with standard deviation `scale * |g_i|` per entry, adds it to its update and
+    hands -M_i to client i + 1 (the last one to the first), which adds it to its own. The server must not see what is
+    handed over, and two neighbours of a client that collude with it remove the client's noise. The sum of all uploads
+    is the sum of all updates up to float32 rounding; `protocols` has an exact form with masks in integers.
+
+    Args:
+        scale: >= 0, without unit; 0 is the identity.
+        clients: number of clients >= 2.
+
+    Returns:
+        A `Defense` at "client_payloads"; every leaf is (clients, ...).
+
+    Raises:
+        ValueError: on values out of range; when applied to leaves without an axis of `clients` clients.
+    """
+    _validate.non_negative(scale=scale)
+    if clients < 2:
+        raise ValueError(f"clients must be >= 2, got {clients}: the noise of a single client has no partner to cancel")
+
+    def cancel(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        if leaf.ndim < 1 or leaf.shape[0] != clients:
+            raise ValueError(f"leaves must be ({clients}, ...), one row per client, got shape {leaf.shape}")
+        noise = _proportional(key, leaf, scale)
+        return leaf + (noise - jnp.roll(noise, 1, axis=0))
+
+    return per_leaf("client_payloads", cancel)
+
+
+def _proportional(key: jax.Array, leaf: jax.Array, scale: float) -> jax.Array:
+    return scale * jnp.abs(leaf) * jax.random.normal(key, leaf.shape)

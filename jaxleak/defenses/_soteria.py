@@ -1,0 +1,96 @@
+"""Soteria (Sun et al., CVPR 2021): hide the features through which the representation gives the data away."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.defenses._base import Defense, stateless
+from jaxleak.models._classifier import Classifier
+
+
+def soteria(ratio: float) -> Defense:
+    """Zero the rows of the head's gradient that belong to the features most telling for their size.
+
+    Soteria changes few entries of the representation r, the inputs of the last dense layer, so that what is
+    reconstructed from it moves as far from the data as possible: to first order, the entries with the largest
+    |r_i| / ||dr_i/dx||. They are set to zero for the head's gradient, whose row i is the average of r_i times the loss
+    gradient at the logits; no other layer's gradient changes. As in the authors' code, one choice is made for the whole
+    batch, by the sum of ||dr_i/dx|| / |r_i| over its examples, smallest first.
+
+    Different from that code, a feature that is zero on the whole batch (a ReLU that never fires) ranks last: hiding it
+    would change nothing, and such features could use up the whole ratio.
+
+    Args:
+        ratio: share of the F features that is hidden, in [0, 1], rounded to whole features (FedLeak: 0.1 to 0.9); 0 is
+            the identity.
+
+    Returns:
+        A `Defense` at "representation" that needs the keywords `model`, `variables` and `x`. The payload may be a
+        gradient or a model update, as long as it has the parameters' structure.
+
+    Raises:
+        ValueError: on a ratio out of range; when applied without those keywords.
+    """
+    _validate.in_range(0, 1, ratio=ratio)
+
+    def update(
+        key: jax.Array,
+        payload: PyTree,
+        *,
+        model: Classifier | None = None,
+        variables: PyTree = None,
+        x: jax.Array | None = None,
+        **extra: object,
+    ) -> PyTree:
+        del key, extra
+        model, x = needs_batch("soteria", model, variables, x)
+        kernel = payload[model.head]["kernel"]
+        hidden = round(ratio * kernel.shape[0])
+        if not hidden:
+            return payload
+        rank = jnp.argsort(jnp.argsort(leakage_ratios(model, variables, x)))
+        kept = jnp.where(rank[:, None] < hidden, 0.0, kernel)
+        return {**payload, model.head: {**payload[model.head], "kernel": kept}}
+
+    return stateless("representation", update)
+
+
+def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array) -> jax.Array:
+    """Sum over the batch of ||dr_i/dx|| / |r_i| for every feature i.
+
+    An example whose feature is exactly zero adds nothing, and a feature that is zero for all of them has ratio inf.
+
+    Args:
+        model: its features are r; batch normalisation uses the batch's statistics.
+        variables: of the model.
+        x: (B, H, W, channels).
+
+    Returns:
+        (F,) float32. One backward pass per feature, one after the other: time grows with F, memory does not.
+    """
+    features, pull = jax.vjp(lambda images: model.apply(variables, images).features, x)
+
+    def slopes(unit: jax.Array) -> jax.Array:
+        (gradient,) = pull(jnp.broadcast_to(unit, features.shape))
+        return jnp.sqrt(jnp.sum(gradient.reshape(len(gradient), -1) ** 2, axis=1))
+
+    norms = jax.lax.map(slopes, jnp.eye(features.shape[1], dtype=features.dtype)).T
+    active = features != 0
+    ratios = jnp.where(active, norms / jnp.where(active, jnp.abs(features), 1.0), 0.0).sum(axis=0)
+    return jnp.where(active.any(axis=0), ratios, jnp.inf)
+
+
+def needs_batch(
+    name: str, model: Classifier | None, variables: PyTree, x: jax.Array | None
+) -> tuple[Classifier, jax.Array]:
+    """Model and images that a representation defense was given.
+
+    Raises:
+        ValueError: if the model, its variables or the images are missing, or the images have another shape.
+    """
+    if model is None or variables is None or x is None:
+        raise ValueError(f"{name} needs the keywords model, variables and x: the client's model and its batch")
+    if x.ndim != 4 or x.shape[1:] != model.image_shape:
+        raise ValueError(f"x must be (B, {', '.join(map(str, model.image_shape))}), got shape {x.shape}")
+    return model, x

@@ -1,0 +1,445 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxleak import models
+from jaxleak.models._classifier import Conv, Style
+from jaxleak.models._densenet import densenet121
+from jaxleak.models._vit import vit
+
+# Networks in miniature, one of each kind: (H, W, c), factory.
+SMALL = {
+    "lenet": ((8, 7, 3), functools.partial(models.lenet, channels=2, strides=(2, 1))),
+    "pooled": (
+        (7, 7, 1),
+        functools.partial(models.convnet, channels=(2, 3), strides=(1, 1), batch_norm=True, pool_after=(1,)),
+    ),
+    "mlp": ((4, 5, 1), functools.partial(models.mlp, widths=(6, 5))),
+    "resnet": ((16, 16, 1), functools.partial(models.resnet, blocks=(1, 1), width=2, stem="large")),
+    "densenet": ((8, 8, 1), functools.partial(densenet121, blocks=(1, 1), growth=2)),
+    "vit": ((8, 8, 1), functools.partial(vit, width=6, depth=1, heads=2, mlp_ratio=2)),
+}
+
+
+@functools.cache
+def _small(name, **options):
+    shape, factory = SMALL[name]
+    model = factory(shape, 3, **options)
+    rng = np.random.default_rng(0)
+    # Drawn here, since compiling an initialiser takes longer than anything that these tests then do.
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    variables = {
+        "params": jax.tree.map(
+            lambda leaf: jnp.asarray(rng.normal(0.1, 0.5, leaf.shape), leaf.dtype), shapes["params"]
+        ),
+        "batch_stats": jax.tree.map(
+            lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype), shapes["batch_stats"]
+        ),
+    }
+    return model, variables, jax.random.uniform(jax.random.key(1), (2, *shape))
+
+
+def _shapes(name, image_shape, num_classes, batch=2, **options):
+    model = models.build(name, image_shape, num_classes, **options)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
+    return model, variables, jax.eval_shape(model.apply, variables, x)
+
+
+def _count(variables):
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "count"),
+    [
+        ("resnet10", MNIST, 4_902_090),  # the number of FedLeak's victim
+        ("resnet10_x3", MNIST, 44_049_994),
+        ("resnet18", CIFAR, 11_173_962),
+        ("resnet18", IMAGENET, 11_689_512),
+        ("resnet34", IMAGENET, 21_797_672),
+        ("densenet121", CIFAR, 6_956_298),
+        ("densenet121", IMAGENET, 7_978_856),
+        ("mobilenet_v2", IMAGENET, 3_504_872),
+        ("vit_tiny", IMAGENET, 5_717_416),
+        ("vit_small", IMAGENET, 22_050_664),
+        ("convnet_ig", CIFAR, 2_904_970),
+        ("lenet", CIFAR, 5 * 5 * 3 * 12 + 12 + 2 * (5 * 5 * 12 * 12 + 12) + 768 * 10 + 10),
+        ("convnet", MNIST, 9 * 32 + 32 + 9 * 32 * 32 + 32 + 9 * 32 * 64 + 64 + 9 * 64 * 64 + 64 + 1024 * 10 + 10),
+        ("mlp", MNIST, 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10),
+    ],
+)
+def test_parameter_counts(name, problem, count):
+    model = models.build(name, *problem)
+    assert _count(jax.eval_shape(model.init, jax.random.key(0))) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "features", "last_map"),
+    [
+        ("resnet10", (224, 224, 3), 512, (7, 7)),
+        ("resnet10_x5", (32, 32, 3), 2560, (4, 4)),
+        ("resnet18", (64, 64, 3), 512, (8, 8)),
+        ("mobilenet_v2", (32, 32, 3), 1280, (4, 4)),
+        ("mobilenet_v2", (96, 80, 1), 1280, (3, 3)),
+        ("vit_tiny", (28, 28, 1), 192, None),
+        ("lenet", (28, 28, 1), 588, (7, 7)),
+        ("convnet", (64, 64, 3), 4096, (8, 8)),
+        ("convnet_ig", (32, 32, 3), 2304, (10, 10)),
+    ],
+)
+def test_shapes(name, size, features, last_map):
+    model, variables, out = _shapes(name, size, 7)
+    assert (model.image_shape, model.num_classes) == (size, 7)
+    assert out.logits.shape == (2, 7)
+    assert out.features.shape == (2, features)
+    assert variables["params"][model.head]["kernel"].shape == (features, 7)
+    assert jax.tree.structure(out.statistics) == jax.tree.structure(variables["batch_stats"])
+    assert jax.tree.structure(out.batch_stats) == jax.tree.structure(variables["batch_stats"])
+    assert model.has_batch_norm == bool(out.statistics)
+    if last_map is not None:
+        assert out.activations[-1].shape[1:3] == last_map
+
+
+def test_the_registry_knows_its_networks():
+    assert set(models.CLASSIFIERS) == {
+        "lenet", "convnet", "convnet_ig", "mlp", "resnet10", "resnet10_x3", "resnet10_x5", "resnet18", "resnet34",
+        "densenet121", "mobilenet_v2", "vit_tiny", "vit_small",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"name must be one of lenet, convnet, .*vit_small, got 'alexnet'"):
+        models.build("alexnet", (28, 28, 1), 10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_are_the_inputs_of_the_head(name):
+    model, variables, x = _small(name)
+    out = jax.jit(model.apply)(variables, x)
+    head = variables["params"][model.head]
+    np.testing.assert_allclose(out.logits, out.features @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5)
+    assert len(out.activations) > 0
+    assert all(a.shape[0] == 2 and np.isfinite(a).all() for a in out.activations)
+    assert float(out.logits.std()) > 0
+
+
+def test_activations_come_in_the_order_of_the_forward_pass():
+    model = models.convnet((2, 2, 1), 2, channels=range(1, 13), strides=(1,) * 12)
+    variables, x = jax.eval_shape(model.init, jax.random.key(0)), jax.ShapeDtypeStruct((1, 2, 2, 1), jnp.float32)
+    assert [a.shape[-1] for a in jax.eval_shape(model.apply, variables, x).activations] == list(range(1, 13))
+
+
+def test_the_activation_replaces_every_relu():
+    model, variables, x = _small("pooled", activation="sigmoid")
+    out = jax.jit(model.apply)(variables, x)
+    assert len(out.activations) == 2
+    assert all((a > 0).all() and (a < 1).all() for a in out.activations)
+
+
+@pytest.mark.parametrize("name", ["pooled", "resnet"])
+def test_a_sharp_copy_tends_to_the_network_and_a_smooth_one_differs(name):
+    model, variables, x = _small(name)
+
+    @jax.jit
+    def logits(sharpness):
+        smooth = jax.vmap(lambda b: model.apply(variables, x, sharpness=b).logits)(sharpness)
+        return model.apply(variables, x).logits, smooth
+
+    exact, (sharp, soft) = logits(jnp.array([1e5, 3.0]))
+    scale = float(jnp.abs(exact).max())
+    assert np.abs(sharp - exact).max() < 1e-3 * scale
+    assert np.abs(soft - exact).max() > 1e-2 * scale
+
+
+def test_smooth_networks_ignore_sharpness():
+    model, variables, x = _small("vit")
+    np.testing.assert_array_equal(
+        *jax.jit(lambda x: [model.apply(variables, x, sharpness=b).logits for b in (None, 2.0)])(x)
+    )
+
+
+def _matching_gradient(model, variables, x, sharpness):
+    """Gradient with respect to images of the squared norm of the parameter gradient: what an attack computes."""
+
+    def norm(x):
+        def loss(params):
+            logits = model.apply({**variables, "params": params}, x, sharpness=sharpness).logits
+            return -jax.nn.log_softmax(logits)[:, 0].mean()
+
+        return sum(jnp.vdot(g, g) for g in jax.tree.leaves(jax.grad(loss)(variables["params"])))
+
+    return jax.grad(norm)(x)
+
+
+@pytest.mark.parametrize("name", ["pooled", "vit"])
+def test_second_order_gradients_are_finite(name):
+    model, variables, x = _small(name)
+    # A blank image has equal entries in every pooling window, and zeros in front of every ReLU.
+    x = x.at[0].set(0.0)
+    gradient = jax.jit(functools.partial(_matching_gradient, model))(variables, x, jnp.float32(50.0))
+    assert np.isfinite(gradient).all()
+    assert float(jnp.abs(gradient).max()) > 0
+
+
+def test_apply_maps_over_models_and_images():
+    model, _, x = _small("lenet")
+    images = jnp.stack([x, 1 - x])
+
+    @jax.jit
+    def both(keys):
+        many = jax.vmap(model.init)(keys)
+        mapped = jax.vmap(lambda v, x: model.apply(v, x).logits)(many, images)
+        return mapped[1], model.apply(jax.tree.map(lambda leaf: leaf[1], many), images[1]).logits
+
+    np.testing.assert_allclose(*both(jax.random.split(jax.random.key(3), 2)), atol=1e-5)
+
+
+def test_batch_normalisation_trains_as_in_pytorch():
+    model = models.convnet((4, 4, 1), 2, channels=(3,), strides=(1,), window=1, batch_norm=True)
+    x = jax.random.normal(jax.random.key(1), (5, 4, 4, 1))
+    stats = {"norm_0": {"mean": jnp.array([0.0, 1.0, -1.0]), "var": jnp.array([1.0, 2.0, 3.0])}}
+    variables = {"params": model.init(jax.random.key(0))["params"], "batch_stats": stats}
+    conv = variables["params"]["conv_0"]
+    z = np.asarray(x * conv["kernel"][0, 0, 0] + conv["bias"])
+    mean, var = z.mean(axis=(0, 1, 2)), z.var(axis=(0, 1, 2))
+
+    apply = jax.jit(model.apply, static_argnames="mode")
+    train = apply(variables, x)
+    normal = (z - mean) / np.sqrt(var + 1e-5)
+    np.testing.assert_allclose(train.activations[0], np.maximum(normal, 0), atol=1e-4)
+    np.testing.assert_allclose(train.statistics["norm_0"]["mean"], mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(train.statistics["norm_0"]["var"], var, rtol=1e-4)
+    new, unbiased = train.batch_stats["norm_0"], var * 80 / 79
+    np.testing.assert_allclose(new["mean"], 0.9 * stats["norm_0"]["mean"] + 0.1 * mean, atol=1e-6)
+    np.testing.assert_allclose(new["var"], 0.9 * stats["norm_0"]["var"] + 0.1 * unbiased, rtol=1e-5)
+
+    evaluated = apply(variables, x, mode="eval")
+    running = stats["norm_0"]
+    normal = (z - running["mean"]) / np.sqrt(running["var"] + 1e-5)
+    np.testing.assert_allclose(evaluated.activations[0], np.maximum(normal, 0), atol=1e-4)
+    np.testing.assert_allclose(evaluated.statistics["norm_0"]["var"], var, rtol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, evaluated.batch_stats, stats)
+
+    # Running statistics that were not granted are neither needed nor made up.
+    for absent in (None, {}):
+        blind = apply({"params": variables["params"], "batch_stats": absent}, x)
+        np.testing.assert_allclose(blind.logits, train.logits, atol=1e-5)
+        assert blind.batch_stats == absent
+        with pytest.raises(ValueError, match="batch_stats were not granted"):
+            model.apply({"params": variables["params"], "batch_stats": absent}, x, mode="eval")
+
+
+def test_a_fresh_network_has_fresh_statistics():
+    model = _small("pooled")[0]
+    for layer in model.init(jax.random.key(0))["batch_stats"].values():
+        np.testing.assert_array_equal(layer["mean"], 0.0)
+        np.testing.assert_array_equal(layer["var"], 1.0)
+
+
+def test_without_batch_normalisation_evaluation_needs_no_statistics():
+    model, variables, x = _small("mlp")
+    apply = jax.jit(model.apply, static_argnames="mode")
+    for stats in ({}, None):
+        out = apply({"params": variables["params"], "batch_stats": stats}, x, mode="eval")
+        assert out.statistics == {}
+        assert out.batch_stats == stats
+
+
+def test_initialisers():
+    shape, fan_in = (20, 20, 1, 100), 400
+    limits = {"default": fan_in**-0.5, "wide_uniform": 0.5, "glorot": (6 / (fan_in + 20 * 20 * 100)) ** 0.5}
+    for name, limit in limits.items():
+        kernel_init, bias_init = models.initializers(name, fan_in)
+        kernel = np.asarray(kernel_init(jax.random.key(0), shape))
+        assert 0.99 * limit < np.abs(kernel).max() <= limit * (1 + 1e-6)
+        np.testing.assert_allclose(kernel.std(), limit / 3**0.5, rtol=0.02)
+        bias = np.abs(bias_init(jax.random.key(1), (100,))).max()
+        assert bias == 0 if name == "glorot" else 0.8 * limit < bias <= limit
+    kernel_init, bias_init = models.initializers("he", fan_in)
+    np.testing.assert_allclose(np.std(kernel_init(jax.random.key(0), shape)), (2 / fan_in) ** 0.5, rtol=0.02)
+    assert not bias_init(jax.random.key(1), (100,)).any()
+
+
+def test_the_choice_of_initialiser_reaches_every_layer():
+    # A 3x3 kernel of four grouped channels has 9 * 2 inputs, so the default stays within 18 ** -0.5.
+    for name, limit in (("default", 18**-0.5), ("wide_uniform", 0.5)):
+        conv = Conv(64, 3, Style(init=name), groups=2, bias=True)
+        params = conv.init(jax.random.key(0), jnp.zeros((1, 1, 1, 4)))["params"]
+        for leaf in jax.tree.leaves(params):
+            assert 0.9 * limit < np.abs(leaf).max() <= limit
+    head = models.mlp((9, 9, 1), init="wide_uniform", widths=()).init(jax.random.key(0))["params"]["head"]
+    assert 0.45 < head["kernel"].max() <= 0.5
+
+
+def test_a_transformer_without_positions_sees_a_bag_of_patches():
+    model, variables, x = _small("vit")
+    params = {**variables["params"], "position": jnp.zeros((1, 5, 6))}
+    swapped = jnp.concatenate([x[:, 4:], x[:, :4]], axis=1)
+    moved = jnp.concatenate([x[:, 2:], x[:, :2]], axis=1)
+    apply = jax.jit(lambda z: model.apply({"params": params, "batch_stats": {}}, z).logits)
+    logits = [apply(z) for z in (x, swapped, moved)]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+    assert np.abs(logits[0] - logits[2]).max() > 1e-4
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"image_shape must be \(height, width, channels\), got \(28, 28\)"):
+        models.lenet((28, 28))
+    with pytest.raises(ValueError, match="num_classes must be in"):
+        models.mlp((4, 4, 1), 1)
+    with pytest.raises(ValueError, match=r"activation must be one of relu, .*, got 'swish'"):
+        models.resnet10((8, 8, 1), activation="swish")
+    with pytest.raises(ValueError, match="init must be one of default, he, glorot, wide_uniform, got 'xavier'"):
+        models.convnet((8, 8, 1), init="xavier")
+    with pytest.raises(ValueError, match="form must be one of auto, patches, lax, got 'fft'"):
+        models.convnet((8, 8, 1), form="fft")
+    with pytest.raises(ValueError, match=r"channels and strides must be equally many, got \(4,\) and \(1, 2\)"):
+        models.convnet((8, 8, 1), channels=(4,), strides=(1, 2))
+    with pytest.raises(ValueError, match="window must be odd, got 4"):
+        models.convnet((8, 8, 1), window=4)
+    with pytest.raises(ValueError, match="stem must be one of auto, small, large, got 'tiny'"):
+        models.resnet10((8, 8, 1), stem="tiny")
+    with pytest.raises(ValueError, match=r"patch_size must divide height and width of \(30, 30, 3\), got 4"):
+        models.vit_tiny((30, 30, 3))
+    with pytest.raises(ValueError, match="width must be a multiple of heads = 3, got 32"):
+        models.vit_tiny((32, 32, 3), width=32)
+    model, variables, x = _small("mlp")
+    with pytest.raises(ValueError, match="mode must be one of train, eval, got 'test'"):
+        model.apply(variables, x, mode="test")
+    with pytest.raises(ValueError, match=r"x must be \(B, 4, 5, 1\), got \(4, 5, 1\)"):
+        model.apply(variables, x[0])
+
+
+KINKED = ("relu", "relu6", "leaky_relu")
+
+
+@pytest.mark.parametrize("name", models.ACTIVATIONS)
+def test_smoothed_activations_tend_to_the_exact_ones(name):
+    z = jnp.linspace(-9.0, 9.0, 37)
+    z = z[(z != 0) & (z != 6)]
+
+    @jax.jit
+    def both(beta):
+        return [jax.vmap(jax.value_and_grad(lambda t, b=b: models.activation(name, t, b)))(z) for b in (beta, None)]
+
+    if name not in KINKED:
+        np.testing.assert_array_equal(*both(3.0))
+        return
+    for beta in (1.0, 30.0, 1e6):
+        (value, slope), (exact, exact_slope) = both(jnp.float32(beta))
+        assert np.abs(value - exact).max() <= np.log(2) / beta + 1e-6
+        # The kinks are half a unit away.
+        assert np.abs(slope - exact_slope).max() <= 2 * np.exp(-beta / 2) + 1e-6
+
+
+def test_exact_activations_are_the_usual_ones():
+    z = np.array([-2.0, -0.5, 0.5, 7.0], np.float32)
+    expected = {
+        "relu": [0, 0, 0.5, 7],
+        "relu6": [0, 0, 0.5, 6],
+        "leaky_relu": [-0.02, -0.005, 0.5, 7],
+        "sigmoid": 1 / (1 + np.exp(-z)),
+        "tanh": np.tanh(z),
+        "gelu": [-0.0455003, -0.1542688, 0.3457312, 7],
+        "silu": z / (1 + np.exp(-z)),
+        "softplus": np.log1p(np.exp(z)),
+    }
+    assert set(expected) == set(models.ACTIVATIONS)
+    ours = jax.jit(lambda z: {name: models.activation(name, z) for name in models.ACTIVATIONS})(z)
+    for name, values in expected.items():
+        np.testing.assert_allclose(ours[name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", models.ACTIVATIONS)
+def test_activations_are_finite_in_two_derivatives(name):
+    z = jnp.array([0.0, 6.0, 1e-30, -1e-30, 1e4, -1e4, 1e10, -1e10])
+    f = functools.partial(models.activation, name)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def orders(z, beta):
+        return f(z, beta), jax.grad(f)(z, beta), jax.grad(jax.grad(f))(z, beta)
+
+    assert np.isfinite(orders(z, jnp.array([1e-3, 1.0, 1e8, 1e30]))).all()
+
+
+def test_the_derivative_with_respect_to_sharpness():
+    z = jnp.array([-2.0, -0.1, 0.0, 0.3, 4.0])
+    f = functools.partial(models.soft_relu, z)
+    slope, above, below = jax.jit(lambda b: (jax.jvp(f, (b,), (1.0,))[1], f(b + 0.01), f(b - 0.01)))(2.0)
+    np.testing.assert_allclose(slope, (above - below) / 0.02, atol=1e-4)
+
+
+def test_smooth_max_lies_below_the_maximum_and_equals_it_among_equals():
+    z = jax.random.normal(jax.random.key(0), (5, 4))
+    top = z.max(axis=1)
+    smooth_max = jax.jit(models.smooth_max, static_argnums=1)
+    for beta in (0.1, 1.0, 1e5):
+        smooth = smooth_max(z, 1, beta)
+        assert (smooth <= top + 1e-6).all()
+        assert (smooth >= top - np.log(4) / beta - 1e-6).all()
+        np.testing.assert_allclose(smooth_max(jnp.full((5, 4), 7.0), 1, beta), 7.0, rtol=1e-6)
+
+    @jax.jit
+    def orders(z, beta):
+        f = functools.partial(models.smooth_max, axis=0, sharpness=beta)
+        return f(z), jax.grad(f)(z), jax.hessian(f)(z)
+
+    np.testing.assert_allclose(orders(z[0], 2.0)[1], jax.nn.softmax(2.0 * z[0]), rtol=1e-5)
+    for beta in (1.0, 1e30):
+        assert all(np.isfinite(leaf).all() for leaf in orders(jnp.array([1e10, 1e10, -1e10, 0.0]), beta))
+
+
+def test_weights_survive_a_round_trip(tmp_path):
+    model, variables, _ = _small("resnet")
+    file = tmp_path / "weights.safetensors"
+    models.save_weights(file, variables)
+    loaded = models.load_weights(file, jax.eval_shape(model.init, jax.random.key(0)))
+    assert jax.tree.structure(loaded) == jax.tree.structure(variables)
+    jax.tree.map(np.testing.assert_array_equal, loaded, variables)
+    assert "params.stem.kernel" in safetensors.numpy.load_file(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    file = tmp_path / "w"
+    like = {"params": {"a": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.int32)}}
+    wrong = {
+        "params.b is missing": {"params.a": np.zeros((2, 3), np.float32)},
+        "params.c is not expected": {**{f"params.{n}": v for n, v in like["params"].items()}, "params.c": np.zeros(1)},
+        r"params.a must have shape \(2, 3\), got \(3, 2\)": {
+            "params.a": np.zeros((3, 2), np.float32),
+            "params.b": np.zeros(2, np.int32),
+        },
+        "params.a must have dtype F32, got F64": {"params.a": np.zeros((2, 3)), "params.b": np.zeros(2, np.int32)},
+        "params.a holds values that are not finite": {
+            "params.a": np.full((2, 3), np.nan, np.float32),
+            "params.b": np.zeros(2, np.int32),
+        },
+    }
+    for message, tensors in wrong.items():
+        safetensors.numpy.save_file(tensors, file)
+        with pytest.raises(ValueError, match=f"{file}: {message}"):
+            models.load_weights(file, like)
+    models.save_weights(file, like)
+    whole = file.read_bytes()
+    # Empty, cut off, a header longer than the file, and a pickle.
+    for content in (b"", whole[:-3], (2**60).to_bytes(8, "little") + whole[8:], b"\x80\x04K\x01." * 5):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{file}: not a safetensors file, or a damaged one"):
+            models.load_weights(file, like)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        models.load_weights(tmp_path / "nothing", like)
+
+
+def test_weights_that_cannot_be_stored_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"two leaves have the same name 'a\.b'"):
+        models.save_weights(tmp_path / "w", {"a": {"b": np.zeros(1)}, "a.b": np.zeros(1)})
+    with pytest.raises(ValueError, match=r"a: dtype must be one of .*, got complex64"):
+        models.save_weights(tmp_path / "w", {"a": np.zeros(1, np.complex64)})

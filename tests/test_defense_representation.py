@@ -1,0 +1,242 @@
+"""Soteria, OUTPOST and Guardian against slow NumPy references on a network small enough to differentiate by hand."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from jaxleak.defenses import chain, guardian, outpost, quantize, soteria
+from jaxleak.defenses._guardian import sensitivities
+from jaxleak.defenses._outpost import risk
+from jaxleak.defenses._soteria import leakage_ratios
+from jaxleak.models._classifier import classifier
+
+KEY = jax.random.key(0)
+FEATURES, CLASSES = 10, 3
+
+
+class _Small(nn.Module):
+    @nn.compact
+    def __call__(self, x, mode, sharpness):
+        features = nn.relu(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)))
+        return nn.Dense(CLASSES, name="head")(features), features
+
+
+MODEL = classifier(_Small(), image_shape=(2, 3, 1), num_classes=CLASSES)
+VARIABLES = MODEL.init(KEY)
+# Feature 4 never fires, the others on some examples at least.
+VARIABLES["params"]["hidden"]["bias"] = jnp.linspace(0.5, 1.5, FEATURES).at[4].set(-100.0)
+X = jax.random.uniform(jax.random.key(1), (5, 2, 3, 1))
+Y = jnp.array([0, 2, 1, 0, 2])
+BATCH = {"model": MODEL, "variables": VARIABLES, "x": X, "y": Y}
+
+
+def _numpy(tree):
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def _slow_gradient(x):
+    """Gradient of the mean cross-entropy, by hand, in float64."""
+    p = _numpy(VARIABLES["params"])
+    x = x.reshape(len(x), -1)
+    r = np.maximum(x @ p["hidden"]["kernel"] + p["hidden"]["bias"], 0)
+    logits = r @ p["head"]["kernel"] + p["head"]["bias"]
+    soft = np.exp(logits - logits.max(axis=1, keepdims=True))
+    delta = (soft / soft.sum(axis=1, keepdims=True) - np.eye(CLASSES)[np.asarray(Y)]) / len(x)
+    back = (delta @ p["head"]["kernel"].T) * (r > 0)
+    return {
+        "head": {"bias": delta.sum(axis=0), "kernel": r.T @ delta},
+        "hidden": {"bias": back.sum(axis=0), "kernel": x.T @ back},
+    }
+
+
+def _flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+PAYLOAD = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), _slow_gradient(np.asarray(X, np.float64)))
+
+
+def _share(defense, **given):
+    """The defended payload; compiled, which is faster than one small operation after the other."""
+    return jax.jit(lambda payload: defense.apply(KEY, payload, **BATCH, **given))(PAYLOAD)
+
+
+def _slow_ratios():
+    p = _numpy(VARIABLES["params"]["hidden"])
+    ratios = np.zeros(FEATURES)
+    for x in np.asarray(X, np.float64).reshape(len(X), -1):
+        r = x @ p["kernel"] + p["bias"]
+        for i in range(FEATURES):
+            if r[i] > 0:
+                ratios[i] += np.linalg.norm(p["kernel"][:, i]) / r[i]
+    return np.where(ratios > 0, ratios, np.inf)
+
+
+def test_soteria_ranks_features_by_what_they_tell():
+    np.testing.assert_allclose(leakage_ratios(MODEL, VARIABLES, X), _slow_ratios(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_soteria_masks_the_rows_of_the_most_telling_features(ratio):
+    shared = _share(soteria(ratio))
+    hidden = np.argsort(_slow_ratios())[: round(ratio * FEATURES)]
+    expected = np.asarray(PAYLOAD["head"]["kernel"]).copy()
+    expected[hidden] = 0
+    np.testing.assert_array_equal(shared["head"]["kernel"], expected)
+    assert (expected != np.asarray(PAYLOAD["head"]["kernel"])).any()
+    for layer, name in (("head", "bias"), ("hidden", "kernel"), ("hidden", "bias")):
+        np.testing.assert_array_equal(shared[layer][name], PAYLOAD[layer][name])
+
+
+def test_soteria_does_not_spend_its_ratio_on_features_that_never_fire():
+    one = _share(soteria(0.1))["head"]["kernel"]
+    silent = (np.asarray(PAYLOAD["head"]["kernel"]) == 0).all(axis=1)
+    np.testing.assert_array_equal(np.flatnonzero(silent), [4])
+    assert ((np.asarray(one) == 0).all(axis=1)).sum() == 2
+    assert (_share(soteria(1.0))["head"]["kernel"] == 0).all()
+
+
+def _slow_outpost(key, ratio, noise_scale, fisher_percent):
+    noise_key, _ = jax.random.split(key)
+    fisher = _flat(PAYLOAD).astype(np.float64) ** 2
+    threshold = np.sort(fisher)[::-1][int(np.ceil(fisher.size * fisher_percent / 100)) - 1]
+    leaves, weights = jax.tree.leaves(PAYLOAD), jax.tree.leaves(VARIABLES["params"])
+    new = []
+    for i, (g, w) in enumerate(zip(leaves, weights, strict=True)):
+        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        pruned = np.argsort(np.abs(g.ravel()))[: round(ratio * g.size)]
+        kept = g.ravel().copy()
+        kept[pruned] = 0
+        noise = (
+            noise_scale
+            * min(1, np.var(w, ddof=1))
+            * np.asarray(jax.random.normal(jax.random.fold_in(noise_key, i), g.shape))
+        )
+        new.append(kept.reshape(g.shape) + noise * (g**2 >= threshold))
+    return np.concatenate([leaf.ravel() for leaf in new])
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+def test_outpost_prunes_and_perturbs_what_fisher_points_at(ratio):
+    defense = outpost(ratio, noise_scale=0.8, fisher_percent=40, decay=0)
+    shared = _flat(_share(defense))
+    np.testing.assert_allclose(shared, _slow_outpost(KEY, ratio, 0.8, 40), rtol=1e-5, atol=1e-7)
+    assert (shared != _flat(PAYLOAD)).sum() > 0.3 * shared.size
+
+
+def test_the_risk_of_a_layer_is_at_most_one():
+    assert risk(jnp.array([-9.0, 9.0])) == 1
+    assert risk(jnp.array([3.0])) == risk(jnp.full(5, 2.0)) == 0
+    np.testing.assert_allclose(risk(jnp.array([0.1, 0.2, 0.6])), np.var([0.1, 0.2, 0.6], ddof=1), rtol=1e-5)
+
+
+def test_outpost_acts_less_and_less_often():
+    defense = outpost(0.5, decay=0.5)
+
+    def entry(k, t):
+        return defense.apply(k, PAYLOAD, **BATCH, round=t)["hidden"]["kernel"][0, 0]
+
+    # The entry changes whenever the defense acts: it is pruned or gets noise.
+    rounds = jnp.array([0, 2, 8])
+    draws = jax.jit(jax.vmap(jax.vmap(entry, (0, None)), (None, 0)))(jax.random.split(KEY, 2000), rounds)
+    acts = (np.asarray(draws) != np.asarray(PAYLOAD["hidden"]["kernel"])[0, 0]).mean(axis=1)
+    np.testing.assert_allclose(acts, [1, 1 / 2, 1 / 5], atol=0.05)
+
+
+def _slow_sensitivities():
+    x = np.asarray(X, np.float64)
+    total, step = 0, 1e-6
+    for j in range(x.size):
+        shift = np.zeros(x.size)
+        shift[j] = step
+        shift = shift.reshape(x.shape)
+        total = total + ((_flat(_slow_gradient(x + shift)) - _flat(_slow_gradient(x - shift))) / (2 * step)) ** 2
+    return total
+
+
+def test_guardian_estimates_how_entries_depend_on_the_data():
+    estimate = jax.jit(lambda k: sensitivities(k, MODEL, VARIABLES, X, Y, probes=4000))(KEY)
+    exact = _slow_sensitivities()
+    # The square of a sum of signs has a relative deviation of at most sqrt(2); six standard errors.
+    np.testing.assert_allclose(_flat(estimate), exact, rtol=6 * np.sqrt(2 / 4000), atol=1e-9)
+    soft, hard = jax.jit(lambda *labels: [sensitivities(KEY, MODEL, VARIABLES, X, y, probes=2) for y in labels])(
+        jax.nn.one_hot(Y, CLASSES), Y
+    )
+    np.testing.assert_allclose(_flat(soft), _flat(hard), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1e3])
+def test_guardian_minimises_its_objective(beta):
+    shared = _share(guardian(beta, probes=3))
+    g = _flat(PAYLOAD).astype(np.float64)
+    probe_key = jax.random.split(KEY)[0]
+    s = jax.jit(lambda x: sensitivities(probe_key, MODEL, VARIABLES, x, Y, probes=3))(X)
+    s = _flat(s).astype(np.float64)
+    s /= s.mean()
+    u = (_flat(shared) - g) ** 2 / np.mean(g**2)
+    for i in np.argsort(s)[[0, 20, 60, -20, -1]]:
+        best = scipy.optimize.minimize_scalar(
+            lambda v, i=i: v - beta * s[i] * np.log1p(v), bounds=(0, beta * s[i] + 1), method="bounded"
+        )
+        np.testing.assert_allclose(u[i], best.x, rtol=2e-3, atol=2e-3)
+    assert (u > 0).any()
+    # Only what is cost-effective is touched.
+    assert ((u > 1e-9) == (beta * s > 1)).mean() > 0.97
+
+
+def test_guardian_takes_the_loss_of_the_client():
+    def half(logits, y):
+        return 0.5 * jnp.sum((logits - jax.nn.one_hot(y, CLASSES)) ** 2)
+
+    other = _share(guardian(10.0, loss=half))
+    assert not np.allclose(_flat(other), _flat(_share(guardian(10.0))))
+
+
+@pytest.mark.parametrize("defense", [soteria(0.0), outpost(0.0, noise_scale=0.0, decay=0), guardian(0.0)])
+def test_strength_zero_is_the_identity(defense):
+    np.testing.assert_array_equal(_flat(_share(defense)), _flat(PAYLOAD))
+
+
+def test_representation_defenses_chain():
+    both = _share(chain(soteria(0.5), outpost(0.5, decay=0)))
+    alone = _share(outpost(0.5, decay=0))
+    assert not np.allclose(_flat(both), _flat(alone))
+    with pytest.raises(ValueError, match=r"one place, got \['payload', 'representation'\]"):
+        chain(soteria(0.5), quantize(8))
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "match"),
+    [
+        (soteria, {"ratio": -0.1}, "ratio must be in"),
+        (soteria, {"ratio": 1.1}, "ratio must be in"),
+        (outpost, {"ratio": -0.1}, "ratio must be in"),
+        (outpost, {"noise_scale": -1}, "noise_scale must be >= 0"),
+        (outpost, {"fisher_percent": 0}, "percent must be > 0"),
+        (outpost, {"decay": -1}, "decay must be >= 0"),
+        (guardian, {"beta": -1}, "beta must be >= 0"),
+        (guardian, {"beta": 1, "probes": 0}, "probes must be > 0"),
+    ],
+)
+def test_values_out_of_range_are_refused(build, options, match):
+    with pytest.raises(ValueError, match=match):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("defense", "given", "match"),
+    [
+        (soteria(0.5), {}, "soteria needs the keywords model, variables and x"),
+        (soteria(0.5), {**BATCH, "x": X[0]}, r"x must be \(B, 2, 3, 1\)"),
+        (outpost(0.5), {}, "outpost needs the keyword variables"),
+        (outpost(0.5), BATCH, "outpost needs the keyword round"),
+        (guardian(1.0), {}, "guardian needs the keywords"),
+        (guardian(1.0), {**BATCH, "y": None}, "guardian needs the keyword y"),
+    ],
+)
+def test_what_the_defender_must_know_is_asked_for(defense, given, match):
+    with pytest.raises(ValueError, match=match):
+        defense.apply(KEY, PAYLOAD, **given)

@@ -1,0 +1,72 @@
+"""Secure aggregation: exact sums, and single uploads that say nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("clients", "bits"), [(2, 20), (5, 16)])
+def test_the_sum_is_exact_in_fixed_point(clients, bits):
+    payloads = {
+        "a": jnp.asarray(RNG.standard_normal((clients, 4, 3)), jnp.float32),
+        "b": jnp.asarray(RNG.standard_normal((clients, 5)) * 1e-3, jnp.float32),
+    }
+    masked = masked_payloads(KEY, payloads, fraction_bits=bits)
+    summed, mean = aggregate(masked), aggregate(masked, mean=True)
+    for name, leaf in payloads.items():
+        units = np.round(np.asarray(leaf, np.float64) * 2**bits).astype(np.int64).sum(axis=0)
+        total = np.asarray(masked.shares[name]).astype(np.uint64).sum(axis=0).astype(np.uint32).astype(np.int32)
+        np.testing.assert_array_equal(total, units)
+        np.testing.assert_array_equal(summed[name], (units * 2.0**-bits).astype(np.float32))
+        np.testing.assert_allclose(summed[name], leaf.sum(axis=0), atol=clients * 2.0**-bits)
+        np.testing.assert_allclose(mean[name], summed[name] / clients, rtol=1e-6)
+
+
+def test_every_single_upload_is_uniform_whatever_it_hides():
+    clients = 3
+    values = jnp.stack([jnp.full(4000, 0.25 * (i + 1)) for i in range(clients)])
+    shares = np.asarray(masked_payloads(KEY, values).shares, np.float64) / 2**32
+    assert all(scipy.stats.kstest(row, "uniform").pvalue > 1e-3 for row in shares)
+    # So is the sum of all but one, and no single upload predicts another.
+    assert scipy.stats.kstest(shares[:-1].sum(axis=0) % 1, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(shares)[0, 1]) < 0.06
+
+
+def test_masks_do_not_repeat_between_leaves_and_rounds():
+    zeros = {"a": jnp.zeros((2, 50)), "b": jnp.zeros((2, 50))}
+    shares = masked_payloads(KEY, zeros).shares
+    other = masked_payloads(jax.random.key(1), zeros).shares
+    assert (shares["a"] != shares["b"]).all()
+    assert (shares["a"] != other["a"]).all()
+
+
+def test_largest_entries_do_not_wrap_and_larger_ones_are_refused():
+    for clients, bits in ((2, 16), (7, 24)):
+        limit = largest_entry(clients, bits)
+        full = jnp.full((clients, 1), limit)
+        both = jnp.concatenate([full, -full], axis=1)
+        total = aggregate(masked_payloads(KEY, both, fraction_bits=bits))
+        np.testing.assert_allclose(total, [clients * limit, -clients * limit], rtol=1e-6)
+        with pytest.raises(ValueError, match=f"for {clients} clients and {bits} fraction bits"):
+            masked_payloads(KEY, full * 1.001, fraction_bits=bits)
+        # Traced values cannot be refused: they saturate.
+        traced = jax.jit(lambda p, bits=bits: aggregate(masked_payloads(KEY, p, fraction_bits=bits)))(full * 10)
+        np.testing.assert_allclose(traced, clients * limit, rtol=1e-6)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="clients must be >= 2, got 1"):
+        masked_payloads(KEY, jnp.zeros((1, 3)))
+    with pytest.raises(ValueError, match="same leading client axis"):
+        masked_payloads(KEY, {"a": jnp.zeros((2, 3)), "b": jnp.zeros((3, 3))})
+    with pytest.raises(ValueError, match="fraction_bits must be in"):
+        masked_payloads(KEY, jnp.zeros((2, 3)), fraction_bits=31)
+    with pytest.raises(FloatingPointError, match=r"payloads: non-finite values in \['a'\]"):
+        masked_payloads(KEY, {"a": jnp.full((2, 3), jnp.nan)})
