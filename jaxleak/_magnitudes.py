@@ -68,7 +68,7 @@ def kth_largest(bits: Sequence[jax.Array], k: int) -> jax.Array:
     highest = jnp.iinfo(dtype).bits - 2  # the sign bit is never set
 
     def body(step: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (jnp.ones((), dtype) << (highest - step).astype(dtype))
+        candidate = found | (jnp.ones((), dtype) << jnp.asarray(highest - step, dtype))
         reached = jnp.sum(together >= candidate, dtype=jnp.int32)
         return jnp.where(reached >= k, candidate, found)
 

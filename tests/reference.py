@@ -61,6 +61,19 @@ def split_problem(seed=0):
     return Problem(model, protocol, private, jax.jit(protocol.init)(jax.random.key(1)).params, template_of(private))
 
 
+def client_problem(n=4, **options):
+    """One client whose every round uses all of its n samples: a narrow network with batch normalisation."""
+    model = models.convnet((4, 4, 1), 3, channels=(3,), strides=(2,), batch_norm=True)
+    share = protocols.ClientShare(model, **options)
+    size = n // (share.clients * share.local_steps)
+    protocol = protocols.client(share, num_samples=n, batch_size=size, with_statistics=True)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.random((n, 1, 4, 4, 1)), jnp.float32)
+    private = Batch(x, jnp.arange(n, dtype=jnp.int32) % 3, jnp.arange(n))
+    variables = jax.jit(protocol.init)(jax.random.key(1)).params
+    return Problem(model, protocol, private, variables, template_of(private))
+
+
 def _problem(model, n, k, classes, **options):
     protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
     x_key, y_key = jax.random.split(jax.random.key(0))
@@ -227,6 +240,18 @@ def mean_of_sample_gradients(model, params, batch):
 
     gradients = [one(params, x, y) for x, y in zip(batch.x, batch.y, strict=True)]
     return jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves) / len(leaves), *gradients)
+
+
+def mean_of_classifier_gradients(model, variables, batch):
+    """One sample at a time, then the mean; for models whose samples do not meet."""
+
+    def loss(params, x, y):
+        logits = model.apply({**variables, "params": params}, x).logits[0]
+        return -jax.nn.log_softmax(logits)[y]
+
+    one = jax.jit(jax.grad(loss))
+    gradients = [one(variables["params"], x, y) for x, y in zip(batch.x, batch.y, strict=True)]
+    return jax.tree.map(lambda *parts: sum(parts) / len(parts), *gradients)
 
 
 def _candidate_5(member, repair):

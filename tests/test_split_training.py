@@ -9,7 +9,7 @@ import reference
 
 from jaxleak import audit, models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import Defense
+from jaxleak.defenses import Defense, dp_sgd
 from jaxleak.threats import party_view, view
 
 N, B, WIDTHS, C = 6, 3, (2, 3), 3
@@ -135,6 +135,58 @@ def test_defenses_act_where_they_say(model, private, place):
     assert top_moves == (place == "cut_gradient")
 
 
+def _gradients(state, after, transcript):
+    """Of all owners, as plain SGD with rate 1 applied them."""
+    del transcript
+    return jax.tree.map(lambda old, new: np.asarray(old) - np.asarray(new), state.params, after.params)
+
+
+def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, private):
+    plain = _gradients(*_step(model, private, optimizer=optax.sgd(1.0)))
+    kept = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=[_scale("per_example_gradient", 1.0)]))
+    for a, b in zip(*map(jax.tree.leaves, (plain, kept)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_dp_sgd_clips_each_examples_gradient_at_its_owner_and_leaves_the_messages(model, private):
+    clip = 0.3
+    state, after, transcript = _step(
+        model, private, optimizer=optax.sgd(1.0), defenses=[dp_sgd(clip, noise_multiplier=0.0)]
+    )
+    _, _, plain = _step(model, private, optimizer=optax.sgd(1.0))
+    found = _gradients(state, after, transcript)
+
+    @jax.jit
+    def of_example(params, x, y):
+        def loss(params):
+            return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x[None])[0], y)
+
+        return jax.grad(loss)(params)
+
+    index, clipped = np.asarray(transcript.index), 0
+    expected = {"bottom": [None, None], "top": None}
+    for n in index:
+        g = of_example(state.params, private.x[n], private.y[n])
+        for owner, part in (("top", g["top"]), *(((p), g["bottom"][p]) for p in range(2))):
+            norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(part)))
+            factor = min(1.0, clip / np.sqrt(3) / norm)
+            clipped += factor < 0.9
+            part = jax.tree.map(lambda leaf, f=factor: f * np.asarray(leaf) / B, part)
+            old = expected["top"] if owner == "top" else expected["bottom"][owner]
+            new = part if old is None else jax.tree.map(np.add, old, part)
+            if owner == "top":
+                expected["top"] = new
+            else:
+                expected["bottom"][owner] = new
+    expected["bottom"] = tuple(expected["bottom"])
+    assert clipped > 3
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+    # What DP-SGD does not touch is what label attacks read.
+    for a, b in zip(transcript.parties, plain.parties, strict=True):
+        np.testing.assert_array_equal(a.output_gradient, b.output_gradient)
+
+
 def test_an_interactive_layer_replaces_the_first(model, private):
     # Doubling z doubles its input's gradient, as two layers of ReLU behind it see the doubled value.
     start, after, transcript = _step(
@@ -197,5 +249,13 @@ def test_bad_input():
         protocols.split_training(model, num_samples=4, batch_size=5)
     with pytest.raises(ValueError, match="place must be one of top_output"):
         protocols.split_training(model, num_samples=4, batch_size=2, defenses=[_scale("payload", 1.0)])
+    with pytest.raises(ValueError, match="per_example_gradient cannot be combined with an interactive layer"):
+        protocols.split_training(
+            model,
+            num_samples=4,
+            batch_size=2,
+            defenses=[dp_sgd()],
+            interactive=protocols.encrypted_first(cipher="plain"),
+        )
     with pytest.raises(ValueError, match="party must be >= 0"):
         party_view(-1)

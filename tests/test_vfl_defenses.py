@@ -8,7 +8,7 @@ import scipy.stats
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import chain, clipped_gaussian, gaussian_noise, marvell, vfl_defender
+from jaxleak.defenses import chain, clipped_gaussian, gaussian_noise, label_dp_scale, marvell, vfl_defender
 from jaxleak.defenses._marvell import label_noise, optimal_variances
 
 T_MAX, T_MIN = 0.4, -0.3
@@ -80,6 +80,24 @@ def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another(place)
     assert p[1] > 1e-3
     assert p[2 / 3] < 1e-9
     assert p[3 / 2] < 1e-9
+
+
+def _delta(epsilon, sigma):
+    """Of one Gaussian release of sensitivity 1 (Balle and Wang 2018, theorem 8)."""
+    normal = scipy.stats.norm.cdf
+    return normal(0.5 / sigma - epsilon * sigma) - np.exp(epsilon) * normal(-0.5 / sigma - epsilon * sigma)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+@pytest.mark.parametrize("epochs", [1, 20])
+def test_label_noise_is_private_by_the_exact_formula_and_hardly_more_than_needed(epsilon, epochs):
+    batch = 16
+    scale = label_dp_scale(epsilon, delta=1e-5, epochs=epochs, batch_size=batch)
+    y = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    sensitivity = np.linalg.norm((y[0] - y[1]) / batch)  # of a row of (p - onehot(y)) / B when its label changes
+    sigma = scale / sensitivity / np.sqrt(epochs)  # T releases are one with sigma / sqrt(T)
+    assert _delta(epsilon, sigma) <= 1e-5
+    assert _delta(epsilon, 0.8 * sigma) > 1e-5
 
 
 def _sum_kl(mean0, cov0, mean1, cov1):
@@ -241,6 +259,9 @@ def test_values_out_of_range_are_refused():
         (lambda: gaussian_noise(0.0), "scale must be > 0, got 0.0"),
         (lambda: gaussian_noise(-0.1), "scale must be > 0, got -0.1"),
         (lambda: gaussian_noise(0.1, place="payload"), "place must be one of top_output"),
+        (lambda: label_dp_scale(0.0, delta=1e-5, epochs=1, batch_size=16), "epsilon must be > 0, got 0.0"),
+        (lambda: label_dp_scale(-1.0, delta=1e-5, epochs=1, batch_size=16), "epsilon must be > 0, got -1.0"),
+        (lambda: label_dp_scale(1.0, delta=1.0, epochs=1, batch_size=16), "delta must be < 1"),
         (lambda: marvell(num_classes=1), "num_classes must be in"),
         (lambda: marvell(num_classes=2, power=0.0), "power must be > 0"),
         (lambda: marvell(num_classes=2, max_sum_kl=-1.0), "max_sum_kl must be > 0"),

@@ -81,6 +81,35 @@ def test_windows_follow_drift_and_sightings_add_up():
     assert not found.confidence[150:].any()
 
 
+def test_classes_that_turn_within_a_window_stay_together():
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=800)
+    # In the course of the window every class moves beyond half of the way to where the next one began.
+    share = np.linspace(0, 0.6, 800)[:, None]
+    gradients = (1 - share) * _cut_gradients(y, 4) + share * _cut_gradients((y + 1) % 4, 4)
+    gradients += 0.5 * rng.standard_normal(gradients.shape)
+
+    def accuracy(order):
+        prior = _prior(y, 4, 0.5)[order]
+        found = attacks.free_labels(gradients[order], order, prior, num_samples=800)
+        return np.mean(found.labels == y)
+
+    in_time = accuracy(np.arange(800))
+    assert in_time > 0.93
+    assert in_time > accuracy(rng.permutation(800)) + 0.02  # in an order that says nothing about time
+
+
+def test_directions_that_say_nothing_leave_the_baseline_alone():
+    y = np.random.default_rng(0).integers(5, size=600)
+    prior = _prior(y, 5, 0.6)
+    noise = np.random.default_rng(1).standard_normal((600, 20))
+    found = attacks.free_labels(noise, np.arange(600), prior, num_samples=600)
+    np.testing.assert_allclose(np.exp(found.log_probability), np.exp(prior), rtol=1e-6)
+    assert found.windows[0].separation == 0
+    spoken = attacks.free_labels(noise + 2 * _cut_gradients(y, 5), np.arange(600), prior, num_samples=600)
+    assert np.mean(spoken.labels == y) > np.mean(found.labels == y) + 0.1
+
+
 def test_without_directions_the_baseline_answers():
     y = np.arange(40) % 2
     prior = _prior(y, 2, 0.9)

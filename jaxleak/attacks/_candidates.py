@@ -68,15 +68,17 @@ class ImageGenerator(nn.Module):
         x = self._conv(noise, self.channels, "in")
         for stage in range(self.stages):
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
-            x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"up_{stage}")), 0.2)
-            x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"mix_{stage}")), 0.2)
+            # No bias in front of a normalisation: it would have no effect and a gradient of rounding noise.
+            x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"up_{stage}", bias=False)), 0.2)
+            x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"mix_{stage}", bias=False)), 0.2)
         height, width, depth = self.image_shape
         return nn.sigmoid(self._conv(x[:, :height, :width], depth, "out"))
 
-    def _conv(self, x: jax.Array, channels: int, name: str) -> jax.Array:
+    def _conv(self, x: jax.Array, channels: int, name: str, *, bias: bool = True) -> jax.Array:
         shape = (3, 3, x.shape[-1], channels)
         kernel = self.param(f"{name}_kernel", nn.initializers.he_normal(), shape)
-        return conv2d(x, kernel) + self.param(f"{name}_bias", nn.initializers.zeros, (channels,))
+        z = conv2d(x, kernel)
+        return z + self.param(f"{name}_bias", nn.initializers.zeros, (channels,)) if bias else z
 
 
 def _channel_norm(x: jax.Array) -> jax.Array:

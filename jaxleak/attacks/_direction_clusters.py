@@ -27,6 +27,7 @@ SAME_COSINE = 0.95
 _EM_STEPS = 60
 _EM_TOLERANCE = 1e-6
 _RIDGE = 1e-4
+_LARGEST_DEGREE = 3  # of the polynomials along which classes drift within a window
 
 
 class DirectionLabels(NamedTuple):
@@ -72,7 +73,7 @@ def label_directions(
        the merge test of step 2 again until it passes, then the best objective wins.
 
     Args:
-        gradients: (n, e), finite; zero rows are answered by `log_prior` alone.
+        gradients: (n, e) in the order in which they came, finite; zero rows are answered by `log_prior` alone.
         log_prior: (n, C), log-probabilities of a baseline that has not seen the gradients.
         previous_means: (C, e) of the previous window, for drift.
         restarts: of k-means, >= 1, chosen by its inertia.
@@ -86,8 +87,8 @@ def label_directions(
     if live.sum() < 2 * classes:
         return DirectionLabels(log_probability, means, -np.inf, 0.0)
     unit, prior = gradients[live] / norms[live, None], log_probability[live]
-    # Classes differ in at most C - 1 dimensions, and the mean takes one more.
-    basis = np.linalg.svd(unit, full_matrices=False)[2][: min(classes, gradients.shape[1])]
+    # Classes differ in C - 1 dimensions and the mean takes one more; drift takes them through as many again.
+    basis = np.linalg.svd(unit, full_matrices=False)[2][: min(2 * classes, gradients.shape[1])]
     projected = unit @ basis.T
 
     starts = [(np.exp(prior), np.arange(classes))]
@@ -99,6 +100,17 @@ def label_directions(
         starts.append((np.eye(classes)[nearest], np.unique(nearest)))
 
     best = max((_fit_and_merge(unit, projected, prior, *start) for start in starts), key=lambda fit: fit[1])
+    present = np.flatnonzero(np.isfinite(best[0]).any(axis=0))
+    for degree in range(1, _LARGEST_DEGREE + 1):
+        moving = _fit(projected, prior, np.exp(best[0]), present, degree)
+        best = max(best, moving, key=lambda fit: fit[1])
+    if len(present) > 1:
+        alone = np.zeros((len(unit), 1))
+        silent = max(
+            _fit(projected, alone, alone + 1, np.array([0]), degree)[1] for degree in range(_LARGEST_DEGREE + 1)
+        )
+        if silent > best[1]:
+            best = prior, silent, 0.0
     log_probability[live], objective, separation = best
     weights = np.exp(log_probability[live])
     means = weights.T @ unit / np.maximum(weights.sum(axis=0), 1e-12)[:, None]
@@ -170,30 +182,38 @@ def _fit_and_merge(
 
 
 def _fit(
-    points: np.ndarray, log_prior: np.ndarray, start: np.ndarray, present: np.ndarray
+    points: np.ndarray, log_prior: np.ndarray, start: np.ndarray, present: np.ndarray, degree: int = 0
 ) -> tuple[np.ndarray, float, float]:
-    """EM of the mixture over `present` classes: log posterior (n, C), penalised objective, separation."""
+    """EM of the mixture over `present` classes: log posterior (n, C), penalised objective, separation.
+
+    The mean of a class is a polynomial of `degree` in the order of the rows.
+    """
     n, rank = points.shape
     prior, responsibility = log_prior[:, present], start[:, present]
+    time = np.polynomial.legendre.legvander(np.linspace(-1, 1, n), degree)
     scatter = points.T @ points
     ridge = _RIDGE * np.trace(scatter) / n / rank * np.eye(rank)
+    small = 1e-9 * np.eye(degree + 1)
     previous, value = -np.inf, -np.inf
     for _ in range(_EM_STEPS):
-        mass = responsibility.sum(axis=0) + 1e-9
-        means = responsibility.T @ points / mass[:, None]
-        cholesky = np.linalg.cholesky((scatter - (means * mass[:, None]).T @ means) / n + ridge)
-        white, centres = np.linalg.solve(cholesky, points.T).T, np.linalg.solve(cholesky, means.T).T
-        # |w - m|^2 less the class-independent |w|^2, which is added to the likelihood once.
-        scores = white @ centres.T - 0.5 * (centres**2).sum(axis=1) + prior
+        weighted = [time * member[:, None] for member in responsibility.T]
+        means = [np.linalg.solve(w.T @ time + small, w.T @ points) for w in weighted]
+        explained = sum(mean.T @ (w.T @ points) for mean, w in zip(means, weighted, strict=True))
+        cholesky = np.linalg.cholesky((scatter - explained) / n + ridge)
+        whitening = np.linalg.inv(cholesky).T
+        white, centres = points @ whitening, [mean @ whitening for mean in means]
+        distances = np.stack([((white - time @ centre) ** 2).sum(axis=1) for centre in centres], axis=1)
+        scores = prior - 0.5 * distances
         evidence = logsumexp(scores, axis=1, keepdims=True)
         posterior = scores - evidence
-        value = float(np.mean(evidence[:, 0] - 0.5 * (white**2).sum(axis=1)) - np.log(np.diag(cholesky)).sum())
+        value = float(evidence.mean() - np.log(np.diag(cholesky)).sum())
         responsibility = np.exp(posterior)
         if value - previous < _EM_TOLERANCE:
             break
         previous = value
-    objective = value - len(present) * rank * np.log(n) / (2 * n)
+    objective = value - len(present) * (degree + 1) * rank * np.log(n) / (2 * n)
     full = np.full(log_prior.shape, -np.inf)
     full[:, present] = posterior
-    gaps = np.sqrt(((centres[:, None] - centres[None]) ** 2).sum(axis=-1))[np.triu_indices(len(present), 1)]
+    middle = np.stack([centre[0] for centre in centres])  # the other polynomials average to zero
+    gaps = np.sqrt(((middle[:, None] - middle[None]) ** 2).sum(axis=-1))[np.triu_indices(len(present), 1)]
     return full, objective, float(gaps.min()) if gaps.size else np.inf

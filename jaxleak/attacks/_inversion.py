@@ -127,7 +127,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             iteration=jnp.zeros((), jnp.int32),
             variables=variables,
             constants=constants,
-            optimizer=optimizer.init(variables),
+            optimizer=_strong(optimizer.init(variables)),
             sharpness=sharpness,
             best=jax.tree.map(jnp.copy, variables),
             best_loss=jnp.float32(jnp.inf),
@@ -210,7 +210,6 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         alive = (state.failed_at < 0) & finite
         new = state._replace(
             variables=moved,
-            optimizer=opt_state,
             best=_where(better, state.variables, state.best),
             best_loss=jnp.where(better, loss, state.best_loss),
             best_sharpness=state.sharpness,
@@ -218,7 +217,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         if s.smoothing is not None:
             sharper = next_sharpness(s.smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
             new = new._replace(sharpness=sharper)
-        state = _where(alive, new, state)
+        state = _where(alive, new._replace(optimizer=_strong(opt_state)), state)
         state = state._replace(
             failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),
             iteration=state.iteration + 1,
@@ -281,6 +280,11 @@ def check_payload(payload: PyTree, variables: PyTree) -> None:
 
 def _leaves(tree: PyTree) -> list[tuple[str, jax.Array]]:
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _strong(tree: PyTree) -> PyTree:
+    # Some optimizers start from Python numbers; a weak type would compile the next step anew.
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)
 
 
 def _where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:

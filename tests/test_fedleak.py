@@ -1,0 +1,179 @@
+"""FedLeak's tables: every printed cell has a run or a reason, a budget is kept, and finished runs stay finished."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from experiments import _fedleak_report, _paper, fedleak
+from experiments._fedleak_cells import NOT_MEASURED, Job, Sizes, names, plans
+from experiments._fedleak_runs import Runner, cost, unavailable
+from experiments._fedleak_weights import Training, trained
+from experiments._harness import RunFolder
+from experiments._inversion_problem import Case, settings, victim
+
+EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10"), "digits"), substitute="digits")
+
+
+def _all(sizes):
+    return [plan for name in names() for plan in plans(name, sizes)]
+
+
+def test_every_printed_cell_has_a_run_or_a_reason():
+    planned = _all(EVERYTHING)
+    printed = [cell["id"] for table in _paper.tables("fedleak").values() for cell in table["cell"]]
+    assert Counter(plan.id for plan in planned if plan.paper is not None) == Counter(printed)
+    assert all(bool(plan.jobs) != bool(plan.reason) for plan in planned)
+    without = {plan.id for plan in planned if plan.reason}
+    methods = {cell["id"]: cell["method"] for table in _paper.tables("fedleak").values() for cell in table["cell"]}
+    by_hand = {name for name, method in methods.items() if method in ("GGL", "ROGS")}
+    never = {c["id"] for name in NOT_MEASURED for c in _paper.tables("fedleak")[name]["cell"]}
+    pretrained = {name for name in methods if name.startswith("table7") and name.endswith("pretrained")}
+    assert without == by_hand | never | pretrained
+
+
+def test_cells_ask_for_what_is_printed():
+    by_id = {plan.id: plan for plan in _all(EVERYTHING)}
+
+    def case(name):
+        return by_id[name].jobs[0].case
+
+    first = case("table3/fedleak/b64/mnist")
+    assert (first.model, first.batch_size, first.iterations, first.data) == ("resnet10", 64, 10_000, "digits")
+    assert case("table3/idlg/b16/mnist").attack == "idlg"
+    assert case("table5/fedleak/label-skew/3").partition == "label_skew:3"
+    assert case("table5/fedleak/feature-skew/80-100").partition == "feature_skew:4"
+    assert case("table6/fedleak/alpha0.1").partition == "dirichlet:0.1"
+    assert case("table8/fedleak/b32/vit").model == "vit_tiny"
+    assert case("table9/fedleak/steps12").images == 192
+    assert case("table11-psnr/bayes/multiple-start/mnist").restarts == 4
+    assert case("table11-gd/gi/cosine-annealing/cifar10").optimizer == "annealed"
+    assert case("table14-psnr-without/b32").labels == "joint"
+    assert case("table15/R15").matched_percent == 15
+    assert case("table16/lambda0.9").blend == 0.9
+    assert case("table17/alpha0").tv == 0
+    assert case("table17/alpha1e-4").tv == pytest.approx(10 * case("table17/alpha1e-5").tv)
+    assert case("table18/beta0.01").activation_penalty == 0.01
+    assert case("table19/without-cos").terms == ("relative_l1",)
+    assert by_id["text-overdetermination/b1"].read([{"parameters": 4902090.0}]) == pytest.approx(6252, abs=1)
+    assert by_id["text-capacity-gain/depth/b32"].read(
+        [{"psnr_best_match": 10.0}, {"psnr_best_match": 12.5}]
+    ) == pytest.approx(2.5)
+
+
+def test_every_case_has_settings_that_the_threat_grants():
+    cases = {job.case for plan in _all(EVERYTHING) for job in plan.jobs if job.kind == "invert"}
+    assert len(cases) > 100
+    assert all(settings(case).labels != "given" for case in cases)
+
+
+def test_missing_data_are_a_reason():
+    reasons = {plan.reason for plan in plans("table5", Sizes())}
+    assert len(reasons) == 1
+    assert "no data: Lung-Colon Cancer" in reasons.pop()
+    assert "imagenet_nowhere" in unavailable("imagenet_nowhere")
+
+
+def test_reductions_are_named_in_the_note():
+    sizes = Sizes(model="convnet", batch_size=2, iterations=7, specs=EVERYTHING.specs)
+    note = next(plans("table15", sizes)).note
+    for part in ("convnet for resnet10", "B 2 for B 32", "7 iterations for 10000", "random weights for pretrained"):
+        assert part in note
+
+
+TINY = {"model": "mlp", "batch_size": 2, "iterations": 2, "only": "lambda0.1", "table": ("table16",)}
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    monkeypatch.setattr(fedleak, "DATASETS", {"MNIST": "digits", "CIFAR-10": "digits"})
+
+
+def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeypatch, digits):
+    args = fedleak.Args(**TINY, seeds=(0, 1), out=tmp_path)
+    metrics = fedleak.main(args)
+    assert (metrics["cells_run"], metrics["cells_listed"]) == (1, 4)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    row = next(cell for cell in stored["cells"] if cell["ours"] is not None)
+    assert row["id"] == "table16/lambda0.1"
+    assert row["paper"] == 18.85
+    assert {"spread", "psnr_grey", "cosine_distance", "label_accuracy", "note"} <= row.keys()
+    assert len(list((tmp_path / "figures").glob("*.png"))) == 2
+    assert "not run (not asked for)" in capsys.readouterr().out
+    monkeypatch.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
+    fedleak.main(args)
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert again["cells"] == stored["cells"]
+
+
+def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, digits):
+    args = fedleak.Args(**TINY | {"only": ""}, budget=0.001, out=tmp_path)
+    assert fedleak.main(args)["cells_run"] == 0
+    assert "beyond the budget" in capsys.readouterr().out
+
+
+def test_cost_grows_with_the_work():
+    case = Case(data="digits", model="mlp", iterations=1000)
+    dearer = [{"iterations": 2000}, {"restarts": 4}, {"blend": 0.7}, {"attack": "idlg"}]
+    for change in dearer:
+        assert cost(Job("invert", Case(**vars(case) | change))) > cost(Job("invert", case))
+
+
+def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):
+    case = Case(data="digits", model="mlp", pool=400, batch_size=2)
+    training = Training(rounds=30, clients=10, clients_per_round=4, learning_rate=0.3)
+    variables, reached = trained(case, training, 0, tmp_path)
+    assert reached["test_accuracy"] > 0.5
+    again, reached_again = trained(case, training, 0, tmp_path)
+    assert reached == reached_again
+    np.testing.assert_array_equal(variables["params"]["head"]["bias"], again["params"]["head"]["bias"])
+    with pytest.raises(ValueError, match="none left"):
+        trained(Case(data="digits", model="mlp", pool=1797), training, 0, tmp_path)
+
+
+@pytest.mark.parametrize("partition", ["label_skew:2", "quantity_skew:20", "dirichlet:0.5", "feature_skew:4"])
+def test_the_attacked_client_is_one_of_its_partition(partition):
+    case = Case(data="digits", model="mlp", pool=400, partition=partition, federation=10, batch_size=8)
+    private = victim(case, 0).private
+    assert 8 <= len(private.y) < 400
+    if partition == "label_skew:2":
+        assert len(np.unique(private.y)) == 2
+
+
+def test_partitions_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="smaller federation or batch"):
+        victim(Case(data="digits", model="mlp", pool=400, partition="label_skew:1", federation=100, batch_size=64), 0)
+    with pytest.raises(ValueError, match="partition must be one of iid"):
+        victim(Case(data="digits", model="mlp", pool=400, partition="shuffle"), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": ("table99",)}, "table must be one of table3"),
+        ({"table": ("table3",), "budget": 0.0}, "budget must be > 0"),
+        ({"seeds": ()}, "seeds must be > 0"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        fedleak.main(fedleak.Args(out=tmp_path, **options))
+
+
+def test_a_trend_is_judged_by_its_best_cell_and_its_order():
+    rows = [
+        {"id": f"table15/R{r}", "paper": p, "ours": o, "values": [o, o + 1]}
+        for r, p, o in ((15, 1.0, 1.0), (50, 3.0, 2.0), (100, 2.0, 3.0))
+    ]
+    verdict = _fedleak_report.trend(rows)
+    assert "best in the paper R50, here R100 (+1.00 dB, per seed +1.00, +1.00)" in verdict
+    assert "tau of the two orders +0.33" in verdict
+
+
+def test_results_survive_in_the_folder(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
+    job = Job("parameters", Case(data="digits", model="mlp"))
+    first = Runner(folder, fresh=False)(job, 0)
+    monkeypatch.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
+    assert Runner(folder, fresh=False)(job, 0).scores == first.scores

@@ -1,0 +1,298 @@
+"""The gradient-inversion engine: what clients share, how a step is made, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import attacks, audit, models, objectives, protocols
+from jaxleak._base import Batch
+from jaxleak.attacks import presets
+from jaxleak.attacks._smoothing import next_sharpness
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
+
+B, SHAPE, CLASSES = 2, (4, 4, 1), 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.mlp(SHAPE, CLASSES, widths=(24,), activation="sigmoid")
+
+
+@pytest.fixture(scope="module")
+def observed(model):
+    """One client's round, what the server sees of it, and the truth."""
+    rng = np.random.default_rng(1)
+    private = Batch(jnp.asarray(rng.random((B, 1, *SHAPE)), jnp.float32), jnp.array([0, 2], jnp.int32), jnp.arange(B))
+    protocol = protocols.client(protocols.ClientShare(model), num_samples=B, batch_size=B)
+    state = jax.jit(protocol.init)(jax.random.key(0))
+    _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, private)
+    return protocol, view(SERVER_WITHOUT_INDICES, transcript), transcript.private
+
+
+def engine(model, protocol, settings):
+    return attacks.inversion(model, protocol.share, settings, batch_size=B)
+
+
+def settings(iterations=300, **changes):
+    return presets.fedleak(iterations, homotopy=False)._replace(**{"tv": 0.0, "activation": 0.0, **changes})
+
+
+@pytest.fixture(scope="module")
+def attack(model, observed):
+    return engine(model, observed[0], settings())
+
+
+def invert(attack, observed, iterations=300, **options):
+    _, seen, truth = observed
+    return audit.invert(
+        attack, seen, audit.template_of(truth), key=jax.random.key(2), iterations=iterations, chunk=100, **options
+    )
+
+
+def test_a_batch_is_recovered_with_its_labels(attack, observed):
+    found, _, infos = invert(attack, observed, restarts=3, microbatch=2)
+    truth = observed[2]
+    order = np.argsort(truth.y)
+    np.testing.assert_array_equal(found.y, np.sort(truth.y))
+    assert np.abs(found.x - truth.x[order]).mean() < 0.05
+    assert found.recovered.all()
+    assert infos["distance"].shape == (300, 3)
+
+
+def test_restarts_do_not_know_of_each_other(attack, observed):
+    """The scores of three trials, and the trial that is returned, do not depend on how many run at once."""
+    together, a, _ = invert(attack, observed, iterations=5, restarts=3)
+    one_by_one, b, _ = invert(attack, observed, iterations=5, restarts=3, microbatch=1)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
+    np.testing.assert_allclose(together.x, one_by_one.x, atol=1e-5)
+    scores = jax.lax.map(lambda s: attack.reconstruct(s, observed[1]).score[0], a.attack)
+    np.testing.assert_allclose(together.score[0], scores.min(), rtol=1e-6)
+
+
+def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path):
+    whole, _, _ = invert(attack, observed, iterations=200)
+    invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
+    resumed, _, infos = invert(attack, observed, iterations=200, checkpoints=Checkpoints(tmp_path / "c", {}))
+    assert len(infos["loss"]) == 100
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+def test_executors_agree(attack, observed):
+    found, _, _ = invert(attack, observed, iterations=2, executor="step")
+    expected, _, _ = invert(attack, observed, iterations=2)
+    np.testing.assert_allclose(found.x, expected.x, atol=1e-4)
+
+
+def test_a_trial_that_is_not_finite_freezes_and_says_when(model, observed):
+    class Exploding:
+        """The client's function until iteration 3 of the attack, then infinity."""
+
+        def __call__(self, params, batch, *, sharpness=None):
+            payload = observed[0].share(params, batch)
+            return jax.tree.map(lambda leaf: jnp.where(sharpness > 3.5, jnp.nan, leaf), payload)
+
+    s = settings(8, smoothing=attacks.smoothing(1.0, 8.0))
+    attack = attacks.inversion(model, Exploding(), s, batch_size=B)
+    state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
+    step, states = jax.jit(attack.step), []
+    for _ in range(8):
+        state, info = step(jax.random.key(0), state, observed[1])
+        states.append(state)
+    sharpness = [1.0 * 8 ** (t / 7) for t in range(8)]
+    first = next(t for t, beta in enumerate(sharpness) if beta > 3.5)
+    assert int(state.failed_at) == first
+    assert bool(info["frozen"])
+    np.testing.assert_array_equal(state.variables["x"], states[first - 1].variables["x"])
+    assert np.isfinite(state.best_loss)
+
+
+class TestClient:
+    def test_one_step_is_the_gradient(self, model, observed):
+        protocol, _, truth = observed
+        variables = model.init(jax.random.key(5))
+        expected = reference.mean_of_classifier_gradients(model, variables, truth)
+        payload = jax.jit(protocol.share)(variables, truth)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
+
+    def test_local_steps_are_sgd(self, model, observed):
+        """(w - w') / (rate * steps) with w' from plain SGD, averaged over the clients."""
+        share = protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5)
+        variables = model.init(jax.random.key(5))
+        rng = np.random.default_rng(0)
+        x = jnp.asarray(rng.random((8, 1, *SHAPE)), jnp.float32)
+        y = jnp.arange(8, dtype=jnp.int32) % CLASSES
+        total = jax.tree.map(jnp.zeros_like, variables["params"])
+        for c in range(2):
+            weights = variables["params"]
+            for step in range(2):
+                part = slice(4 * c + 2 * step, 4 * c + 2 * step + 2)
+                g = reference.mean_of_classifier_gradients(
+                    model, {**variables, "params": weights}, Batch(x[part], y[part], None)
+                )
+                weights = jax.tree.map(lambda w, d: w - 0.5 * d, weights, g)
+            total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, variables["params"], weights)
+        payload = jax.jit(share)(variables, Batch(x, y, jnp.arange(8)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
+        estimate = jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, jnp.arange(8)))
+        assert objectives.cosine(payload, estimate) > 1e-6
+
+    def test_bad_sizes(self, model):
+        with pytest.raises(ValueError, match="local_steps must be > 0, got 0"):
+            protocols.ClientShare(model, local_steps=0)
+        with pytest.raises(ValueError, match="batch_norm must be one of train, eval"):
+            protocols.ClientShare(model, batch_norm="both")
+        share = protocols.ClientShare(model, local_steps=3)
+        with pytest.raises(ValueError, match="clients \\* local_steps \\* batch_size must be in"):
+            protocols.client(share, num_samples=8, batch_size=3)
+        with pytest.raises(ValueError, match="3 equal parts, got 4 samples"):
+            share(model.init(jax.random.key(0)), Batch(jnp.zeros((4, 1, *SHAPE)), jnp.zeros(4, jnp.int32), None))
+
+
+class TestGradientRegularization:
+    """On f(x) = sum a x^4, where everything is known."""
+
+    a = np.array([1.0, -0.5, 2.0])
+    x = np.array([0.7, -1.1, 0.4])
+
+    def direction(self, **options):
+        def objective(x, chosen):
+            assert chosen in (None, "kept")
+            return jnp.sum(jnp.asarray(self.a) * x**4), "kept"
+
+        regularization = objectives.gradient_regularization(0.6, **options)
+        value, _, d = objectives.regularized_gradient(
+            objective, jnp.asarray(self.x), regularization, selected=lambda aux: aux, step=lambda g: -0.1 * g
+        )
+        np.testing.assert_allclose(value, (self.a * self.x**4).sum(), rtol=1e-6)
+        return np.asarray(d)
+
+    def gradient(self, x):
+        return 4 * self.a * x**3
+
+    @pytest.mark.parametrize(("probe", "sign"), [("ascent", 1), ("descent", -1)])
+    def test_blend_of_two_gradients(self, probe, sign):
+        p = self.gradient(self.x)
+        q = self.gradient(self.x + sign * 0.3 * p / np.linalg.norm(p))
+        np.testing.assert_allclose(self.direction(length=0.3, probe=probe), 0.4 * p + 0.6 * q, rtol=1e-5)
+
+    def test_probe_where_the_optimizer_would_step(self):
+        p = self.gradient(self.x)
+        expected = 0.4 * p + 0.6 * self.gradient(self.x - 0.1 * p)
+        np.testing.assert_allclose(self.direction(probe="step"), expected, rtol=1e-5)
+
+    def test_exact_product_is_the_limit_of_the_finite_difference(self):
+        with jax.enable_x64(True):
+            exact = self.direction(length=1e-5, exact=True) - self.gradient(self.x)
+            finite = self.direction(length=1e-5) - self.gradient(self.x)
+        cosine = exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite)
+        assert cosine > 0.999
+        hessian = 12 * self.a * self.x**2
+        p = self.gradient(self.x)
+        np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
+            objectives.gradient_regularization(1.5)
+        with pytest.raises(ValueError, match="probe must be one of"):
+            objectives.gradient_regularization(probe="sideways")
+        with pytest.raises(ValueError, match="exact needs a probe along the gradient"):
+            objectives.gradient_regularization(probe="step", exact=True)
+
+
+def sharpnesses(plan, iterations, distance=0.0):
+    beta, out = jnp.float32(plan.start), []
+    for t in range(iterations):
+        out.append(float(beta))
+        beta = next_sharpness(plan, beta, jnp.asarray(t), iterations, jnp.float32(distance))
+    return out
+
+
+def test_sharpness_rises_geometrically_then_holds_then_is_exact():
+    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), 10)
+    np.testing.assert_allclose(betas[:5], [1, 2, 4, 8, 16], rtol=1e-5)
+    np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
+    assert min(betas[8:]) >= 1e6
+    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), 5), [1, 2, 4, 8, 16], rtol=1e-5)
+    assert set(sharpnesses(attacks.smoothing(2.0, 16.0, progress_below=0.5), 5, distance=0.9)) == {2.0}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"labels": "guessed"}, "labels must be one of given, joint"),
+            ({"tv": -1.0}, "tv must be >= 0"),
+            ({"group": 0}, "group must be > 0"),
+            ({"consistency": 1.0}, "group must be > 1"),
+            ({"batch_norm": 1.0}, "no batch normalisation"),
+        ],
+    )
+    def test_settings(self, model, observed, changes, message):
+        with pytest.raises(ValueError, match=message):
+            engine(model, observed[0], settings(**changes))
+
+    def test_a_label_rule_outside_its_range(self, model, observed):
+        with pytest.raises(ValueError, match="batch_size 4 is more than 3 classes"):
+            attacks.inversion(model, observed[0].share, settings(labels="sum_rule"), batch_size=4)
+
+    def test_labels_that_are_not_granted(self, model, observed):
+        attack = engine(model, observed[0], settings(labels="given"))
+        state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
+        with pytest.raises(ValueError, match="the threat must grant labels"):
+            attack.step(jax.random.key(0), state, observed[1])
+
+    def test_running_statistics_that_are_not_granted(self):
+        problem = reference.client_problem(2, batch_norm="eval")
+        transcript = reference.first_transcript(problem)
+        attack = attacks.inversion(problem.model, problem.protocol.share, settings(), batch_size=2)
+        state = attack.init(jax.random.key(0), problem.template)
+        with pytest.raises(ValueError, match="not granted"):
+            jax.eval_shape(attack.step, jax.random.key(0), state, view(SERVER_WITHOUT_INDICES, transcript))
+        granted = view(Threat(index=False, running_statistics=True), transcript)
+        jax.eval_shape(attack.step, jax.random.key(0), state, granted)
+
+    def test_presets(self):
+        with pytest.raises(ValueError, match="preset must be one of dlg, idlg"):
+            presets.preset("deep")
+        with pytest.raises(ValueError, match="iterations must be > 0"):
+            presets.preset("dlg", 0)
+        with pytest.raises(ValueError, match="noise must be one of"):
+            presets.bayes(noise="pink")
+
+    def test_candidates(self):
+        with pytest.raises(ValueError, match="start must be one of"):
+            attacks.pixels("truth")
+        with pytest.raises(ValueError, match="low < high"):
+            attacks.pixels(box=(1.0, 0.0))
+        with pytest.raises(ValueError, match="channels must be > 0"):
+            attacks.generator_weights(channels=0)
+
+    def test_smoothing(self):
+        with pytest.raises(ValueError, match="start must be > 0"):
+            attacks.smoothing(0.0)
+        with pytest.raises(ValueError, match="end must be in"):
+            attacks.smoothing(4.0, 2.0)
+        with pytest.raises(ValueError, match="hold \\+ finish must be < 1"):
+            attacks.smoothing(hold=0.5, finish=0.5)
+
+    def test_payload_of_another_model(self, model):
+        variables = model.init(jax.random.key(0))
+        payload = jax.tree.map(jnp.zeros_like, variables["params"])
+        attacks.check_payload(payload, variables)
+        lacking = {name: leaf for name, leaf in payload.items() if name != "head"}
+        with pytest.raises(ValueError, match=r"lacks .*head"):
+            attacks.check_payload(lacking, variables)
+        with pytest.raises(ValueError, match="must have shape"):
+            attacks.check_payload({**payload, "head": jax.tree.map(lambda leaf: leaf[:1], payload["head"])}, variables)
+        with pytest.raises(ValueError, match="not finite"):
+            attacks.check_payload(jax.tree.map(lambda leaf: leaf * jnp.nan, payload), variables)
+        with pytest.raises(ValueError, match="must hold floats"):
+            attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.int32), payload), variables)
+
+    def test_data_of_another_shape(self, attack):
+        template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 1, 5, 5, 1), (2,), (2,))))
+        with pytest.raises(ValueError, match="must have shape"):
+            attack.init(jax.random.key(0), template)

@@ -1,0 +1,173 @@
+"""The tables of the VFLRecon study: every printed number has a case or a reason, budgets bind, runs resume."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from experiments import _paper, _vfl_runs, _vfl_tables
+from experiments._harness import RunFolder
+from experiments._vfl_cells import TABLES, Cell, cells
+from experiments._vfl_figures import draw
+from experiments._vfl_problem import Case
+from experiments._vfl_runs import Runs
+from experiments._vfl_tables import cost, plan, run_cells, show
+from experiments._vfl_truth import correlations
+
+BASE = Case("sensorless")
+TINY = Case("breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, task_epochs=1)
+
+
+@pytest.mark.parametrize("table", ["table3", "table4", "table5", "table6", "fig3", "fig5", "fig6"])
+def test_no_printed_number_is_dropped(table):
+    listed = {cell.id: cell for cell in cells(table, BASE)}
+    printed = [
+        entry
+        for name, content in _paper.tables("vflrecon").items()
+        if name.removeprefix("text-").split("-")[0] == table
+        for entry in content["cell"]
+    ]
+    assert printed
+    for entry in printed:
+        if entry["id"].startswith("table5-utility/feature"):
+            entry = {**entry, "id": entry["id"].replace("feature", "label")}  # printed twice with the same value
+        assert listed[entry["id"]].paper == entry["value"]
+
+
+def test_cells_ask_for_what_they_are_called():
+    by_id = {cell.id: cell for table in TABLES for cell in cells(table, BASE)}
+    assert len(by_id) == sum(len(cells(table, BASE)) for table in TABLES)
+    four = by_id["table4-participants-label/enc/4"]
+    assert (four.case.parties, four.case.cipher, four.metric, four.factor) == (4, "plain", "label_accuracy_shared", 100)
+    gibbs = by_id["table4-partition-feature/plain/gibbs"]
+    assert (gibbs.case.partition, gibbs.case.cipher, gibbs.metric, gibbs.factor) == (
+        "gibbs", "none", "feature_mse_shared", 1,
+    )  # fmt: skip
+    noisy = by_id["table5-label/noise0.01#cut#adaptive"]
+    assert (noisy.case.defense, noisy.case.strength, noisy.metric) == (
+        "noise_cut", 0.01, "label_accuracy_shared_adaptive",
+    )  # fmt: skip
+    private = by_id["table6-utility/dp-sgd-eps100/criteo"]
+    assert (private.case.data, private.case.defense, private.case.strength) == ("criteo", "dp_sgd", 100.0)
+    assert private.metric == "task_accuracy_change"
+    assert by_id["table3/li/celeba"].missing == "no data: CelebA"
+    ciphers = {cell.case.cipher for cell in cells("encryption", BASE)}
+    assert ciphers == {"none", "plain", "ckks"}
+    real = {cell.case.cipher for cell in cells("table4", dataclasses.replace(BASE, cipher="ckks"))}
+    assert real == {"none", "ckks"}
+
+
+def test_cases_run_what_any_of_their_cells_needs():
+    attacked = Cell("a", TINY, "label_accuracy_shared")
+    runs = plan([attacked, Cell("b", TINY, "feature_mse_shared"), Cell("c", TINY, "task_accuracy")], ("shared",))
+    assert runs == {TINY: Runs(("shared",), True, True)}
+    only_task = plan([Cell("c", TINY, "task_accuracy_change")], ("shared",))[TINY]
+    assert only_task == Runs((), False, True)
+    assert cost(TINY, only_task) < cost(TINY, plan([attacked], ("shared",))[TINY])
+    assert plan([Cell("d", TINY, "label_accuracy_li_norm")], ("shared",))[TINY].comparisons
+    assert plan([dataclasses.replace(attacked, missing="no data")], ("shared",)) == {}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    calls = []
+
+    def run_case(case, seed, runs):
+        calls.append((case, seed))
+        return {"label_accuracy_shared": 0.5 + 0.1 * seed, "label_accuracy_free": 1.0}, {}
+
+    monkeypatch.setattr(_vfl_tables, "run_case", run_case)
+    return calls
+
+
+def _run(tmp_path, cells, **options):
+    folder = RunFolder(tmp_path, "vflrecon", {}, fresh=False)
+    options = {"seeds": (0, 1), "budget": 60.0, "shadow_init": ("shared",), **options}
+    return run_cells(cells, folder, **options)[0]
+
+
+def test_rows_hold_paper_ours_difference_and_spread_and_runs_resume(tmp_path, counted, capsys):
+    wanted = [
+        Cell("t/one", TINY, "label_accuracy_shared", 50.0, "%"),
+        Cell("t/two", TINY, "label_accuracy_free", None, "%"),
+        Cell("t/three", dataclasses.replace(TINY, data="nowhere"), "label_accuracy_shared", 1.0, "%"),
+        Cell("t/four", TINY, "", 9.0, "%", missing="no data: CelebA"),
+    ]
+    one, two, three, four = _run(tmp_path, wanted)
+    assert (one["ours"], one["difference"], one["spread"], one["free"]) == pytest.approx((55.0, 5.0, 5.0, 100.0))
+    assert two["ours"] == 100
+    assert "difference" not in two
+    assert three["ours"] is None
+    assert "nowhere" in three["not_run"]
+    assert four["not_run"] == "no data: CelebA"
+    assert counted == [(TINY, 0), (TINY, 1)]  # two cells of one case
+    assert _run(tmp_path, wanted)[0] == one
+    assert len(counted) == 2
+    show([one, two, three, four])
+    printed = capsys.readouterr().out
+    assert "not run (no data: CelebA): t/four" in printed
+    assert "+5.00" in printed
+
+
+def test_what_does_not_fit_the_budget_is_listed(tmp_path, counted):
+    wanted = [Cell("t/one", TINY, "label_accuracy_shared", 50.0, "%")]
+    (row,) = _run(tmp_path, wanted, budget=cost(TINY, plan(wanted, ("shared",))[TINY]) / 60)  # for one seed of two
+    assert row["ours"] is None
+    assert row["not_run"].startswith("beyond the budget")
+    assert counted == []
+
+
+def test_correlations_by_hand():
+    rng = np.random.default_rng(0)
+    victims = rng.normal(size=(500, 4))
+    victims[:, 3] = victims[:, 2]
+    estimate = victims * [1, 1, 1, -1]
+    found = correlations({"victims": victims, "estimate": estimate}, seed=0)
+    assert found["correlation_original"] == pytest.approx(1)
+    assert found["correlation_reconstructed"] == pytest.approx(-1)
+    flipped = [np.corrcoef(victims[:, i], victims[:, 3])[0, 1] for i in range(3)]
+    assert found["correlation_error"] == pytest.approx(2 * np.abs(flipped).sum() / 6)
+    constant = correlations({"victims": victims, "estimate": np.zeros_like(victims)}, seed=0)
+    assert constant["correlation_reconstructed"] == 0
+    assert correlations({"victims": victims[:, :3], "estimate": estimate[:, :3]}, seed=0) == {}
+
+
+def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
+    rows = [
+        {"id": f"fig7/{metric}/{share}", "ours": share, "spread": 0.1, "baseline": 0.2, "paper": None}
+        for metric in ("label_accuracy", "feature_mse")
+        for share in (0.25, 0.5)
+    ]
+    labels = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.legend", lambda self, **_: labels.append(self.get_legend_handles_labels())
+    )
+    draw(tmp_path, "fig7", [*rows, {"id": "fig7/label_accuracy/0.75", "ours": None}], None)
+    draw(tmp_path, "fig3", rows, None)
+    draw(tmp_path, "fig6", rows, {name: np.random.default_rng(0).random((9, 5)) for name in ("victims", "estimate")})
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "fig7_label_accuracy.png", "fig7_feature_mse.png", "fig3.png", "fig6.png",
+    }  # fmt: skip
+    assert all(any("own features alone" in label for label in names) for _, names in labels)
+
+
+@pytest.mark.slow
+def test_a_defended_case_has_both_attackers_and_both_accuracies():
+    case = dataclasses.replace(TINY, victim_records=200, network_epochs=10, defense="noise_cut", strength=1e4)
+    scores, arrays = _vfl_runs.run_case(case, 0, Runs(("shared",), True, True))
+    assert {"label_accuracy_shared", "label_accuracy_shared_adaptive", "feature_mse_shared_adaptive"} <= scores.keys()
+    change = scores["task_accuracy"] - scores["task_accuracy_undefended"]
+    assert scores["task_accuracy_change"] == pytest.approx(change)
+    # Noise a thousand times the gradient leaves what the attacker's own features say, to one that expects it.
+    assert scores["label_accuracy_shared_adaptive"] < scores["label_accuracy_baseline"] + 0.05
+    assert arrays["victims"].shape == arrays["estimate"].shape == (192, 15)
+    undefended, _ = _vfl_runs.run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
+    assert undefended["label_accuracy_shared"] > 0.95
+    assert undefended["label_accuracy_baseline"] == scores["label_accuracy_baseline"]
+
+
+def test_the_paper_file_names_no_text():
+    text = (_paper.FOLDER / "vflrecon.toml").read_text()
+    assert "source =" not in text
+    json.dumps(_paper.tables("vflrecon"))
