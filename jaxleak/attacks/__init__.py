@@ -28,7 +28,7 @@ from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, check_payload, i
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
-from jaxleak.attacks._smoothing import Smoothing, smoothing
+from jaxleak.attacks._smoothing import Smoothing, recommended_smoothing, smoothing
 from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
 from jaxleak.attacks._vfl_label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vflrecon import (
@@ -102,6 +102,7 @@ __all__ = [
     "normalized_sgd",
     "plan_cafe_exact",
     "recover",
+    "recommended_smoothing",
     "recover_labels",
     "sapag",
     "shadow_params",

@@ -17,7 +17,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
-from jaxleak.attacks._smoothing import Smoothing, next_sharpness
+from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.models import Classifier
 from jaxleak.objectives import (
     Distance,
@@ -59,7 +59,7 @@ class Settings(NamedTuple):
     group: int = 1  # G candidates that descend together
     consistency: float = 0.0  # weight of their distance to their mean
     regularization: GradientRegularization = GradientRegularization()
-    smoothing: Smoothing | None = None
+    smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing` of the model
 
 
 class InversionState(NamedTuple):
@@ -105,6 +105,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             settings read or the payload does not fit the model.
     """
     s = settings
+    if s.smoothing == "auto":
+        s = s._replace(smoothing=recommended_smoothing(batch_norm=model.has_batch_norm))
+    smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     _check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
     optimizer = optax.with_extra_args_support(s.optimizer)
@@ -122,7 +125,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             return {"x": x, "y": y}, constants
 
         variables, constants = one(start_key) if s.group == 1 else jax.vmap(one)(jax.random.split(start_key, s.group))
-        sharpness = jnp.float32(jnp.inf if s.smoothing is None else s.smoothing.start)
+        sharpness = jnp.float32(jnp.inf if smoothing is None else smoothing.start)
         return InversionState(
             iteration=jnp.zeros((), jnp.int32),
             variables=variables,
@@ -178,7 +181,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     ) -> tuple[InversionState, dict[str, jax.Array]]:
         del key
         _require(model, observation, s)
-        sharpness = None if s.smoothing is None else state.sharpness
+        sharpness = None if smoothing is None else state.sharpness
         objective = objective_for(observation, labels_of(state, observation), sharpness)
 
         def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
@@ -214,8 +217,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             best_loss=jnp.where(better, loss, state.best_loss),
             best_sharpness=state.sharpness,
         )
-        if s.smoothing is not None:
-            sharper = next_sharpness(s.smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
+        if smoothing is not None:
+            sharper = next_sharpness(smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
             new = new._replace(sharpness=sharper)
         state = _where(alive, new._replace(optimizer=_strong(opt_state)), state)
         state = state._replace(

@@ -11,7 +11,6 @@ import optax
 from jaxleak import _validate
 from jaxleak.attacks._candidates import generator_weights, pixels
 from jaxleak.attacks._inversion import Settings
-from jaxleak.attacks._smoothing import smoothing
 from jaxleak.objectives import (
     cosine,
     gaussian_kernel,
@@ -125,9 +124,9 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
         weighted([(1.0, relative_l1), (1.0, cosine)]),
         cosine_decay_adam(0.05, iterations),
         iterations,
-        tv=0.1,
+        tv=0.2,
         activation=1e-4,
-        smoothing=smoothing() if homotopy else None,
+        smoothing="auto" if homotopy else None,
     )
 
 
