@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, audit, models, objectives, protocols
+from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
 from jaxleak.attacks._smoothing import next_sharpness
@@ -138,6 +138,30 @@ class TestClient:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
         estimate = jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, jnp.arange(8)))
         assert objectives.cosine(payload, estimate) > 1e-6
+
+    @pytest.mark.parametrize(
+        "defense",
+        [defenses.dp_sgd(1.0, 0.0), defenses.soteria(0.5), defenses.sparsify(10.0), defenses.withhold_top(10.0)],
+        ids=lambda defense: defense.place,
+    )
+    def test_defenses_act_at_their_places(self, model, observed, defense):
+        protocol = protocols.client(observed[0].share, num_samples=B, batch_size=B, defense=defense)
+        state = jax.jit(protocol.init)(jax.random.key(0))
+        _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, observed[2])
+        plain = observed[0].share(state.params, transcript.private)
+        assert jax.tree.structure(plain) == jax.tree.structure(transcript.payload)
+        differs = jax.tree.map(lambda a, b: not np.allclose(a, b, atol=1e-7), plain, transcript.payload)
+        assert any(jax.tree.leaves(differs))
+
+    def test_defenses_that_a_client_does_not_have(self, model):
+        wide = protocols.ClientShare(model, clients=2)
+        with pytest.raises(ValueError, match="needs clients = 1, got 2"):
+            protocols.client(wide, num_samples=8, batch_size=2, defense=defenses.sparsify(10.0))
+        steps = protocols.ClientShare(model, local_steps=2)
+        with pytest.raises(ValueError, match="needs local_steps = 1, got 2"):
+            protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.dp_sgd())
+        with pytest.raises(ValueError, match="place must be one of payload"):
+            protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
 
     def test_bad_sizes(self, model):
         with pytest.raises(ValueError, match="local_steps must be > 0, got 0"):

@@ -113,20 +113,21 @@ def client(
         num_samples: N, size of the client's data; for M aggregated clients, of all of theirs.
         batch_size: B of each local step; a round uses M * E * B <= N different samples.
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
-        defense: transforms the payload before the server sees it.
+        defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
+            at "server_view" what the server cannot read; for one client, and per example for one local step.
         with_statistics: also record the batch's normalisation statistics, for threats that grant them.
 
     Returns:
         A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`.
 
     Raises:
-        ValueError: on sizes out of range, or a defense that acts elsewhere than on the payload.
+        ValueError: on sizes out of range, or a defense at a place that this client does not have.
     """
     per_round = share.clients * share.local_steps * batch_size
     _validate.positive(num_samples=num_samples, batch_size=batch_size)
     _validate.in_range(1, num_samples, **{"clients * local_steps * batch_size": per_round})
     if defense is not None:
-        _validate.one_of(("payload",), place=defense.place)
+        _check_defense(share, defense)
     model = share.model
 
     def init(key: jax.Array) -> ProtocolState:
@@ -137,7 +138,15 @@ def client(
         batch = Batch(private.x[index], private.y[index], index)
         payload = share(state.params, batch)
         if defense is not None:
-            payload = defense.apply(jax.random.fold_in(jax.random.fold_in(key, state.round), 1), payload)
+            noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+            known: dict = {"round": state.round}
+            if defense.place == "per_example_gradient":
+                payload = _each_example(share, state.params, batch)
+            elif defense.place == "representation":
+                known |= {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y}
+            payload = defense.apply(noise_key, payload, **known)
+            if defense.place == "per_example_gradient":
+                payload = jax.tree.map(lambda leaf: leaf.mean(axis=0), payload)
         statistics = None
         if with_statistics:
             statistics = model.apply(state.params, batch.x[:, 0], mode=share.batch_norm).statistics
@@ -145,3 +154,19 @@ def client(
         return state._replace(round=state.round + 1), transcript
 
     return Protocol(init, round_, share)
+
+
+def _each_example(share: ClientShare, params: PyTree, batch: Batch) -> PyTree:
+    """Gradients with a leading axis of examples."""
+    return jax.vmap(lambda x, y, i: share(params, Batch(x[None], y[None], i[None])))(batch.x, batch.y, batch.index)
+
+
+def _check_defense(share: ClientShare, defense: Defense) -> None:
+    _validate.one_of(("payload", "representation", "per_example_gradient", "server_view"), place=defense.place)
+    if share.clients > 1:
+        raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
+    if defense.place == "per_example_gradient":
+        if share.local_steps > 1:
+            raise ValueError(f"a defense per example needs local_steps = 1, got {share.local_steps}")
+        if share.model.has_batch_norm and share.batch_norm == "train":
+            raise ValueError("batch normalisation mixes examples; a defense per example needs batch_norm='eval'")
