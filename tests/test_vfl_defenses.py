@@ -62,6 +62,19 @@ def test_the_repaired_reading_keeps_the_direction_and_the_budget(size):
     assert (defended <= T_MAX).all()
 
 
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e3])
+def test_the_batch_reading_keeps_the_direction_of_the_whole_batch(size):
+    gradient = np.float32(size) * GRADIENT
+    defended = _defend(gradient, "batch").astype(np.float64)
+    clipped = np.clip(gradient, np.float32(T_MIN), np.float32(T_MAX)).astype(np.float64)
+    np.testing.assert_allclose(
+        defended / np.linalg.norm(defended), clipped / np.linalg.norm(clipped), atol=1e-7, rtol=1e-5
+    )
+    norms = [np.linalg.norm(_defend(gradient, "batch", jax.random.key(i))) for i in range(60)]
+    assert 0 < min(norms) < 0.05
+    assert 0.25 < max(norms) <= 0.3 * (1 + 1e-6)
+
+
 def test_the_repaired_sizes_are_uniform_whatever_the_sample():
     sizes = np.linalg.norm(_defend(np.tile(GRADIENT, (10, 1)), "direction"), axis=1)
     assert scipy.stats.kstest(sizes, "uniform", args=(0, 0.3)).pvalue > 1e-3
@@ -255,7 +268,7 @@ def test_values_out_of_range_are_refused():
         (lambda: vfl_defender(1.0, 0.5), "t_min must be < 0, got 0.5"),
         (lambda: vfl_defender(1.0, 0.0), "t_min must be < 0, got 0.0"),
         (lambda: vfl_defender(1.0, -float("inf")), "t_min must be < 0"),
-        (lambda: vfl_defender(1.0, -1.0, reading="signs"), "reading must be one of paper, direction"),
+        (lambda: vfl_defender(1.0, -1.0, reading="signs"), "reading must be one of paper, direction, batch"),
         (lambda: gaussian_noise(0.0), "scale must be > 0, got 0.0"),
         (lambda: gaussian_noise(-0.1), "scale must be > 0, got -0.1"),
         (lambda: gaussian_noise(0.1, place="payload"), "place must be one of top_output"),

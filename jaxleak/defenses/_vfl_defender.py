@@ -11,14 +11,15 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense
 
-READINGS = ("paper", "direction")
+Reading = Literal["paper", "direction", "batch"]
+READINGS: tuple[Reading, ...] = ("paper", "direction", "batch")
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
-def vfl_defender(t_max: float, t_min: float, *, reading: Literal["paper", "direction"] = "direction") -> Defense:
+def vfl_defender(t_max: float, t_min: float, *, reading: Reading = "direction") -> Defense:
     """Randomise dL/do, the gradient at the top's output, before it goes back through the top model.
 
-    The text promises to randomise the norm and keep the direction. Algorithm 2 does something else, so there are two
+    The text promises to randomise the norm and keep the direction. Algorithm 2 does something else, so there are three
     readings:
 
     * "paper", Algorithm 2 as printed: clip, normalise, then replace every element > 0 by a uniform draw from
@@ -30,16 +31,18 @@ def vfl_defender(t_max: float, t_min: float, *, reading: Literal["paper", "direc
       multiply it by a uniform draw from (0, min(t_max, -t_min)), one per sample. The direction of the clipped gradient
       stays, and the size says nothing about the sample, because its distribution is the same for all of them. A row of
       zeros has no direction and stays zero.
+    * "batch", repaired as well, but with one norm and one draw for the whole batch: the direction of the batch's
+      gradient stays, hence also how its samples compare.
 
-    In both, every element ends in [t_min, t_max]. The paper prints neither thresholds nor the distribution (uniform is
-    assumed) nor whether it normalises per sample (assumed) or per batch. The gradient is that of the mean loss: its
+    In all of them, every element ends in [t_min, t_max]. The paper prints neither thresholds nor the distribution
+    (uniform is assumed) nor whether it normalises per sample or per batch. The gradient is that of the mean loss: its
     elements are within [-1 / B, 1 / B] for cross-entropy, so a threshold above 1 / B clips nothing, and under "paper"
     one far above it is a far larger learning rate for optimisers that are not scale-free.
 
     Args:
         t_max: upper threshold > 0.
         t_min: lower threshold < 0.
-        reading: "paper" or "direction".
+        reading: "paper", "direction" or "batch".
 
     Returns:
         A `Defense` at "top_output_gradient"; it takes (..., C) leaves, and the last axis is one sample's gradient.
@@ -60,10 +63,11 @@ def vfl_defender(t_max: float, t_min: float, *, reading: Literal["paper", "direc
 
     def only_direction(key: jax.Array, gradient: jax.Array) -> jax.Array:
         clipped = jnp.clip(gradient, t_min, t_max)
+        one_norm = -1 if reading == "direction" else None
         # Squares of small float32 numbers underflow: the largest element becomes one before the norm is taken.
-        scaled = clipped / jnp.maximum(jnp.abs(clipped).max(axis=-1, keepdims=True), _TINY)
-        unit = scaled / jnp.maximum(jnp.linalg.norm(scaled, axis=-1, keepdims=True), _TINY)
-        return radius * jax.random.uniform(key, (*gradient.shape[:-1], 1), minval=_TINY) * unit
+        scaled = clipped / jnp.maximum(jnp.abs(clipped).max(axis=one_norm, keepdims=True), _TINY)
+        norm = jnp.sqrt(jnp.sum(scaled**2, axis=one_norm, keepdims=True))
+        return radius * jax.random.uniform(key, norm.shape, minval=_TINY) * scaled / jnp.maximum(norm, _TINY)
 
     randomise = only_signs if reading == "paper" else only_direction
 
