@@ -106,7 +106,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     """
     s = settings
     if s.smoothing == "auto":
-        s = s._replace(smoothing=recommended_smoothing(batch_norm=model.has_batch_norm))
+        s = s._replace(smoothing=recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size))
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     _check(model, s, batch_size)
     image = (batch_size, *model.image_shape)

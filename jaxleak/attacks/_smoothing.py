@@ -64,13 +64,16 @@ def smoothing(
     return Smoothing(start, end, hold, finish, progress_below)
 
 
-def recommended_smoothing(*, batch_norm: bool) -> Smoothing:
-    """The schedule that has worked: smoother for networks with batch normalisation, which are hopeless without.
+def recommended_smoothing(*, batch_norm: bool, batch_size: int) -> Smoothing | None:
+    """The schedule that has won in `experiments.homotopy`, or None where exact kinks did.
 
-    Normalisation couples all pixels of a batch, so that its networks need a start at which they are nearly linear and
-    must not end too sharp; networks without are inverted faster from a sharper start.
+    Batch normalisation couples all pixels of a batch: its networks need a start at which they are nearly linear, must
+    not end too sharp, and are hopeless without. Networks without it are inverted faster from a sharper start, and a
+    single image best with the exact model.
     """
-    return smoothing(1.0, 30.0) if batch_norm else smoothing(4.0, 100.0)
+    if batch_norm:
+        return smoothing(1.0, 30.0)
+    return smoothing(4.0, 100.0) if batch_size > 1 else None
 
 
 def next_sharpness(
