@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from experiments._fedleak_partitions import client_samples
 from jaxleak import _validate, attacks, audit, data, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
 from jaxleak.attacks import presets
@@ -38,6 +40,11 @@ class Case:
     data: str = "natural_patches"
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
+    partition: str = "iid"
+    """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
+    feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
+    federation: int = 100
+    """Clients that a skewed partition divides the pool among."""
     batch_size: int = 1
     local_steps: int = 1
     clients: int = 1
@@ -53,6 +60,8 @@ class Case:
     microbatch: int | None = None
     homotopy: tuple[float, float] | None = None
     """Smoothing from this sharpness to that; None keeps the preset's."""
+    finish: float = 0.0
+    """Share of the iterations, at the end of such a homotopy, with exact kinks."""
     exact_kinks: bool = False
     """Attack without smoothing."""
     tv: float | None = None
@@ -64,6 +73,9 @@ class Case:
     probe: str = "ascent"
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
+    optimizer: str | None = None
+    """In place of the preset's: adam, at 0.05 with cosine decay; or annealed, whose decay begins anew every 1,000
+    iterations (Table 11)."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
 
@@ -93,14 +105,15 @@ class Outcome(NamedTuple):
 
 def settings(case: Case) -> attacks.Settings:
     """The preset of `case` with the case's changes."""
-    s = presets.preset(case.attack, case.iterations)
+    of_batch = {"batch_size": case.images} if case.attack in ("fedleak", "fedleak_paper") else {}
+    s = presets.preset(case.attack, case.iterations, **of_batch)
     changes: dict[str, Any] = {}
     if case.labels is not None:
         changes["labels"] = case.labels
     if case.exact_kinks:
         changes["smoothing"] = None
     elif case.homotopy is not None:
-        changes["smoothing"] = attacks.smoothing(*case.homotopy)
+        changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish)
     if case.tv is not None:
         changes["tv"] = case.tv
     if case.activation_penalty is not None:
@@ -112,6 +125,9 @@ def settings(case: Case) -> attacks.Settings:
     if case.generator:
         changes["candidate"] = attacks.generator_weights()
         changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
+    if case.optimizer is not None:
+        _validate.one_of(("adam", "annealed"), optimizer=case.optimizer)
+        changes["optimizer"] = _optimizer(case)
     if case.terms is not None:
         for name in case.terms:
             _validate.one_of(_TERMS, terms=name)
@@ -120,6 +136,14 @@ def settings(case: Case) -> attacks.Settings:
 
 
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
+
+
+def _optimizer(case: Case) -> optax.GradientTransformation:
+    cycle = {"init_value": 0.05, "peak_value": 0.05, "warmup_steps": 0, "decay_steps": 1000, "end_value": 0.0}
+    cycles = -(-case.iterations // 1000)
+    annealed = optax.adam(optax.sgdr_schedule([cycle] * cycles))
+    adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(0.05, case.iterations)
+    return presets.signed(adam) if case.attack == "inverting_gradients" else adam
 
 
 def threat_for(case: Case) -> threats.Threat:
@@ -141,18 +165,39 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     model, share, protocol = _client(case, dataset.x.shape[1:], len(dataset.classes))
     if case.weights is not None:
         variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
-    if variables is not None:
-        protocol = _protocol(case, share, variables)
-    private = Batch(jnp.asarray(dataset.x)[:, None], jnp.asarray(dataset.y, jnp.int32), jnp.arange(case.pool))
+    own = client_samples(case.partition, dataset, case.federation, case.images, seed)
+    if variables is not None or len(own) != case.pool:
+        protocol = _protocol(case, share, variables, threat_for(case).statistics, len(own))
+    x, y = dataset.x[own], dataset.y[own]
+    private = Batch(jnp.asarray(x)[:, None], jnp.asarray(y, jnp.int32), jnp.arange(len(own)))
     return Victim(model, protocol, share, private)
 
 
-@functools.cache
+#: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
+_CLIENT_FIELDS = (
+    "model", "activation", "width", "init", "pool",
+    "batch_size", "local_steps", "clients", "learning_rate", "batch_norm",
+)  # fmt: skip
+
+
 def _client(
     case: Case, image_shape: tuple[int, ...], num_classes: int
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
+    client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS})
+    return _compiled_client(client, threat_for(case).statistics, image_shape, num_classes)
+
+
+def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
+    """The case's model for images (H, W, channels)."""
     options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
-    model = models.build(case.model, image_shape, num_classes, **options)
+    return models.build(case.model, image_shape, num_classes, **options)
+
+
+@functools.cache
+def _compiled_client(
+    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int
+) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
+    model = build_model(case, image_shape, num_classes)
     share = protocols.ClientShare(
         model,
         local_steps=case.local_steps,
@@ -160,16 +205,22 @@ def _client(
         clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )
-    return model, share, _protocol(case, share, None)
+    return model, share, _protocol(case, share, None, with_statistics)
 
 
-def _protocol(case: Case, share: protocols.ClientShare, variables: PyTree) -> Protocol:
+def _protocol(
+    case: Case,
+    share: protocols.ClientShare,
+    variables: PyTree,
+    with_statistics: bool,
+    num_samples: int | None = None,
+) -> Protocol:
     return protocols.client(
         share,
-        num_samples=case.pool,
+        num_samples=case.pool if num_samples is None else num_samples,
         batch_size=case.batch_size,
         variables=variables,
-        with_statistics=threat_for(case).statistics,
+        with_statistics=with_statistics,
     )
 
 
@@ -219,6 +270,7 @@ def attack(
     scores, estimate = score(np.asarray(truth.x[:, 0]), np.asarray(x[:, 0]))
     scores |= {
         "cosine_distance": cosine_distance,
+        "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
         "score": float(found.score[0]),
         "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         "matched": float(found.recovered[0]),
@@ -229,7 +281,11 @@ def attack(
 
 
 def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
-    """Truth-side scores, and the estimates in the order of the truth that they match one to one."""
+    """Truth-side scores, and the estimates in the order of the truth that they match one to one.
+
+    Estimates are clipped to [0, 1] first, as whoever looks at them would: some attacks leave their pixels free.
+    """
+    estimate = np.clip(estimate, 0, 1)
     matched = estimate[metrics.match_one_to_one(truth, estimate)]
     scores = {
         "psnr": float(np.mean(metrics.psnr(truth, matched))),
@@ -242,4 +298,13 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
 
 def _compiled(case: Case) -> Case:
     # What the attack's program does not depend on: equal programs are compiled once.
-    return replace(case, weights=None, restarts=1, microbatch=None, data="natural_patches", pool=case.images)
+    return replace(
+        case,
+        weights=None,
+        restarts=1,
+        microbatch=None,
+        data="natural_patches",
+        pool=case.images,
+        partition="iid",
+        federation=100,
+    )

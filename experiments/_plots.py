@@ -51,6 +51,32 @@ def contact_sheet(
     Image.fromarray((sheet * 255).round().astype(np.uint8)).save(path)
 
 
+def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 8, zoom: int = 3) -> None:
+    """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
+
+    Args:
+        path: PNG to write.
+        rows: label to images (I, H, W, C) in [0, 1]; all of one size.
+        columns: how many images of a row are shown at most.
+        zoom: every pixel becomes zoom x zoom.
+    """
+    count, height, width, _ = next(iter(rows.values())).shape
+    count = min(count, columns)
+    figure, panels = plt.subplots(
+        len(rows), 1, figsize=(max(3.0, count * width * zoom / 80), len(rows) * (height * zoom / 80 + 0.3)),
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for axes, (label, images) in zip(panels[:, 0], rows.items(), strict=True):
+        strip = np.ones((height, count * (width + 1) - 1, 3))
+        for i, image in enumerate(np.clip(images[:count], 0, 1)):
+            strip[:, i * (width + 1) : i * (width + 1) + width] = np.broadcast_to(image, (height, width, 3))
+        axes.imshow(strip, interpolation="nearest")
+        axes.set_title(label, fontsize=8, loc="left", pad=2)
+        axes.axis("off")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
 def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray) -> None:
     """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
@@ -93,6 +119,6 @@ def curves(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=5 if len(series) > 8 else None)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -3,6 +3,7 @@
 A preset is a function from the number of iterations to `Settings`; what it does not fix is changed with `_replace`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +110,7 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", scale: float = 1e-
     return Settings(pixels("uniform"), likelihood, cosine_decay_adam(0.05, iterations), iterations, tv=tv)
 
 
-def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
+def fedleak(iterations: int = 1000, *, batch_size: int = 1, homotopy: bool = True) -> Settings:
     """FedLeak as we recommend to run it: relative L1 + cosine, TV, activation penalty, and the smoothing homotopy.
 
     The scale of the L1 term decides more than anything the paper ablates; partial matching and the blend of gradients
@@ -117,27 +118,29 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
 
     Args:
         iterations: of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
-        homotopy: smooth the attacker's copy of the model, see `jaxleak.attacks.smoothing`.
+        batch_size: B > 0; the weight of the total variation is 0.1 sqrt(B), since more images share one gradient.
+        homotopy: smooth the attacker's copy of the model where that helps, see `recommended_smoothing`.
     """
+    _validate.positive(batch_size=batch_size)
     return Settings(
         pixels("uniform"),
         weighted([(1.0, relative_l1), (1.0, cosine)]),
         cosine_decay_adam(0.05, iterations),
         iterations,
-        tv=0.2,
+        tv=0.1 * math.sqrt(batch_size),
         activation=1e-4,
         smoothing="auto" if homotopy else None,
     )
 
 
-def fedleak_paper(iterations: int = 10_000) -> Settings:
+def fedleak_paper(iterations: int = 10_000, *, batch_size: int = 1) -> Settings:
     """FedLeak as printed (section 5.1): R = 50 %, lambda' = 0.7, alpha = 1e-5, beta = 1e-4, Adam at 1e-4.
 
-    Where the paper is silent: L1 and TV are sums as written (here the mean TV carries the printed alpha times a batch's
-    number of differences, which is 1e-5 * 2 * pixels of a 32x32 colour image), Lambda is global and chosen by the
-    simulated gradient, the probe ascends with k = 0.01 and keeps Lambda.
+    Where the paper is silent: L1 and TV are sums as written (the mean TV here carries alpha times the differences in
+    one direction of B colour images of 32x32), Lambda is global and chosen by the simulated gradient, the probe
+    ascends with k = 0.01 and keeps Lambda.
     """
-    differences_per_image = 2 * 32 * 31 * 3
+    _validate.positive(batch_size=batch_size)
     return Settings(
         pixels("uniform"),
         weighted([(1.0, l1), (1.0, cosine)]),
@@ -145,7 +148,7 @@ def fedleak_paper(iterations: int = 10_000) -> Settings:
         iterations,
         labels="fedleak",
         selection=top_share(50),
-        tv=1e-5 * differences_per_image,
+        tv=1e-5 * 31 * 32 * 3 * batch_size,
         activation=1e-4,
         regularization=gradient_regularization(0.7),
     )

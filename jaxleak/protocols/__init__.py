@@ -3,18 +3,22 @@
 from jaxleak.protocols._client import ClientShare, averaged_share, client
 from jaxleak.protocols._encrypted import encrypted_first
 from jaxleak.protocols._federated import horizontal, vertical
+from jaxleak.protocols._federated_averaging import FederatedAveraging, FederatedState, federated_averaging
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
 from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_state, split_training
 
 __all__ = [
     "PLACES",
     "ClientShare",
+    "FederatedAveraging",
+    "FederatedState",
     "InteractiveLayer",
     "averaged_share",
     "client",
     "draw_batch",
     "draw_worker_batches",
     "encrypted_first",
+    "federated_averaging",
     "horizontal",
     "split_state",
     "split_training",

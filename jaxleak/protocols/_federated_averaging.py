@@ -1,0 +1,208 @@
+"""FedAvg over many clients (McMahan et al., *Communication-efficient learning*, AISTATS 2017), to get to any round.
+
+What gradient inversion attacks is one client's upload in one round, `jaxleak.protocols.client`. This is the training
+around it: it leads to the weights of late rounds, and shows what a defense costs in accuracy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate
+from jaxleak._base import Batch, PyTree
+from jaxleak.defenses import HORIZONTAL_PLACES, Defense
+from jaxleak.models import Classifier
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
+from jaxleak.objectives import cross_entropy
+
+Weighting = Literal["uniform", "samples"]
+WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "samples")
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+#: Samples that an evaluation forwards at once.
+_EVALUATED_TOGETHER = 200
+
+
+class FederatedState(NamedTuple):
+    """The server's side between two rounds; all there is to carry, since clients keep no state."""
+
+    round: jax.Array  # () int32, rounds done
+    variables: PyTree  # {"params", "batch_stats"} of the global model
+
+
+class FederatedAveraging(NamedTuple):
+    """A federation as functions.
+
+    init: `(key, variables=None) -> FederatedState`, round 0; the key draws the model where no variables are given.
+    run: `(key, state, data, rounds) -> FederatedState`, so many rounds later. `data` is a `Batch` with x
+        (N, 1, H, W, channels), y (N,). Whatever is random in round t follows from the key and t: 2 + 3 rounds are 5.
+    evaluate: `(variables, x (M, H, W, channels), y (M,)) -> float`, accuracy in [0, 1] with running statistics.
+    """
+
+    init: Callable[..., FederatedState]
+    run: Callable[[jax.Array, FederatedState, Batch, int], FederatedState]
+    evaluate: Callable[[PyTree, jax.Array, jax.Array], float]
+
+
+def federated_averaging(
+    model: Classifier,
+    parts: Sequence[np.ndarray],
+    *,
+    batch_size: int,
+    local_steps: int = 1,
+    learning_rate: float = 1e-4,
+    clients_per_round: int | None = None,
+    batch_norm: BatchNormMode = "train",
+    weighting: Weighting = "uniform",
+    loss: Loss = cross_entropy,
+    defense: Defense | None = None,
+) -> FederatedAveraging:
+    """Train a classifier by federated averaging (FedLeak, section 2: 100 clients, client learning rate 1e-4).
+
+    In a round the server draws clients without replacement. Each takes E SGD steps from the global model, on batches
+    that go through a fresh permutation of its own samples, and starts that permutation again if it has fewer than
+    E * B. It uploads `(w - w') / (learning_rate E)`, as in `jaxleak.protocols.ClientShare`, and its running
+    statistics; the server takes the average of both.
+
+    Args:
+        model: the global model.
+        parts: per client the indices of its samples, e.g. from `jaxleak.data.partition_clients`.
+        batch_size: B of each local step.
+        local_steps: E >= 1.
+        learning_rate: of the local steps, > 0.
+        clients_per_round: from 1 to the number of clients; None takes all.
+        batch_norm: "train" normalises by each local batch, "eval" by the running statistics, which then stay.
+        weighting: of the average: every client alike ("uniform"), or by its number of samples ("samples").
+        loss: `(logits (B, C), y) -> ()`, with its reduction.
+        defense: at any of `jaxleak.defenses.HORIZONTAL_PLACES`. "payload" and "representation" transform each upload,
+            "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;
+            "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on.
+
+    Returns:
+        A `FederatedAveraging`. Its `run` is compiled once whatever the number of rounds, and raises FloatingPointError
+        if the weights it ends with are not finite.
+
+    Raises:
+        ValueError: on arguments out of range, a client without samples, or per-example gradients of a model whose
+            batch normalisation mixes examples.
+    """
+    _validate.positive(clients=len(parts), batch_size=batch_size, local_steps=local_steps, learning_rate=learning_rate)
+    _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
+    _validate.one_of(WEIGHTINGS, weighting=weighting)
+    chosen_size = len(parts) if clients_per_round is None else clients_per_round
+    _validate.in_range(1, len(parts), clients_per_round=chosen_size)
+    place = None if defense is None else defense.place
+    if place is not None:
+        _validate.one_of(HORIZONTAL_PLACES, place=place)
+    if place == "per_example_gradient" and model.has_batch_norm and batch_norm == "train":
+        raise ValueError(
+            "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
+        )
+    own, counts = _padded(parts)
+    drawn = local_steps * batch_size
+
+    def gradient_of(variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
+        def objective(weights: PyTree) -> tuple[jax.Array, PyTree]:
+            out = model.apply({**variables, "params": weights}, x, mode=batch_norm)
+            return loss(out.logits, y), out.batch_stats
+
+        return jax.grad(objective, has_aux=True)(variables["params"])
+
+    def example_gradients(variables: PyTree, x: jax.Array, y: jax.Array) -> PyTree:
+        return jax.vmap(lambda a, b: gradient_of(variables, a[None], b[None])[0])(x, y)
+
+    def upload(
+        key: jax.Array, start: PyTree, client: jax.Array, data: Batch, round_: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        batch_key, step_key, upload_key = jax.random.split(key, 3)
+        positions = _positions(batch_key, own[client], counts[client], drawn)
+        x, y = data.x[positions, 0], data.y[positions]
+
+        def step(carry: tuple[PyTree, PyTree], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, PyTree], None]:
+            variables, total = carry
+            number, x, y = now
+            if defense is not None and place == "per_example_gradient":
+                noisy = defense.apply(
+                    jax.random.fold_in(step_key, number), example_gradients(variables, x, y), round=round_
+                )
+                gradient, stats = jax.tree.map(lambda leaf: leaf.mean(axis=0), noisy), variables["batch_stats"]
+            else:
+                gradient, stats = gradient_of(variables, x, y)
+            weights = jax.tree.map(lambda w, g: w - learning_rate * g, variables["params"], gradient)
+            return ({"params": weights, "batch_stats": stats}, jax.tree.map(jnp.add, total, gradient)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, start["params"])
+        split = [leaf.reshape(local_steps, batch_size, *leaf.shape[1:]) for leaf in (x, y)]
+        (variables, total), _ = jax.lax.scan(step, (start, zeros), (jnp.arange(local_steps), *split))
+        # Summed gradients instead of old minus new weights, whose difference float32 would hardly see at 1e-4.
+        payload = jax.tree.map(lambda leaf: leaf / local_steps, total)
+        if defense is not None and place == "payload":
+            payload = defense.apply(upload_key, payload, round=round_)
+        elif defense is not None and place == "representation":
+            payload = defense.apply(upload_key, payload, model=model, variables=start, x=x, y=y, round=round_)
+        return payload, variables["batch_stats"]
+
+    def one_round(key: jax.Array, state: FederatedState, data: Batch) -> FederatedState:
+        key = jax.random.fold_in(key, state.round)
+        chosen = jax.random.permutation(jax.random.fold_in(key, 0), len(parts))[:chosen_size]
+        keys = jax.random.split(jax.random.fold_in(key, 1), chosen_size)
+        # One client after the other: vmapped weights would turn convolutions into slow grouped ones.
+        payloads, stats = jax.lax.map(
+            lambda now: upload(now[0], state.variables, now[1], data, state.round), (keys, chosen)
+        )
+        if defense is not None and place == "client_payloads":
+            payloads = defense.apply(jax.random.fold_in(key, 2), payloads, round=state.round)
+        share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
+        share = share / share.sum()
+        update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
+        rate = learning_rate * local_steps
+        params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
+        return FederatedState(state.round + 1, {"params": params, "batch_stats": stats})
+
+    @jax.jit
+    def advance(key: jax.Array, state: FederatedState, data: Batch, rounds: jax.Array) -> FederatedState:
+        return jax.lax.fori_loop(0, rounds, lambda _, now: one_round(key, now, data), state)
+
+    def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
+        start = model.init(key) if variables is None else variables
+        return FederatedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, start))
+
+    def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
+        _validate.non_negative(rounds=rounds)
+        last = max(int(part.max()) for part in parts)
+        if last >= len(data.y):
+            raise ValueError(f"parts name sample {last}, but there are {len(data.y)} samples")
+        new = advance(key, state, data, jnp.asarray(rounds, jnp.int32))
+        _validate.finite(new.variables, f"rounds {int(state.round)} to {int(new.round)}")
+        return new
+
+    @jax.jit
+    def predicted(variables: PyTree, x: jax.Array) -> jax.Array:
+        return jnp.argmax(model.apply(variables, x, mode="eval").logits, axis=-1)
+
+    def evaluate(variables: PyTree, x: jax.Array, y: jax.Array) -> float:
+        pieces = [predicted(variables, x[i : i + _EVALUATED_TOGETHER]) for i in range(0, len(x), _EVALUATED_TOGETHER)]
+        return float(np.mean(np.concatenate([np.asarray(piece) for piece in pieces]) == np.asarray(y)))
+
+    return FederatedAveraging(init, run, evaluate)
+
+
+def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
+    """Indices (clients, longest), padded with zeros, and how many are real (clients,)."""
+    counts = np.array([len(part) for part in parts])
+    if counts.min() < 1:
+        raise ValueError(f"every client needs a sample, but client {int(counts.argmin())} has none")
+    own = np.zeros((len(parts), counts.max()), np.int32)
+    for row, part in zip(own, parts, strict=True):
+        row[: len(part)] = part
+    return jnp.asarray(own), jnp.asarray(counts, jnp.int32)
+
+
+def _positions(key: jax.Array, own: jax.Array, count: jax.Array, drawn: int) -> jax.Array:
+    """`drawn` of a client's `count` samples in random order, beginning again after the last."""
+    rank = jnp.where(jnp.arange(own.shape[0]) < count, jax.random.uniform(key, own.shape), jnp.inf)
+    return own[jnp.argsort(rank)][jnp.arange(drawn) % count]

@@ -1,0 +1,182 @@
+"""FedAvg: against a loop that anyone can check, and what depends on what."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import data, defenses, models, protocols
+from jaxleak._base import Batch
+from jaxleak.models._classifier import BatchNorm, Dense, Style
+from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._federated_averaging import _positions
+
+N, SHAPE, CLASSES = 12, (6, 5, 2), 3
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(0)
+    x = rng.random((N, 1, *SHAPE), dtype=np.float32)
+    return Batch(jnp.asarray(x), jnp.asarray(rng.integers(0, CLASSES, N), jnp.int32), jnp.arange(N))
+
+
+def _mlp():
+    return models.mlp(SHAPE, CLASSES, widths=(4,))
+
+
+class _Normalised(nn.Module):
+    """The smallest network with batch normalisation."""
+
+    @nn.compact
+    def __call__(self, x, mode, sharpness):
+        features = BatchNorm()(Dense(4, Style())(x.reshape(len(x), -1)), mode)
+        return Dense(CLASSES, Style(), name="head")(features), features
+
+
+def _normalised():
+    return models.classifier(_Normalised(), image_shape=SHAPE, num_classes=CLASSES)
+
+
+def _slow(model, variables, parts, samples, *, steps, rate, rounds, shares):
+    """Every client takes its whole data in every step, so that no draw matters."""
+
+    @jax.jit
+    def gradient(mine, x, y):
+        def loss(weights):
+            out = model.apply({**mine, "params": weights}, x, mode="train")
+            return cross_entropy(out.logits, y), out.batch_stats
+
+        return jax.grad(loss, has_aux=True)(mine["params"])
+
+    for _ in range(rounds):
+        ends = []
+        for part in parts:
+            mine = variables
+            for _ in range(steps):
+                slope, stats = gradient(mine, samples.x[part, 0], samples.y[part])
+                weights = jax.tree.map(lambda w, g: np.asarray(w) - rate * np.asarray(g), mine["params"], slope)
+                mine = {"params": weights, "batch_stats": stats}
+            ends.append(mine)
+        variables = jax.tree.map(lambda *all_: sum(s * np.asarray(a) for s, a in zip(shares, all_, strict=True)), *ends)
+    return variables
+
+
+@pytest.mark.parametrize("build", [_mlp, _normalised])
+def test_agrees_with_a_slow_loop(build, samples):
+    model = build()
+    parts = [np.arange(0, 4), np.arange(4, 8), np.arange(8, 12)]
+    settings = {"batch_size": 4, "local_steps": 2, "learning_rate": 0.1}
+    federation = protocols.federated_averaging(model, parts, **settings)
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, samples, 2)
+    slow = _slow(model, start.variables, parts, samples, steps=2, rate=0.1, rounds=2, shares=[1 / 3] * 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), end.variables, slow)
+    assert int(end.round) == 2
+
+
+def test_samples_weigh_clients_by_what_they_hold(samples):
+    model, parts = _mlp(), [np.arange(0, 2), np.arange(2, 12)]
+    # Ten draws are the larger client once and the smaller five times: a step sees the client's mean loss.
+    federation = protocols.federated_averaging(model, parts, batch_size=10, learning_rate=0.5, weighting="samples")
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, samples, 1)
+    slow = _slow(model, start.variables, parts, samples, steps=1, rate=0.5, rounds=1, shares=[2 / 12, 10 / 12])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), end.variables, slow)
+
+
+def test_rounds_depend_on_key_and_number_only(samples):
+    parts = data.partition_clients("iid", 0, samples.x, samples.y, 4)
+    federation = protocols.federated_averaging(_mlp(), parts, batch_size=2, learning_rate=0.1, clients_per_round=2)
+    start, key = federation.init(jax.random.key(0)), jax.random.key(1)
+    whole = federation.run(key, start, samples, 5)
+    halves = federation.run(key, federation.run(key, start, samples, 2), samples, 3)
+    other = federation.run(jax.random.key(2), start, samples, 5)
+    jax.tree.map(np.testing.assert_array_equal, whole, halves)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True))
+
+
+def test_a_client_draws_its_own_samples_once_before_any_twice():
+    own = jnp.asarray([7, 3, 9, 0, 0])
+    drawn = np.asarray(_positions(jax.random.key(0), own, jnp.int32(3), 5))
+    assert sorted(drawn[:3]) == [3, 7, 9]
+    np.testing.assert_array_equal(drawn[3:], drawn[:2])
+
+
+def test_training_learns(samples):
+    parts = data.partition_clients("label_skew", 0, samples.x, samples.y, 3, classes_per_client=2)
+    logistic = models.mlp(SHAPE, CLASSES, widths=())
+    federation = protocols.federated_averaging(logistic, parts, batch_size=4, learning_rate=0.5)
+    state = federation.init(jax.random.key(0))
+    trained = federation.run(jax.random.key(1), state, samples, 400)
+    x = samples.x[:, 0]
+    assert federation.evaluate(trained.variables, x, samples.y) > federation.evaluate(state.variables, x, samples.y)
+    assert federation.evaluate(trained.variables, x, samples.y) >= 0.9
+
+
+DEFENSES = {
+    "payload": lambda: defenses.gaussian_payload_noise(0.1),
+    "per_example_gradient": lambda: defenses.adaptive_dp_sgd(1.0, 0.1, decay=0.9),
+    "client_payloads": lambda: defenses.cancelling_noise(0.1, 2),
+    "representation": lambda: defenses.soteria(0.5),
+}
+
+
+TWO = [np.arange(0, 6), np.arange(6, 12)]
+SETTINGS = {"batch_size": 3, "learning_rate": 0.1}
+
+
+@pytest.fixture(scope="module")
+def undefended(samples):
+    federation = protocols.federated_averaging(_mlp(), TWO, **SETTINGS)
+    start = federation.init(jax.random.key(0))
+    return start, federation.run(jax.random.key(1), start, samples, 2)
+
+
+@pytest.mark.parametrize("place", DEFENSES)
+def test_defenses_act_at_their_place(place, samples, undefended):
+    defense = DEFENSES[place]()
+    assert defense.place == place
+    start, plain = undefended
+    federation = protocols.federated_averaging(_mlp(), TWO, defense=defense, **SETTINGS)
+    runs = [plain, *(federation.run(jax.random.key(1), start, samples, 2) for _ in range(2))]
+    ends = [run.variables["params"] for run in runs]
+    pairs = list(zip(*map(jax.tree.leaves, ends), strict=True))
+    assert all(np.array_equal(b, c) for _, b, c in pairs)
+    if place == "client_payloads":  # noise of the clients cancels in the average
+        assert all(np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
+    else:
+        assert any(not np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be > 0"),
+        ({"local_steps": 0}, "local_steps must be > 0"),
+        ({"clients_per_round": 3}, "clients_per_round must be in"),
+        ({"weighting": "votes"}, "weighting must be one of uniform, samples"),
+        ({"parts": [np.arange(2), np.arange(0)]}, "client 1 has none"),
+        ({"defense": defenses.marvell(num_classes=2)}, "place must be one of payload"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    settings = {"parts": [np.arange(2), np.arange(2, 4)], "batch_size": 2} | options
+    with pytest.raises(ValueError, match=message):
+        protocols.federated_averaging(_mlp(), settings.pop("parts"), **settings)
+
+
+def test_per_example_gradients_need_a_network_that_does_not_mix_examples():
+    with pytest.raises(ValueError, match="take batch_norm='eval'"):
+        protocols.federated_averaging(_normalised(), [np.arange(2)], batch_size=2, defense=defenses.dp_sgd())
+
+
+def test_divergence_and_foreign_parts_are_named(samples):
+    federation = protocols.federated_averaging(_mlp(), [np.arange(12)], batch_size=12, learning_rate=1e30)
+    state = federation.init(jax.random.key(0))
+    with pytest.raises(FloatingPointError, match="rounds 0 to 3"):
+        federation.run(jax.random.key(1), state, samples, 3)
+    beyond = protocols.federated_averaging(_mlp(), [np.arange(13)], batch_size=2)
+    with pytest.raises(ValueError, match="sample 12, but there are 12"):
+        beyond.run(jax.random.key(1), beyond.init(jax.random.key(0)), samples, 1)
