@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/python -m experiments.cafe_scale --preset demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.report
