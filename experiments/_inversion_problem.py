@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments import _defense_adaptive, _defense_registry
 from experiments._fedleak_partitions import client_samples
 from jaxleak import _validate, attacks, audit, data, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
@@ -78,6 +79,12 @@ class Case:
     iterations (Table 11)."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    defense: str | None = None
+    """Of the client's upload: a name of experiments._defense_registry."""
+    strength: float = 0.0
+    """Of the defense."""
+    adaptive: bool = False
+    """The attacker knows the defense and its strength."""
 
     @property
     def images(self) -> int:
@@ -176,7 +183,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
 #: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
 _CLIENT_FIELDS = (
     "model", "activation", "width", "init", "pool",
-    "batch_size", "local_steps", "clients", "learning_rate", "batch_norm",
+    "batch_size", "local_steps", "clients", "learning_rate", "batch_norm", "defense", "strength",
 )  # fmt: skip
 
 
@@ -215,11 +222,18 @@ def _protocol(
     with_statistics: bool,
     num_samples: int | None = None,
 ) -> Protocol:
+    defense = None
+    if case.defense is not None:
+        mixes = share.model.has_batch_norm and share.batch_norm == "train"
+        defense = _defense_registry.build(
+            case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes
+        )
     return protocols.client(
         share,
         num_samples=case.pool if num_samples is None else num_samples,
         batch_size=case.batch_size,
         variables=variables,
+        defense=defense,
         with_statistics=with_statistics,
     )
 
@@ -228,6 +242,9 @@ def _protocol(
 def _attack(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Attack:
     model, share, _ = _client(case, image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
+    if case.adaptive and case.defense is not None:
+        informed = _defense_adaptive.informed(case.defense, case.strength, model, shown, settings(case), case.images)
+        return attacks.inversion(model, *informed, batch_size=case.images)
     return attacks.inversion(model, shown, settings(case), batch_size=case.images)
 
 
@@ -298,6 +315,8 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
 
 def _compiled(case: Case) -> Case:
     # What the attack's program does not depend on: equal programs are compiled once.
+    if not case.adaptive:
+        case = replace(case, defense=None, strength=0.0)  # unknown to the attacker
     return replace(
         case,
         weights=None,

@@ -1,6 +1,7 @@
 """Figures, drawn from arrays and stored results; nothing here computes."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -122,3 +123,55 @@ def curves(
     axes.legend(fontsize=5 if len(series) > 8 else None)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def trade_off(
+    path: Path,
+    curves: dict[str, list[dict[str, Any]]],
+    *,
+    undefended: tuple[float, float] | None = None,
+    grey: float | None = None,
+    title: str = "",
+    xlabel: str = "PSNR of the reconstruction in dB (leak)",
+    ylabel: str = "test accuracy",
+) -> None:
+    """Test accuracy against what an attack recovers: one colour per defense, one point per strength.
+
+    Args:
+        path: PNG to write.
+        curves: label to points in the order of strength, each with `accuracy` and `psnr` of the attacker who does not
+            know the defense (dashed), and `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
+        undefended: (PSNR, accuracy), a star.
+        grey: PSNR of a grey image, where nothing is left to protect.
+        title: of the figure.
+        xlabel: what the leak is measured in, where it is not the PSNR.
+        ylabel: of the utility.
+    """
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for number, (label, points) in enumerate(curves.items()):
+        for name, style, marker in (("psnr", "--", "o"), ("psnr_adaptive", "-", "s")):
+            shown = [p for p in points if _number(p.get("accuracy")) and _number(p.get(name))]
+            x, y = [p[name] for p in shown], [p["accuracy"] for p in shown]
+            if not shown:
+                continue
+            axes.plot(x, y, style, marker=marker, markersize=4, color=f"C{number % 10}")
+            for p, at in zip(shown, zip(x, y, strict=True), strict=True):
+                axes.annotate(f"{p['strength']:g}", at, fontsize=5, xytext=(2, 3), textcoords="offset points")
+        axes.plot([], [], "-", color=f"C{number % 10}", label=label)
+    if undefended is not None:
+        axes.plot(*undefended, "k*", markersize=10, label="no defense")
+    if grey is not None:
+        axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="grey image")
+    axes.plot([], [], "k--o", markersize=4, label="attacker does not know")
+    axes.plot([], [], "k-s", markersize=4, label="adaptive attacker")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _number(value: float | None) -> bool:
+    return value is not None and bool(np.isfinite(value))

@@ -4,7 +4,6 @@ import math
 from typing import Literal
 
 from jaxleak import _validate, defenses
-from jaxleak.defenses._vfl_defender import Reading
 
 DefenseName = Literal[
     "none",
@@ -84,7 +83,7 @@ size of an entry |
         return (defenses.gaussian_noise(scale, place="top_output_gradient"),)
     if name == "marvell":
         return (defenses.marvell(num_classes=num_classes, power=value),)
-    readings: dict[str, Reading] = {"vfl_defender_paper": "paper", "vfl_defender_batch": "batch"}
-    reading = readings.get(name, "direction")
+    readings: dict[str, defenses.Reading] = {"vfl_defender_paper": "paper", "vfl_defender_batch": "batch"}
+    reading: defenses.Reading = readings.get(name, "direction")
     threshold = value / batch_size
     return (defenses.vfl_defender(threshold, -threshold, reading=reading),)

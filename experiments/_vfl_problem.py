@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from experiments._vfl_defenses import DefenseName, build_defense
-from jaxleak import data, models, protocols
+from jaxleak import _validate, data, models, protocols
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
 
 #: The paper gives the rate of Adam only.
@@ -54,6 +54,9 @@ class Case:
     task_epochs: int = 20  # of training where the task's accuracy is measured
     network_epochs: int = 10
     fields: tuple[str, ...] = ("gradient", "outputs", "inputs")
+    # "validation" chooses the fields on the attacker's own records instead (`attacks.select_fields`).
+    select: Literal["fixed", "validation"] = "fixed"
+    shadow_runs: int = 1  # >= 1, of the same records in other orders; only a shared start is the same in all of them
 
     def undefended(self) -> "Case":
         """The same case without a defense."""
@@ -92,6 +95,8 @@ def vertical_problem(case: Case, seed: int) -> Problem:
         ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
         ImportError: if an optional library is missing.
     """
+    _validate.positive(shadow_runs=case.shadow_runs)
+    _validate.one_of(("fixed", "validation"), select=case.select)
     table = _table(case.data)
     rows = _rows(table.y, case.balanced, seed)
     shadow_count = min(case.shadow_records, len(rows) // 3)

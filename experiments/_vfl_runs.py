@@ -113,18 +113,20 @@ def _with_shadow_runs(
         shadows["_adaptive"] = problem.adaptive_protocol
     for number, how in enumerate(runs.shadow_init):
         shadow_key = jax.random.fold_in(key, 10 + number)
-        # The shared start is the simulator's gift to the attacker; the other two are what a participant has.
-        initial = attacks.shadow_params(
-            problem.model,
-            shadow_key,
-            how,
-            party=ADVERSARY,
-            initial=start if how == "shared" else None,
-            own_bottom=start["bottom"][ADVERSARY],
-        )
         for suffix, protocol in shadows.items():
-            shadow_seen = _shadow_run(case, problem, protocol, initial, shadow_key)
-            answer = _vflrecon(case, problem, shadow_seen, seen, shadow_key, _BOTH if runs.features else _BOTH[:1])
+            shadows_seen = [
+                _shadow_run(
+                    case, problem, protocol, how, start, jax.random.fold_in(shadow_key, 100 + n) if n else shadow_key
+                )
+                for n in range(case.shadow_runs)
+            ]
+            shadow_seen = shadows_seen[0]
+            answer, chosen = _vflrecon(
+                case, problem, shadows_seen, seen, shadow_key, _BOTH if runs.features else _BOTH[:1]
+            )
+            for task, fields in chosen.items():
+                for field in attacks.FIELDS if case.select == "validation" else ():
+                    scores[f"chose_{field}_{task}_{how}{suffix}"] = float(field in fields)
             scores[f"label_accuracy_{how}{suffix}"] = truth.label_accuracy(np.asarray(answer.y))
             if runs.features:
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
@@ -164,7 +166,7 @@ class _AttackerOnly(NamedTuple):
 
     labels: attacks.LabelBaseline
     features: attacks.FeatureBaseline | None
-    networks: dict[Task, Any]  # `ReconstructionNet`s
+    networks: dict[Task, attacks.ReconstructionNet]
 
     def scores(self, truth: Truth) -> dict[str, float]:
         own = truth.problem.own(truth.problem.victim)
@@ -223,7 +225,18 @@ def _answer(attack: Any, seen: Observation, problem: Problem, key: jax.Array) ->
     return attack.reconstruct(state, jax.tree.map(lambda leaf: leaf[-1], seen))
 
 
-def _shadow_run(case: Case, problem: Problem, protocol: Protocol, initial: PyTree, key: jax.Array) -> Observation:
+def _shadow_run(
+    case: Case, problem: Problem, protocol: Protocol, how: attacks.ShadowInit, start: PyTree, key: jax.Array
+) -> Observation:
+    # The shared start is the simulator's gift to the attacker; the other two are what a participant has.
+    initial = attacks.shadow_params(
+        problem.model,
+        key,
+        how,
+        party=ADVERSARY,
+        initial=start if how == "shared" else None,
+        own_bottom=start["bottom"][ADVERSARY],
+    )
     return audit.watch(
         protocol,
         THREAT,
@@ -235,23 +248,29 @@ def _shadow_run(case: Case, problem: Problem, protocol: Protocol, initial: PyTre
 
 
 def _vflrecon(
-    case: Case, problem: Problem, shadow_seen: Observation, seen: Observation, key: jax.Array, tasks: tuple[Task, ...]
-) -> Any:
-    nets = {
-        task: attacks.train_vflrecon(
-            jax.random.fold_in(key, 1),
-            shadow_seen,
-            problem.shadow,
-            problem.model,
-            party=ADVERSARY,
-            task=task,
-            fields=case.fields,
-            epochs=case.network_epochs,
+    case: Case,
+    problem: Problem,
+    shadows: list[Observation],
+    seen: Observation,
+    key: jax.Array,
+    tasks: tuple[Task, ...],
+) -> tuple[Any, dict[Task, tuple[str, ...]]]:
+    """The answer, and the fields of the records by task."""
+    fields: dict[Task, tuple[str, ...]] = {}
+    nets = {}
+    joined = attacks.join_runs(shadows)
+    for task in tasks:
+        options: dict[str, Any] = {"party": ADVERSARY, "task": task, "epochs": case.network_epochs}
+        fields[task] = case.fields
+        if case.select == "validation":
+            fields[task] = attacks.select_fields(
+                jax.random.fold_in(key, 3), shadows, problem.shadow, problem.model, **options
+            ).fields
+        nets[task] = attacks.train_vflrecon(
+            jax.random.fold_in(key, 1), joined, problem.shadow, problem.model, fields=fields[task], **options
         )
-        for task in tasks
-    }
     attack = attacks.vflrecon(problem.model, party=ADVERSARY, num_samples=len(problem.victim.y), **nets)
-    return _answer(attack, seen, problem, key)
+    return _answer(attack, seen, problem, key), fields
 
 
 def _comparisons(

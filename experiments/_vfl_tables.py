@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments._harness import Progress, RunFolder, jsonable
-from experiments._vfl_cells import FEATURE, LABEL, Cell
+from experiments._vfl_cell import FEATURE, LABEL, Cell
 from experiments._vfl_problem import Case, vertical_problem
 from experiments._vfl_runs import Runs, run_case, task_scores
 from experiments._vfl_truth import correlations
@@ -93,7 +93,10 @@ def cost(case: Case, runs: Runs) -> float:
     starts = len(runs.shadow_init) * (2 if case.defense != "none" else 1)
     size = min(2.0, case.victim_records / 1000)
     seconds = (_TASK * size if runs.task else 0.0) + (_FIRST if starts else 0.0)
-    seconds += _PER_START * starts * size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
+    # One training per candidate, on nearly all records, and one more with the fields that won.
+    trainings = 1 + (len(attacks.FIELD_CANDIDATES) if case.select == "validation" else 0)
+    network = size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
+    seconds += _PER_START * starts * network * trainings * max(1.0, case.shadow_runs * case.network_epochs / 10)
     if case.cipher == "ckks":
         seconds += _CKKS_STEP * (case.parties - 1) * case.victim_records / case.batch_size
     return seconds * (4 if case.data == "cifar10" else 1)

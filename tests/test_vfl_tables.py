@@ -8,7 +8,8 @@ import pytest
 
 from experiments import _paper, _vfl_runs, _vfl_tables
 from experiments._harness import RunFolder
-from experiments._vfl_cells import TABLES, Cell, cells
+from experiments._vfl_cell import Cell
+from experiments._vfl_cells import TABLES, cells
 from experiments._vfl_figures import draw
 from experiments._vfl_problem import Case
 from experiments._vfl_runs import Runs

@@ -27,15 +27,19 @@ from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult
 from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, check_payload, inversion
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
+from jaxleak.attacks._reconstruction_net import ReconstructionNet
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
 from jaxleak.attacks._smoothing import Smoothing, recommended_smoothing, smoothing
 from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
 from jaxleak.attacks._vfl_label_comparisons import direction_labels, norm_labels, sign_labels
+from jaxleak.attacks._vfl_selection import FIELD_CANDIDATES, Selection, select_fields
 from jaxleak.attacks._vflrecon import (
+    FIELDS,
     PAPER_FIELDS,
     SHADOW_INITS,
     ShadowInit,
     flat_observations,
+    join_runs,
     shadow_params,
     train_vflrecon,
     vflrecon,
@@ -62,6 +66,8 @@ __all__ = [
     "Settings",
     "Candidate",
     "MATCHED_BELOW",
+    "FIELDS",
+    "FIELD_CANDIDATES",
     "LABEL_RULES",
     "PAPER_FIELDS",
     "SHADOW_INITS",
@@ -75,7 +81,9 @@ __all__ = [
     "InversionOptions",
     "InversionResult",
     "LabelBaseline",
+    "ReconstructionNet",
     "Recovery",
+    "Selection",
     "ShadowInit",
     "SliceInverter",
     "aligned_signals",
@@ -98,6 +106,7 @@ __all__ = [
     "idlg",
     "invert_features",
     "invert_slices",
+    "join_runs",
     "norm_labels",
     "normalized_sgd",
     "plan_cafe_exact",
@@ -105,6 +114,7 @@ __all__ = [
     "recommended_smoothing",
     "recover_labels",
     "sapag",
+    "select_fields",
     "shadow_params",
     "sign_labels",
     "table9",

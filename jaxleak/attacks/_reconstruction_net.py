@@ -52,6 +52,13 @@ def _apply(net: nn.Module, params: PyTree, x: jax.Array) -> Any:
     return net.apply({"params": params}, x)
 
 
+def task_losses(out: jax.Array, target: jax.Array, task: str) -> jax.Array:
+    """Per row (n,): cross-entropy of logits with one-hot "labels", mean square error of "features"."""
+    if task == "labels":
+        return optax.softmax_cross_entropy(out, target)
+    return jnp.mean((out - target) ** 2, axis=1)
+
+
 def train_network(
     key: jax.Array,
     steps: PyTree,
@@ -63,6 +70,7 @@ def train_network(
     epochs: int,
     steps_per_batch: int,
     optimizer: optax.GradientTransformation,
+    weights: jax.Array | None = None,
 ) -> ReconstructionNet:
     """Train on stacked steps; all epochs are one compiled scan.
 
@@ -79,13 +87,15 @@ def train_network(
         epochs: passes over all steps.
         steps_per_batch: at most T are taken.
         optimizer: any.
+        weights: (T, B) of every sample in the loss, >= 0; None counts all alike. A sample of weight 0 still takes part
+            in the standardisation of the inputs, which reads no target.
 
     Raises:
         FloatingPointError: if the loss is not finite.
     """
     size = min(steps_per_batch, targets.shape[0])
     widths = (*hidden, targets.shape[-1])
-    params, mean, scale, loss = _train(key, steps, targets, record, widths, task, epochs, size, optimizer)
+    params, mean, scale, loss = _train(key, steps, targets, record, widths, task, epochs, size, optimizer, weights)
     if not jnp.isfinite(loss):
         raise FloatingPointError("the reconstruction network's loss is not finite")
     return ReconstructionNet(params, mean, scale, loss, widths, record, task == "features")
@@ -102,14 +112,15 @@ def _train(
     epochs: int,
     size: int,
     optimizer: optax.GradientTransformation,
+    weights: jax.Array | None,
 ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
     count, net = targets.shape[0], Mlp(widths)
 
-    def loss_of(params: PyTree, z: jax.Array, target: jax.Array) -> jax.Array:
-        out = _apply(net, params, z)
-        if task == "labels":
-            return optax.softmax_cross_entropy(out, target).mean()
-        return jnp.mean((out - target) ** 2)
+    def loss_of(params: PyTree, z: jax.Array, target: jax.Array, weight: jax.Array | None) -> jax.Array:
+        losses = task_losses(_apply(net, params, z), target, task)
+        if weight is None:
+            return losses.mean()
+        return jnp.sum(weight * losses) / jnp.maximum(weight.sum(), 1e-8)
 
     first = jax.tree.map(lambda leaf: leaf[0], steps)
     width = jax.eval_shape(record, first).shape[-1]
@@ -131,7 +142,8 @@ def _train(
         z = jax.vmap(record)(jax.tree.map(lambda leaf: leaf[rows], steps))
         z = jnp.clip((z - mean) / scale, -_CLIP, _CLIP).reshape(-1, width)
         target = targets[rows].reshape(-1, targets.shape[-1])
-        loss, gradient = jax.value_and_grad(loss_of)(params, z, target)
+        weight = None if weights is None else weights[rows].ravel()
+        loss, gradient = jax.value_and_grad(loss_of)(params, z, target, weight)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), loss
 

@@ -116,12 +116,14 @@ def train_vflrecon(
     epochs: int = 10,
     steps_per_batch: int = 4,
     optimizer: optax.GradientTransformation | None = None,
+    held_out: jax.Array | None = None,
 ) -> ReconstructionNet:
     """Learn R from a shadow run.
 
     Args:
         key: of R's start and of the order of its batches.
-        shadow: what the party saw of its own shadow run, leaves with a leading axis of steps (`audit.watch`).
+        shadow: what the party saw of its own shadow run, leaves with a leading axis of steps (`audit.watch`), or of
+            several (`join_runs`): a single run of few records is one path of the parameters, which R learns by heart.
         private: the attacker's complete shadow records.
         model: of both runs.
         party: the attacker.
@@ -131,9 +133,13 @@ def train_vflrecon(
         epochs: passes over all steps of the shadow run, > 0.
         steps_per_batch: steps whose samples make one batch of R, > 0.
         optimizer: of R; None is Adam with rate 1e-3.
+        held_out: (N,) bool, private samples whose targets R must not learn, for validation (`select_fields`); None
+            holds back none.
 
     Raises:
-        ValueError: on unknown fields or task, or a shadow run without this party's record.
+        ValueError: on unknown fields or task, a shadow run without this party's record, or if `held_out` does not fit
+            or leaves nothing to learn.
+        FloatingPointError: if the loss is not finite.
     """
     _validate.one_of(("labels", "features"), task=task)
     _validate.positive(epochs=epochs, steps_per_batch=steps_per_batch)
@@ -141,9 +147,9 @@ def train_vflrecon(
         raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
     if shadow.party is None or shadow.index is None:
         raise ValueError("vflrecon needs a threat that grants a party's record and the sample ids")
-    target = (
-        jax.nn.one_hot(private.y, model.num_classes) if task == "labels" else victims_features(model, private.x, party)
-    )
+    if held_out is not None and (held_out.shape != private.y.shape or bool(held_out.all())):
+        raise ValueError(f"held_out must have shape {private.y.shape} and leave samples, got {held_out.shape}")
+    target = targets_of(model, private, party, task)
     default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
     return train_network(
         key,
@@ -155,7 +161,29 @@ def train_vflrecon(
         epochs=epochs,
         steps_per_batch=steps_per_batch,
         optimizer=_ADAM if optimizer is None else optimizer,
+        weights=None if held_out is None else (~held_out)[shadow.index].astype(jnp.float32),
     )
+
+
+def join_runs(runs: Sequence[Observation]) -> Observation:
+    """Several stacked runs as one, along the axis of steps.
+
+    A step's record stands for itself, so R may learn from any number of shadow runs. Steps must agree in shape.
+
+    Raises:
+        ValueError: if there is no run.
+    """
+    if not runs:
+        raise ValueError("join_runs needs at least one run")
+    joined: Observation = runs[0] if len(runs) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *runs)
+    return joined
+
+
+def targets_of(model: BottomTopModel, private: Batch, party: int, task: str) -> jax.Array:
+    """What R learns of every private sample: one-hot labels (N, C) or all others' features (N, sum of their d_p)."""
+    if task == "labels":
+        return jax.nn.one_hot(private.y, model.num_classes)
+    return victims_features(model, private.x, party)
 
 
 def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Array:

@@ -18,12 +18,13 @@ from jaxleak.defenses._noise import gaussian_noise, label_dp_scale
 from jaxleak.defenses._outpost import outpost
 from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._soteria import soteria
-from jaxleak.defenses._vfl_defender import vfl_defender
+from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
 __all__ = [
     "Defense",
     "Encoding",
     "HORIZONTAL_PLACES",
+    "Reading",
     "SPLIT_PLACES",
     "adaptive_dp_sgd",
     "bits_on_the_wire",

@@ -1,0 +1,126 @@
+"""Split vertical training with VFLRecon watching, by executor; and one step of it by cipher.
+
+The size is that of the paper's tables: two parties, bottoms 50-50, top 100-100, batches of 16, R 1000-600-200; the data
+are digits. All entries of a table must end with the same numbers before any of them is timed; the time of the first
+call, compilation included, is kept apart.
+"""
+
+import importlib.util
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import attacks, audit, data, models, protocols, threats
+from jaxleak._base import Batch
+
+N, B, PARTY, ACTIVE = 320, 16, 0, 1
+STEPS = N // B  # one epoch
+THREAT = threats.party_view(PARTY)
+KEY = jax.random.key(0)
+EXECUTORS = {"op by op": "eager", "jit per step": "step", "jit over the epoch": "scan"}
+CIPHERS = {"no cipher": None, "same algebra, no ciphertexts": "plain", "CKKS": "ckks"}
+
+
+def samples():
+    table = data.load_table("digits")
+    rows = np.random.default_rng(0).permutation(len(table.y))[: 2 * N]
+    x = data.encode(data.fit_encoding(table, rows[:N]), table)
+    half = x.shape[1] // 2
+    slices = data.party_slices(x, [np.arange(half), np.arange(half, x.shape[1])])
+    ids = jnp.arange(N, dtype=jnp.int32)
+    model = models.bottom_top((half, x.shape[1] - half), table.num_classes)
+    return model, *(Batch(jnp.asarray(slices[own]), jnp.asarray(table.y[own]), ids) for own in (rows[:N], rows[N:]))
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """Attack with a trained R, protocol, and the data of the real run."""
+    model, shadow, private = samples()
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    _, seen = audit.watch(protocol, THREAT, shadow, protocol.init(KEY), key=jax.random.key(1), rounds=STEPS)
+    nets = {
+        task: attacks.train_vflrecon(KEY, seen, shadow, model, party=PARTY, task=task, fields=fields, epochs=1)
+        for task, fields in (("labels", ("gradient",)), ("features", ("gradient", "outputs", "inputs")))
+    }
+    return attacks.vflrecon(model, party=PARTY, num_samples=N, **nets), protocol, private
+
+
+def epoch_by(executor, setting):
+    """The state at the start, and a function from it to the state after an epoch."""
+    attack, protocol, private = setting
+    begin = audit.start(attack, protocol, private, key=KEY)
+
+    def one_round(carry):
+        state, transcript = protocol.round(KEY, carry.protocol, private)
+        attack_state, _ = attack.step(KEY, carry.attack, threats.view(THREAT, transcript))
+        return carry._replace(protocol=state, attack=attack_state)
+
+    if executor == "scan":
+        return begin, jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one_round(c), None), carry, length=STEPS)[0])
+    step = jax.jit(one_round) if executor == "step" else one_round
+
+    def epoch(carry):
+        for _ in range(STEPS):
+            carry = step(carry)
+        return carry
+
+    return begin, epoch
+
+
+@pytest.fixture(scope="module")
+def reference(setting):
+    begin, epoch = epoch_by("scan", setting)
+    return jax.block_until_ready(epoch(begin))
+
+
+def assert_same(ours, theirs, **tolerance):
+    for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("case", EXECUTORS)
+def test_vfl_epoch(benchmark, case, setting, reference):
+    begin, epoch = epoch_by(EXECUTORS[case], setting)
+    first = time.perf_counter()
+    state = jax.block_until_ready(epoch(begin))
+    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
+    assert int(np.sum(state.attack.seen)) == N  # an epoch, and every sample attacked once
+    assert_same(state.attack, reference.attack, rtol=2e-3, atol=2e-3)
+    assert_same(state.protocol.params, reference.protocol.params, rtol=2e-3, atol=2e-4)
+    benchmark.extra_info["rounds_per_call"] = STEPS
+    benchmark.group = "VFLRecon, training and attack per step of an epoch, N = 320, B = 16, two parties"
+    benchmark.name = case
+    benchmark.pedantic(lambda: jax.block_until_ready(epoch(begin)), rounds=3, iterations=1)
+
+
+@pytest.mark.parametrize("case", CIPHERS)
+def test_vfl_step_by_cipher(benchmark, case):
+    cipher = CIPHERS[case]
+    if cipher == "ckks" and importlib.util.find_spec("tenseal") is None:
+        pytest.skip("needs tenseal, of the extra jaxleak[encryption]")
+    model, _, private = samples()
+
+    def step_with(layer):
+        protocol = protocols.split_training(model, num_samples=N, batch_size=B, interactive=layer)
+
+        def step(state):
+            after, transcript = protocol.round(KEY, state, private)
+            return after, transcript.parties[PARTY].output_gradient
+
+        return protocol.init(KEY), jax.jit(step)
+
+    start, unencrypted = step_with(None)
+    layer = None if cipher is None else protocols.encrypted_first(active=ACTIVE, cipher=cipher)
+    begin, step = step_with(layer)
+    first = time.perf_counter()
+    _, gradient = jax.block_until_ready(step(begin))
+    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
+    # Not the parameters: Adam's first step is the sign of a gradient, whatever its size.
+    assert_same(gradient, unencrypted(start)[1], rtol=0, atol=1e-5)
+    benchmark.extra_info["rounds_per_call"] = 1
+    benchmark.group = "Split training, one step by cipher, B = 16, e = 50, one encrypting party"
+    benchmark.name = case
+    benchmark.pedantic(lambda: jax.block_until_ready(step(begin)), rounds=3, iterations=1)

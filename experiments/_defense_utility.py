@@ -1,0 +1,109 @@
+"""What a defense costs: the same federation, trained with it and without, scored on held-out samples."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from experiments import _defense_registry as registry
+from experiments._fedleak_weights import digest
+from experiments._harness import jsonable, write_json
+from experiments._inversion_problem import Case, build_model
+from jaxleak import _validate, data, protocols
+from jaxleak._base import Batch
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How the model is trained: `samples` divided among `clients`, all of whom take part in every round."""
+
+    rounds: int = 200
+    learning_rate: float = 0.5
+    clients: int = 8
+    samples: int = 800
+    batch_size: int = 4
+    test_samples: int = 400
+
+    def check(self) -> None:
+        """Raise `ValueError` on a number out of range."""
+        _validate.positive(**{name: float(value) for name, value in asdict(self).items()})
+        _validate.in_range(self.clients, float("inf"), samples=self.samples)
+        _validate.in_range(1, self.samples // self.clients, batch_size=self.batch_size)
+
+
+class Utility:
+    """Trains each (case, seed) once and keeps its accuracies in a folder."""
+
+    def __init__(self, folder: Path, federation: Federation, *, fresh: bool):
+        """Results go to `folder`; `fresh` forgets those that are there."""
+        self.folder, self.federation = folder, federation
+        self.slowest = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            for file in folder.glob("*.json"):
+                file.unlink()
+
+    def path(self, case: Case, seed: int) -> Path:
+        """The file of a result."""
+        case = _trained_as(case)
+        names = ("model", "activation", "width", "init", "data", "local_steps", "batch_norm", "defense", "strength")
+        of_case = {name: getattr(case, name) for name in names}
+        return self.folder / f"{digest(of_case | asdict(self.federation) | {'seed': seed})}.json"
+
+    def __call__(self, case: Case, seed: int) -> dict[str, float]:
+        """`test_accuracy` and `train_accuracy` in [0, 1]; NaN, and `diverged` 1, where the weights became infinite.
+
+        Samples are disjoint from each other: the first `samples` of the data are the clients', the next the test's.
+
+        Raises:
+            ValueError: if the data have too few samples.
+        """
+        path = self.path(case, seed)
+        if path.exists():
+            return {name: float(value) for name, value in json.loads(path.read_text()).items()}
+        begin = time.perf_counter()
+        scores = self._train(_trained_as(case), seed)
+        self.slowest = max(self.slowest, time.perf_counter() - begin)
+        write_json(path, jsonable(scores))
+        return scores
+
+    def _train(self, case: Case, seed: int) -> dict[str, float]:
+        f = self.federation
+        dataset = data.load(case.data, f.samples + f.test_samples, seed)
+        x, y = jnp.asarray(dataset.x), jnp.asarray(dataset.y, jnp.int32)
+        model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
+        parts = data.partition_clients("iid", seed, dataset.x[: f.samples], dataset.y[: f.samples], f.clients)
+        defense = None
+        if case.defense is not None:
+            mixes = model.has_batch_norm and case.batch_norm == "train"
+            defense = registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
+        federation = protocols.federated_averaging(
+            model,
+            parts,
+            batch_size=f.batch_size,
+            local_steps=case.local_steps,
+            learning_rate=f.learning_rate,
+            batch_norm=case.batch_norm,  # type: ignore[arg-type]
+            defense=defense,
+        )
+        key = jax.random.key(seed)
+        private = Batch(x[: f.samples, None], y[: f.samples], jnp.arange(f.samples))
+        try:
+            state = federation.run(jax.random.fold_in(key, 1), federation.init(key), private, f.rounds)
+        except FloatingPointError:
+            return {"test_accuracy": float("nan"), "train_accuracy": float("nan"), "diverged": 1.0}
+        return {
+            "test_accuracy": federation.evaluate(state.variables, x[f.samples :], y[f.samples :]),
+            "train_accuracy": federation.evaluate(state.variables, x[: f.samples], y[: f.samples]),
+            "diverged": 0.0,
+        }
+
+
+def _trained_as(case: Case) -> Case:
+    """The case whose training this one's equals: what only hides entries from the server changes no model."""
+    if case.defense is None or registry.build(case.defense, case.strength).place != "server_view":
+        return case
+    return replace(case, defense=None, strength=0.0)

@@ -1,0 +1,221 @@
+"""What defenses cost in accuracy and what they save in privacy, against attackers who know them and who do not.
+
+    python -m experiments.defenses
+    python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 --seeds 0 1 2 --budget 120
+    python -m experiments.defenses --study fedleak-fig5 --only dp_soteria --strengths dp_soteria=1000,100
+    python -m experiments.defenses --study cafe-fake-gradients cafe-table11 vfl-table5 vfl-table6 --budget 90
+    python -m experiments.defenses --study all --out runs/defenses/all --budget 600
+
+Every point trains the same federation with the defense and attacks one upload of the initial model with the recommended
+FedLeak, which infers its labels. `--budget` (minutes) is shared by all studies; what does not fit is listed. Data,
+model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
+--batch-size 16 --iterations 10000` comes closer. Epsilon is the papers' shorthand for a noise level; the true one by
+accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from experiments import _defense_delegated as delegated
+from experiments import _defense_report as report
+from experiments import _defense_studies as studies
+from experiments._defense_registry import REGISTRY
+from experiments._defense_runs import Budget, run_points
+from experiments._defense_utility import Federation, Utility
+from experiments._fedleak_jobs import Job
+from experiments._fedleak_runs import Runner
+from experiments._harness import Progress, RunFolder, default_out, jsonable, provenance
+from experiments._inversion_problem import Case
+from jaxleak import _validate
+
+STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
+
+#: Of the demonstration: defenses that an attacker who knows them is run against.
+DEMO_ADAPTIVE = ("soteria", "sparsification")
+
+
+@dataclass(frozen=True)
+class Args:
+    """Which studies to run, and how large."""
+
+    study: tuple[str, ...] = ()
+    """fedleak-fig4, -fig5, -fig7, -fig8, further, cafe-fake-gradients, cafe-table11, vfl-table5, vfl-table6, or all;
+    nothing runs the preset."""
+    preset: Literal["demo"] = "demo"
+    out: Path | None = None
+    """Run folder; default runs/defenses/<studies>."""
+    seeds: tuple[int, ...] = (0,)
+    """Each changes data, weights, batch, noise and start together."""
+    budget: float = 30.0
+    """Minutes, for all studies."""
+    only: tuple[str, ...] = ()
+    """Of the FedLeak studies: only these defenses, and none."""
+    strengths: tuple[str, ...] = ()
+    """In place of a defense's own: soteria=0.1,0.9 and so on."""
+    adaptive: bool = True
+    """Also run the attackers who know the defense."""
+    data: str = "digits"
+    model: str = "convnet"
+    width: int | None = None
+    """Of a ResNet's first stage (64 in full)."""
+    batch_norm: Literal["train", "eval"] = "train"
+    """eval is needed for DP on models with batch normalisation."""
+    batch_size: int = 4
+    """Of a client's step, in training and under attack."""
+    iterations: int = 300
+    """Of the attacks; and of CAFE's training under defenses."""
+    rounds: int = 200
+    """Of federated training."""
+    learning_rate: float = 0.5
+    """Of its SGD; chosen for the undefended run, and the same for all."""
+    clients: int = 8
+    samples: int = 800
+    """Of all clients together."""
+    test_samples: int = 400
+    fresh: bool = False
+
+    @property
+    def federation(self) -> Federation:
+        """The federation that utility is measured on."""
+        names = [f.name for f in fields(Federation)]
+        return Federation(**{name: getattr(self, name) for name in names})
+
+
+def main(args: Args) -> dict[str, float]:
+    """Run the demonstration or the studies; returns the metrics.
+
+    Raises:
+        ValueError: on an unknown study, defense or strength, or sizes out of range; nothing has run then.
+        OSError: if the run folder cannot be written.
+    """
+    chosen = STUDIES if "all" in args.study else args.study or (args.preset,)
+    planned = _checked(args, chosen)
+    out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
+    config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
+    budget, sections, cells = Budget(60.0 * args.budget), list[str](), list[dict[str, Any]]()
+    with Progress() as progress:
+        runner = Runner(folder, fresh=args.fresh, watch=progress.update)
+        utility = Utility(folder.path / "utility", args.federation, fresh=args.fresh)
+        for study in chosen:
+            if study in delegated.DELEGATED:
+                rows, section = _delegated(args, study, folder, budget)
+            else:
+                rows, section = _here(args, study, planned[study], folder, runner, utility, budget)
+            sections.append(section)
+            cells += [{"study": study, **row} for row in rows]
+    made = provenance()
+    where = f"Seeds {', '.join(map(str, args.seeds))}; commit {made['commit']}, {made['device']}."
+    report.write(folder.path / "report.md", sections, where)
+    metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
+    path = folder.finish(metrics, cells=cells)
+    print(f"stored in {path}; the report is {folder.path / 'report.md'}")
+    return metrics
+
+
+def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Point]]:
+    for name in chosen:
+        _validate.one_of((*STUDIES, "demo"), study=name)
+    _validate.positive(seeds=len(args.seeds), budget=args.budget, iterations=args.iterations)
+    _validate.non_negative(**{f"seeds[{i}]": seed for i, seed in enumerate(args.seeds)})
+    args.federation.check()
+    delegated.check(chosen, args.seeds)
+    for name in args.only:
+        _validate.one_of((*REGISTRY, "secure_aggregation"), only=name)
+    strengths = studies.parse_strengths(args.strengths)
+    base = Case(
+        data=args.data,
+        model=args.model,
+        width=args.width,
+        batch_norm=args.batch_norm,
+        batch_size=args.batch_size,
+        iterations=args.iterations,
+    )
+    planned = {}
+    for study in chosen:
+        if study in delegated.DELEGATED:
+            continue
+        points = studies.points_of(study, base, {n: s for n, s in strengths.items() if study in _having(n, chosen)})
+        points = [p for p in points if not args.only or p.case.defense is None or p.case.defense in args.only]
+        planned[study] = [replace(p, case=replace(p.case, pool=max(p.case.pool, p.case.images))) for p in points]
+    unused = [name for name in strengths if not _having(name, chosen)]
+    if unused:
+        raise ValueError(f"strengths of {', '.join(unused)}, which {', '.join(chosen)} does not have")
+    return planned
+
+
+def _having(defense: str, chosen: tuple[str, ...]) -> list[str]:
+    """The chosen studies that have a defense; the demonstration takes any."""
+    own = [study for study in chosen if study in studies.STUDIES]
+    has = {s: {n for p in studies.STUDIES[s](Case(), {}) for n in (p.case.defense, p.curve)} for s in own}
+    return [study for study in own if study == "demo" or defense in has[study]]
+
+
+def _here(
+    args: Args,
+    study: str,
+    points: list[studies.Point],
+    folder: RunFolder,
+    runner: Runner,
+    utility: Utility,
+    budget: Budget,
+) -> tuple[list[dict[str, Any]], str]:
+    known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
+    rows = run_points(points, folder, runner, utility, seeds=args.seeds, budget=budget, adaptive=known)
+    report.show(rows)
+    jobs = {}
+    for point in points:
+        jobs[point.id] = Job("invert", point.case)
+        if point.case.defense is not None:
+            jobs[f"{point.id}, adaptive"] = Job("invert", replace(point.case, adaptive=True))
+    figures = report.draw(folder, study, rows, runner, jobs)
+    f = args.federation
+    settings = [
+        f"Data {args.data}, model {args.model}, batch {args.batch_size}, {args.iterations} iterations of the attack.",
+        f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
+        f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
+        "Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta 1e-5, clip 1; the true epsilon is by "
+        "accounting for every client's uploads over all rounds.",
+    ]
+    outcomes = studies.outcomes(study)
+    section = report.markdown(study, rows, figures, settings, outcomes)
+    reason = "a statement of the paper, without a number that one of ours could stand beside"
+    return [*rows, *({**o, "ours": None, "not_run": reason} for o in outcomes)], section
+
+
+def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tuple[list[dict[str, Any]], str]:
+    if budget.left <= 0:
+        return [{"id": study, "not_run": "beyond the budget"}], f"## {study}\n\nNot run (beyond the budget).\n"
+    before = sum(folder.seconds.values())
+    with folder.phase(study):
+        rows, figures = delegated.run(
+            study,
+            folder.path,
+            seeds=args.seeds,
+            budget=budget.left / 60,
+            iterations=args.iterations,
+            fresh=args.fresh,
+        )
+    budget.left -= sum(folder.seconds.values()) - before
+    return rows, delegated.markdown(study, rows, figures)
+
+
+def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for row in cells:
+        if "accuracy" in row:
+            metrics[f"accuracy_{row['id']}"] = row["accuracy"]
+            metrics |= {f"{n}_{row['id']}": row[n] for n in ("psnr", "psnr_adaptive") if n in row}
+    ran = sum("accuracy" in row or row.get("ours") is not None for row in cells)
+    return metrics | {"cells_run": float(ran), "cells_listed": float(len(cells) - ran)}
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__))
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,209 @@
+"""The study of defenses: every printed strength builds, bad input is refused early, a tiny study runs and resumes."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import _defense_adaptive, _defense_delegated, _defense_registry, _defense_studies, defenses
+from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
+from experiments._defense_studies import points_of
+from experiments._inversion_problem import Case, victim
+from jaxleak import defenses as family
+from jaxleak import models
+from jaxleak._base import Batch
+from jaxleak.protocols import ClientShare
+
+SHAPE = (8, 8, 1)
+RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
+PRINTED = {
+    "soteria": RATIOS,
+    "outpost": RATIOS,
+    "quantization": (32, 16, 8, 4, 1),
+    "guardian": (0.1, 1, 10, 1e2, 1e3),
+    "dp_sgd": (1e5, 1e4, 1e3, 1e2, 10, 5, 1, 0.1),
+    "dp_soteria": (1e5, 1e4, 1e3, 1e2),
+    "adaptive_dp_soteria": (1e5, 1e4, 1e3, 1e2),
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    model = models.build("mlp", SHAPE, 10, widths=(6,))
+    key = jax.random.key(0)
+    x = jax.random.uniform(key, (2, 1, *SHAPE))
+    return model, ClientShare(model), model.init(key), Batch(x, jnp.array([1, 2]), jnp.arange(2))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_strength_builds(name):
+    assert set(PRINTED.get(name, ())) <= set(REGISTRY[name].strengths)
+    for strength in REGISTRY[name].strengths:
+        assert isinstance(build(name, strength), family.Defense)
+
+
+def test_every_defense_is_in_a_study():
+    base = Case(data="digits")
+    swept = {p.case.defense for study in _defense_studies.STUDIES for p in points_of(study, base, {})}
+    assert set(REGISTRY) <= swept
+    four = points_of("fedleak-fig4", base, {})
+    assert {cell[0] for point in four for cell in point.paper} == {
+        "text-fig4-accuracy/none/steps1", "text-fig4-accuracy/none/steps12", "text-fig4-accuracy/quantization/steps1",
+        "text-fig4-psnr/none/steps1", "text-fig4-psnr/none/steps12", "text-fig4-psnr/quantization/steps1",
+    }  # fmt: skip
+    assert len({point.id for point in four}) == len(four)
+
+
+@pytest.mark.parametrize("name", [n for n in REGISTRY if n not in ("stochastic_quantization", "withhold_top")])
+def test_the_victims_client_is_defended(name):
+    strongest = REGISTRY[name].strengths[-1]
+    case = Case(data="digits", model="mlp", batch_size=2, pool=4)
+    plain, defended = (victim(c, 0) for c in (case, Case(**{**vars(case), "defense": name, "strength": strongest})))
+    sent = []
+    for side in (plain, defended):
+        state = side.protocol.init(jax.random.key(0))
+        sent.append(side.protocol.round(jax.random.key(1), state, side.private)[1].payload)
+    pairs = zip(*map(jax.tree.leaves, sent), strict=True)
+    assert any(not np.array_equal(a, b) for a, b in pairs)
+
+
+def test_dp_before_soteria_is_both(client):
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
+    key = jax.random.key(3)
+    weak = composed(family.dp_sgd(1e6, 0.0), family.soteria(0.0)).apply(key, payload, **known)
+    for a, b in zip(jax.tree.leaves(weak), jax.tree.leaves(payload), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    both = composed(family.dp_sgd(1.0, 1.0), family.soteria(0.5)).apply(key, payload, **known)
+    kernel = both[model.head]["kernel"]
+    assert int((kernel == 0).all(axis=1).sum()) == kernel.shape[0] // 2
+    assert all((leaf != 0).all() for name, of in both.items() for leaf in of.values() if name != model.head)
+    with pytest.raises(ValueError, match="first_place"):
+        composed(family.soteria(0.5), family.soteria(0.5))
+
+
+def test_straight_through_has_the_defended_value_and_the_plain_derivative(client):
+    _, share, variables, batch = client
+    informed = _defense_adaptive.straight_through(share, family.quantize(4), 1)
+    sent = family.quantize(4).apply(jax.random.key(9), share(variables, batch))
+    for a, b in zip(jax.tree.leaves(informed(variables, batch)), jax.tree.leaves(sent), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+    def head_sum(of, x):
+        return of(variables, batch._replace(x=x))["head"]["kernel"].sum()
+
+    np.testing.assert_allclose(
+        jax.grad(lambda x: head_sum(informed, x))(batch.x), jax.grad(lambda x: head_sum(share, x))(batch.x), atol=1e-6
+    )
+
+
+def test_clipped_examples_are_dp_without_noise(client):
+    _, share, variables, batch = client
+    informed = _defense_adaptive.clipped_examples(share, 0.1)(variables, batch)
+    each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
+    defended = family.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
+    for a, b in zip(jax.tree.leaves(informed), jax.tree.leaves(defended), strict=True):
+        np.testing.assert_allclose(a, b.mean(axis=0), rtol=1e-4, atol=1e-7)
+
+
+def test_guardians_shadow_weights_say_where_the_noise_is(client):
+    model, share, _, _ = client
+    weak, strong = (
+        _defense_adaptive.shadow_weights(build("guardian", beta), model, share, 2) for beta in (1e-9, 1000.0)
+    )
+    assert weak == (1.0,) * len(weak)
+    assert 0 < min(strong) < 0.5
+
+
+def test_true_epsilon_is_no_shorthand():
+    pytest.importorskip("dp_accounting")
+    many, few = (true_epsilon("dp_sgd", 1.0, batch_size=4, own_samples=100, rounds=rounds) for rounds in (100, 10))
+    assert 0 < few < many
+    assert true_epsilon("adaptive_dp", 1.0, batch_size=4, own_samples=100, rounds=100) > many
+    with pytest.raises(ValueError, match="no epsilon"):
+        true_epsilon("soteria", 0.5, batch_size=4, own_samples=100, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"study": ("fig4",)}, "study must be one of"),
+        ({"strengths": ("shredder=1",)}, "defense must be one of"),
+        ({"strengths": ("soteria=1.5",)}, "ratio must be in"),
+        ({"strengths": ("quantization=3",)}, "bits must be one of"),
+        ({"strengths": ("quantization=4.5",)}, "bits must be an integer"),
+        ({"strengths": ("dp_sgd=0",)}, "epsilon must be > 0"),
+        ({"strengths": ("guardian=-1",)}, "beta must be >= 0"),
+        ({"strengths": ("soteria",)}, "NAME=NUMBER"),
+        ({"study": ("fedleak-fig7",), "strengths": ("soteria=0.5",)}, "does not have"),
+        ({"study": ("fedleak-fig7",), "strengths": ("secure_aggregation=1.5",)}, "whole numbers"),
+        ({"only": ("shredder",)}, "only must be one of"),
+        ({"study": ("vfl-table5",), "seeds": (3,)}, "counts seeds from 0"),
+        ({"seeds": ()}, "seeds"),
+        ({"budget": 0.0}, "budget must be > 0"),
+        ({"batch_size": 200}, "batch_size must be in"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=message):
+        defenses.main(defenses.Args(**changes, out=out))
+    assert not out.exists()
+
+
+def test_examples_gradients_need_one_step():
+    with pytest.raises(ValueError, match="local_steps = 1, got 12"):
+        build("dp_soteria", 10.0, local_steps=12)
+
+
+TINY = {
+    "model": "mlp", "iterations": 2, "rounds": 2, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2,
+    "strengths": ("quantization=1", "sparsification=10"),
+}  # fmt: skip
+
+
+def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
+    args = defenses.Args(**TINY, out=tmp_path)
+    first = defenses.main(args)
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = {row["id"]: row for row in results["cells"]}
+    assert set(rows) == {"none/steps1", "quantization/1/steps1", "sparsification/10/steps1"}
+    for row in rows.values():
+        assert 0 <= row["accuracy"] <= 1
+        assert np.isfinite(row["psnr"])
+        assert ("psnr_adaptive" in row) == (row["defense"] is not None)
+    text = (tmp_path / "report.md").read_text()
+    assert "figures/demo-steps1.png" in text
+    assert (tmp_path / "figures" / "demo-steps1.png").exists()
+    assert "quantization" in text
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a finished run was run again")
+
+    monkeypatch.setattr("experiments._defense_utility.Utility._train", refuse)
+    monkeypatch.setattr("experiments._fedleak_runs.Runner._run", refuse)
+    again = defenses.main(args)
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+
+
+def test_what_does_not_fit_is_listed(tmp_path):
+    metrics = defenses.main(defenses.Args(study=("fedleak-fig7", "fedleak-fig5"), budget=1e-6, out=tmp_path))
+    assert metrics["cells_run"] == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert all("beyond the budget" in row["not_run"] or "statement" in row["not_run"] for row in rows)
+
+
+def test_delegated_rows_become_curves():
+    rows = [
+        {"id": "table5-label/noise0.01#cut", "ours": 40.0},
+        {"id": "table5-label/noise0.01#cut#adaptive", "ours": 50.0},
+        {"id": "table5-utility/label/noise0.01#cut", "ours": -30.0},
+        {"id": "table6-utility/marvell/criteo", "ours": None},
+    ]
+    curves = _defense_delegated.trade_off_curves(rows)
+    assert curves == {"noise on the cut": [{"strength": 0.01, "accuracy": -30.0, "psnr": 40.0, "psnr_adaptive": 50.0}]}
+    assert _defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))

@@ -1,0 +1,161 @@
+"""Choosing what a record holds on held-out shadow records, and learning from several shadow runs."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import _vfl_runs
+from experiments._vfl_cell import validated
+from experiments._vfl_cells import cells
+from experiments._vfl_problem import Case, vertical_problem
+from experiments._vfl_runs import Runs
+from experiments._vfl_tables import cost
+from experiments._vfl_truth import Truth
+from jaxleak import attacks, audit, defenses, models
+from jaxleak._base import Batch, Observation, PartyRecord
+
+N, B, STEPS = 48, 8, 12
+KEY = jax.random.key(0)
+MODEL = models.bottom_top((2, 2), 2, bottom=(4, 4), top=(4,))
+SMALL = {"party": 0, "hidden": (16,), "epochs": 30}
+
+
+def _private():
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=N)
+    return Batch(jnp.asarray(rng.random((N, 2, 2)), jnp.float32), jnp.asarray(y, jnp.int32), jnp.arange(N))
+
+
+def _run(seed, private, telling="gradient"):
+    """A made-up run: the field `telling` holds the label, the others what identifies a sample, or noise."""
+    rng = np.random.default_rng(seed)
+    index = np.concatenate([rng.permutation(N) for _ in range(STEPS * B // N)]).reshape(STEPS, B)
+    label = np.asarray(private.y)[index][..., None] * np.ones(4) + 0.1 * rng.standard_normal((STEPS, B, 4))
+    noise = rng.standard_normal((STEPS, B, 4))
+    gradient, output = (label, noise) if telling == "gradient" else (noise, label)
+    seen = PartyRecord(np.asarray(private.x)[index, 0], None, None, None, output, output, gradient)
+    return Observation(jnp.arange(STEPS), index=jnp.asarray(index), party=jax.tree.map(jnp.float32, seen))
+
+
+@pytest.mark.parametrize("telling", ["gradient", "outputs"])
+def test_the_field_that_tells_wins(telling):
+    private = _private()
+    runs = [_run(seed, private, telling) for seed in range(2)]
+    found = attacks.select_fields(
+        KEY, runs, private, MODEL, task="labels", candidates=(("gradient",), ("outputs",), ("inputs",)), **SMALL
+    )
+    assert found.fields == (telling,)
+    assert found.losses[telling,] < 0.2
+    assert found.losses["inputs",] > 0.6  # log 2 = 0.69: what is learned by heart counts for nothing
+    assert set(found.losses) == {("gradient",), ("outputs",), ("inputs",)}
+
+
+def test_held_out_targets_are_not_learned():
+    private = _private()
+    runs = [_run(seed, private) for seed in range(2)]
+    held = jnp.arange(N) < N // 4
+    lies = private._replace(y=jnp.where(held, 1 - private.y, private.y))
+    nets = [
+        attacks.train_vflrecon(KEY, runs[0], told, MODEL, task="labels", fields=("inputs",), held_out=held, **SMALL)
+        for told in (private, lies)
+    ]
+    for a, b in zip(*map(jax.tree.leaves, nets), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_equal_weights_are_no_weights():
+    private = _private()
+    nets = [
+        attacks.train_vflrecon(
+            KEY,
+            _run(0, private),
+            private,
+            MODEL,
+            task="features",
+            fields=("gradient", "inputs"),
+            held_out=held,
+            **SMALL,
+        )
+        for held in (None, jnp.zeros(N, bool))
+    ]
+    for a, b in zip(*map(jax.tree.leaves, nets), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_runs_are_joined_along_steps():
+    private = _private()
+    first, second = _run(0, private), _run(1, private)
+    joined = attacks.join_runs([first, second])
+    np.testing.assert_array_equal(joined.index, np.concatenate([first.index, second.index]))
+    np.testing.assert_array_equal(joined.party.output_gradient[STEPS:], second.party.output_gradient)
+    assert attacks.join_runs([first]) is first
+
+
+def test_bad_input():
+    private = _private()
+    run = _run(0, private)
+    for options, message in (
+        ({"held_out": 0.0}, r"held_out must be in \(0, 1\), got 0"),
+        ({"held_out": 1.0}, r"held_out must be in \(0, 1\), got 1"),
+        ({"candidates": ()}, "at least one set of fields"),
+        ({"candidates": (("weights",),)}, "fields must be some of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attacks.select_fields(KEY, [run], private, MODEL, task="labels", **(SMALL | options))
+    with pytest.raises(ValueError, match="at least one shadow run"):
+        attacks.select_fields(KEY, [], private, MODEL, task="labels", **SMALL)
+    with pytest.raises(ValueError, match="at least one run"):
+        attacks.join_runs([])
+    for held in (jnp.ones(N, bool), jnp.zeros(3, bool)):
+        with pytest.raises(ValueError, match="held_out must have shape"):
+            attacks.train_vflrecon(KEY, run, private, MODEL, task="labels", held_out=held, **SMALL)
+    for case, message in (
+        (Case("breast_cancer", shadow_runs=0), "shadow_runs must be > 0"),
+        (Case("breast_cancer", select="best"), "select must be one of fixed, validation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            vertical_problem(case, seed=0)
+
+
+def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
+    asked = []
+    original = attacks.select_fields
+
+    def select_fields(key, shadows, private, model, **options):
+        asked.append((len(shadows), shadows[0].index.tolist() != shadows[1].index.tolist(), private, options["task"]))
+        return original(key, shadows, private, model, candidates=(("gradient",), ("inputs",)), hidden=(8,), **options)
+
+    monkeypatch.setattr(attacks, "select_fields", select_fields)
+    monkeypatch.setattr(attacks, "train_vflrecon", functools.partial(attacks.train_vflrecon, hidden=(8,)))
+    case = Case(
+        "breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, shadow_runs=2, select="validation"
+    )
+    problem = vertical_problem(case, 0)
+    start = problem.victim_protocol.init(KEY)
+    _, seen = audit.watch(problem.victim_protocol, _vfl_runs.THREAT, problem.victim, start, key=KEY, rounds=3)
+    runs, truth = Runs(("shared", "independent"), features=False), Truth(problem, seen)
+    scores, _ = _vfl_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
+    assert [(count, differ, task) for count, differ, _, task in asked] == [(2, True, "labels")] * 2
+    # On the attacker's own records only.
+    np.testing.assert_array_equal(asked[0][2].x, problem.shadow.x)
+    for how in ("shared", "independent"):
+        assert scores[f"chose_gradient_labels_{how}"] + scores[f"chose_inputs_labels_{how}"] == 1
+
+
+def test_validated_rows_stand_beside_the_plain_ones():
+    listed = {cell.id: cell for cell in cells("fig3", Case("sensorless"))}
+    cell = listed["fig3/adult#validated"]
+    assert cell.case == validated(listed["fig3/adult"].case)
+    assert (cell.case.select, cell.case.shadow_runs) == ("validation", 6)
+    runs = Runs(("shared",), features=False)
+    assert cost(cell.case, runs) > 2 * cost(listed["fig3/adult"].case, runs)
+
+
+def test_what_experiments_need_is_public():
+    assert set(attacks.PAPER_FIELDS) < set(attacks.FIELDS)
+    assert inspect.isclass(attacks.ReconstructionNet)
+    assert "Reading" in defenses.__all__
