@@ -5,29 +5,32 @@
     python -m experiments.cafe_scale --preset cifar10     # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     python -m experiments.cafe_scale --preset scale       # Steps I and II at N = 1,000, 3,000 and 10,000
     python -m experiments.cafe_scale --preset paper       # the paper's gradient descent instead of the exact solver
+    python -m experiments.cafe_scale --devices 4          # tables and images shared out among four devices
 
 Prints and stores the metrics, a contact sheet (private images above their reconstructions, flagged ones framed) and
 the attacker's certificate against the true PSNR. `demo` should print psnr_mean above 100 dB, recovered_fraction above
 0.95 and label_accuracy 1.0. Killed at any moment, the same command continues and ends with the same reconstruction;
-`--fresh` starts over.
+`--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes share a run with `--distributed` (Slurm, Open
+MPI, Kubernetes) or `--coordinator`; --out is then on a file system that all of them see.
 """
 
 import dataclasses
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 import tyro
+from jax.sharding import Mesh
 
-from experiments import _cafe_descent, _plots
+from experiments import _cafe_descent, _distributed, _plots
 from experiments._cafe_exact import observe_and_recover
 from experiments._cafe_problem import Problem, forward_features, image_psnr, relative_errors, vertical_problem
-from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics
+from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics, run_command
 from jaxleak import _validate, attacks, audit, metrics
 from jaxleak.checkpoint import Checkpoints
 
@@ -59,6 +62,8 @@ class Args:
     """M, a square number for images."""
     solver: Literal["exact", "nested", "single"] | None = None
     """The exact solver, or the paper's Algorithm 3 or 4."""
+    linear_solver: Literal["auto", "direct", "matrix_free"] = "auto"
+    """Of Steps I and II: factorise, or iterate; auto factorises up to N = 20,000 on one device."""
     images: int | None = None
     """How many samples Step III inverts (the first of the private set)."""
     iterations: int = 800
@@ -70,10 +75,11 @@ class Args:
     """Run folder; default runs/cafe_scale/<preset>."""
     fresh: bool = False
     """Start over instead of continuing."""
+    where: tyro.conf.OmitArgPrefixes[_distributed.Devices] = field(default_factory=_distributed.Devices)
 
     def resolved(self) -> "Config":
         """With the preset's values where none was given."""
-        given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if name != "where" and value is not None}
         defaults = {"solver": "exact", "out": default_out("cafe_scale", self.preset), **PRESETS[self.preset]}
         return Config(**{**defaults, **given})
 
@@ -88,6 +94,7 @@ class Config:
     batch_size: int
     parties: int
     solver: str
+    linear_solver: Literal["auto", "direct", "matrix_free"]
     images: int
     iterations: int
     network: str
@@ -105,21 +112,28 @@ def main(options: Args) -> dict[str, float]:
     # K = N is refused later with its reason; what is out of any range should not wait for the data.
     _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
     _validate.positive(iterations=args.iterations)
+    if options.where != _distributed.Devices() and (sweep or args.solver != "exact"):
+        raise ValueError("several devices share one run of --solver exact; a sweep, or the paper's solvers, use one")
+    mesh = _distributed.start(options.where)
+    if mesh is not None and args.linear_solver == "auto":
+        args = dataclasses.replace(args, linear_solver="matrix_free")
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
-    folder = RunFolder(args.out, "cafe_scale", config, fresh=args.fresh)
+    folder = _distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
     if sweep:
         return _sweep(args, folder)
-    results = (_exact if args.solver == "exact" else _descent)(args, folder, config)
+    results = _exact(args, folder, config, mesh) if args.solver == "exact" else _descent(args, folder, config)
     path = folder.finish(results)
     print_metrics(results)
     print(f"stored in {path}")
     return results
 
 
-def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
+def _exact(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh | None) -> dict[str, float]:
     key = jax.random.key(args.seed)
     # A preset's name and the number of images change nothing in Steps I and II.
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images", "iterations", "solver")}
+    if args.linear_solver == "auto":
+        del identity["linear_solver"]
     rounds_at = Checkpoints(folder.checkpoints / "rounds", identity, fresh=args.fresh)
     slices_at = Checkpoints(folder.checkpoints / "slices", {**identity, "images": args.images}, fresh=args.fresh)
     problem = vertical_problem(
@@ -130,12 +144,16 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str,
         key=key,
         network=args.network,
     )
-    plan = attacks.plan_cafe_exact(problem.model, num_samples=args.num_samples, batch_size=args.batch_size)
+    plan = attacks.plan_cafe_exact(
+        problem.model, num_samples=args.num_samples, batch_size=args.batch_size, solver=args.linear_solver
+    )
+    if plan.direct:  # one float64 matrix per party in turn, beside that of the counts
+        advice = "--linear-solver matrix_free factorises nothing"
+        audit.require_bytes(16 * plan.num_samples**2, jax.local_devices(backend="cpu")[0], advice)
     print(
         f"{problem.dataset.name}: N = {plan.num_samples}, K = {plan.batch_size}, M = {args.parties}; watching "
         f"{plan.output_rounds} + {plan.feature_rounds} rounds"
     )
-    folder.keep_log_before(round=rounds_at.latest_step() or 0)
     with folder.phase("simulator_features"):
         features = jax.block_until_ready(forward_features(problem))
     with Progress() as progress:
@@ -146,7 +164,16 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str,
             progress.update(f"Step {phase}", done, plan.rounds)
 
         with folder.phase("steps_1_2"):
-            recovery = observe_and_recover(problem, features, plan, key=key, callbacks=[report], checkpoints=rounds_at)
+            recovery = observe_and_recover(
+                problem,
+                features,
+                plan,
+                key=key,
+                callbacks=[report],
+                checkpoints=rounds_at,
+                mesh=mesh,
+                on_resume=lambda done: folder.keep_log_before(round=done),
+            )
         wanted = np.flatnonzero(recovery.recovered[: args.images])
         if not len(wanted):
             raise ValueError(
@@ -155,7 +182,7 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str,
                 "nothing is left to invert"
             )
         with folder.phase("step_3"):
-            result = _step_three(problem, recovery, wanted, args.seed, slices_at, folder, progress)
+            result = _step_three(problem, recovery, wanted, args.seed, slices_at, folder, progress, mesh)
     return _score(args, folder, problem, np.asarray(features), plan, recovery, wanted, result)
 
 
@@ -167,6 +194,7 @@ def _step_three(
     checkpoints: Checkpoints,
     folder: RunFolder,
     progress: Progress,
+    mesh: Mesh | None,
 ) -> attacks.InversionResult:
     parties, shape = problem.model.parties, problem.model.slice_shape
     table = attacks.InversionResult(
@@ -180,18 +208,20 @@ def _step_three(
     folder.keep_log_before(samples=done)
     if done == len(wanted):
         return table
-    inverter = attacks.SliceInverter(problem.model, problem.params, seed=seed)
+    inverter = attacks.SliceInverter(problem.model, problem.params, seed=seed, mesh=mesh)
+    chunk_size = STEP_THREE_CHUNK * (1 if mesh is None else mesh.size)
     while done < len(wanted):
         # The last chunk is padded with repeats, so that one compiled program serves all of them.
-        rows = np.minimum(np.arange(done, done + STEP_THREE_CHUNK), len(wanted) - 1)
+        rows = np.minimum(np.arange(done, done + chunk_size), len(wanted) - 1)
         chunk = inverter(recovery.H[wanted[rows]], wanted[rows])
         for column, new in zip(table, chunk, strict=True):
             column[rows] = new
         done = int(rows[-1]) + 1
         psnr = image_psnr(problem, table.x[:done], wanted[:done])
         residual = table.residual[:done].max(axis=1)
-        checkpoints.save(done, {"done": np.asarray(done, np.int32), "table": table._asdict()})
+        # Logged first: on resuming, lines beyond the checkpoint are dropped, while missing ones would stay missing.
         folder.log(samples=done, residual_median=float(np.median(residual)), psnr_truth_side_mean=float(psnr.mean()))
+        checkpoints.save(done, {"done": np.asarray(done, np.int32), "table": table._asdict()})
         progress.update(
             "Step III", done, len(wanted), f"PSNR so far (truth-side) {np.minimum(psnr, 200).mean():.1f} dB"
         )
@@ -221,11 +251,13 @@ def _score(
     psnr = image_psnr(problem, result.x, wanted)
     finite_psnr = np.minimum(psnr, 200.0)  # an exact image would make the mean infinite
     if problem.dataset.x.ndim == 4:
-        _plots.contact_sheet(folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, flagged)
+        if folder.writes:
+            _plots.contact_sheet(folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, flagged)
         ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
     else:
         ssim = float("nan")
-    _plots.residual_scatter(folder.figure("residual_psnr.png"), residual, psnr)
+    if folder.writes:
+        _plots.residual_scatter(folder.figure("residual_psnr.png"), residual, psnr)
     seconds = folder.seconds
     return {
         "output_gradient_relative_error": float(np.median(relative_errors(truth_v, recovery.V, recovery.live))),
@@ -260,6 +292,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images")}
     tables_at = Checkpoints(folder.checkpoints / "tables", identity, fresh=args.fresh)
     data_at = Checkpoints(folder.checkpoints / "data", identity, fresh=args.fresh)
+    folder.keep_log_before(round=data_at.latest_step() or 0)
     problem = vertical_problem(
         args.data, num_samples=args.num_samples, parties=args.parties, seed=args.seed, key=key, network=args.network
     )
@@ -353,7 +386,4 @@ def _sweep(args: Config, folder: RunFolder) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

@@ -3,6 +3,8 @@
     python -m experiments.invert
     python -m experiments.invert --attack inverting_gradients --model resnet10 --width 16 --batch-size 4 --seeds 0 1 2
     python -m experiments.invert --data cifar10 --model resnet10 --iterations 3500 --out runs/resnet
+    python -m experiments.invert --attack rog --data digits --batch-size 4
+    python -m experiments.invert --attack ggl --data mnist --public-data synthetic --iterations 300
     python -m experiments.invert --save-payload update.npz
     python -m experiments.invert --payload update.npz --weights model.safetensors --model convnet --batch-size 4
 
@@ -11,9 +13,12 @@ The first line takes about 20 seconds on two cores and should print a PSNR above
 A payload captured from another framework is an npz file with one float array per parameter, named by its path
 (`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights as safetensors.
 There is then no truth, and only the attacker's own measures are printed. Runs resume; `--fresh` starts over.
+
+The attacks ggl and rog are granted public images beyond the update, `--public-data`, and train a generator on them.
 """
 
-import sys
+import math
+import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +29,9 @@ import numpy as np
 import tyro
 
 from experiments import _plots
-from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics
+from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
 from experiments._inversion_problem import Case, Outcome, attack, observe, settings, threat_for, victim
+from experiments._public_data import HELD_OUT, SYNTHETIC, generator_for
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.checkpoint import Checkpoints
@@ -97,6 +103,9 @@ def granted(case: Case) -> str:
     """The threat in words."""
     threat = threat_for(case)
     extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
+    if case.attack in attacks.presets.GENERATIVE and case.public_data != SYNTHETIC:
+        source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
+        extra.append(f"public images ({source})")
     return ", ".join(["the model", "one update", "the batch size", *extra])
 
 
@@ -125,7 +134,8 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
         model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )  # fmt: skip
-    engine = attacks.inversion(model, share, settings(case), batch_size=case.images)
+    generator = generator_for(case, args.seeds[0], args.image_shape, captured=True)
+    engine = attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     found, _, infos = audit.invert(
         engine,
@@ -152,22 +162,44 @@ def save_payload(path: Path, payload: PyTree) -> None:
 
 
 def load_payload(path: Path | None, params: PyTree) -> PyTree:
-    """The arrays of an npz file as a tree like `params`; nothing is unpickled.
+    """The arrays of an npz file as a tree like `params`; nothing is unpickled, and no more is read than `params` need.
 
     Raises:
+        FileNotFoundError: if there is no such file.
         ValueError: naming the file and what is wrong with it.
     """
+    if path is None or not path.is_file():
+        raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
+    shapes = {_name(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
     try:
-        with np.load(path, allow_pickle=False) as file:  # type: ignore[arg-type]
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise ValueError(f"--payload {path} is no readable npz file of plain arrays: {error}") from error
-    names = [_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if missing := sorted(set(names) - set(arrays)):
-        raise ValueError(f"--payload {path} lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
-    if extra := sorted(set(arrays) - set(names)):
-        raise ValueError(f"--payload {path} has arrays that the model does not know: {', '.join(extra[:3])}")
-    return jax.tree.unflatten(jax.tree.structure(params), [jnp.asarray(arrays[name]) for name in names])
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := sorted(shapes.keys() - names):
+                raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
+            if extra := sorted(names - shapes.keys()):
+                raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")
+            arrays = [_read_array(archive, name, shape) for name, shape in shapes.items()]
+    except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
+        raise ValueError(f"--payload {path} is no npz file of this model's gradients: {error}") from error
+    return jax.tree.unflatten(jax.tree.structure(params), arrays)
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...]) -> jax.Array:
+    # np.load would allocate what the header promises before it looks at what is there.
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with archive.open(name + ".npy") as file:
+        shape, fortran_order, dtype = readers[np.lib.format.read_magic(file)](file)
+        if shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {shape}")
+        if dtype.kind != "f" or dtype.itemsize > 8:
+            raise ValueError(f"{name} must hold floats of at most 64 bits, got {dtype}")
+        size = math.prod(shape) * dtype.itemsize
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise ValueError(f"{name} must have {size} bytes of content, got {'more' if len(content) > size else 'fewer'}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused later as not finite
+        array = np.frombuffer(content, dtype).astype(np.float32)
+    return jnp.asarray(array.reshape(shape, order="F" if fortran_order else "C"))
 
 
 def _name(path: tuple) -> str:
@@ -175,7 +207,4 @@ def _name(path: tuple) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

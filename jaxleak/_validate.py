@@ -4,6 +4,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 `positive(batch_size=0)` raises `ValueError: batch_size must be > 0, got 0`.
 """
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -14,14 +15,14 @@ import numpy as np
 def positive(**named: float) -> None:
     """Raise `ValueError` unless every value is > 0 and finite."""
     for name, value in named.items():
-        if not (np.isfinite(value) and value > 0):
+        if not (_is_finite(value) and value > 0):
             raise ValueError(f"{name} must be > 0, got {value}")
 
 
 def non_negative(**named: float) -> None:
     """Raise `ValueError` unless every value is >= 0 and finite."""
     for name, value in named.items():
-        if not (np.isfinite(value) and value >= 0):
+        if not (_is_finite(value) and value >= 0):
             raise ValueError(f"{name} must be >= 0, got {value}")
 
 
@@ -37,6 +38,15 @@ def one_of(allowed: Collection[Any], **named: Any) -> None:
     for name, value in named.items():
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return True
+    except TypeError:  # no number at all
+        return False
 
 
 def labels_in_range(y: Any, num_classes: int) -> None:

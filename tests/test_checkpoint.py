@@ -1,4 +1,5 @@
 import errno
+import shutil
 
 import chex
 import jax.numpy as jnp
@@ -75,6 +76,43 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, d
     # The run goes on from there, through the number that was damaged.
     reopened.save(10, _tree(11))
     np.testing.assert_array_equal(reopened.restore_latest(_tree(0))["round"], 11)
+
+
+def test_a_flipped_bit_is_noticed(checkpoints, capsys):
+    """Orbax reads damaged values as they are; the checksum does not."""
+    trees = {step: {"x": np.random.default_rng(step).random((64, 64), np.float32)} for step in (5, 10)}
+    for step, tree in trees.items():
+        checkpoints.save(step, tree)
+    largest = max(_files_of(checkpoints, 10), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    chex.assert_trees_all_equal(reopened.restore_latest(trees[5]), trees[5])
+    assert "its checksum does not fit its values); it is now in damaged/10" in capsys.readouterr().out
+    assert reopened.latest_step() == 5
+    assert (checkpoints.folder / "damaged" / "10").is_dir()
+
+
+def test_checkpoints_without_a_readable_configuration_are_refused(checkpoints):
+    checkpoints.save(5, _tree(5))
+    (checkpoints.folder / "config.json").write_text('{"data": ')
+    with pytest.raises(ConfigMismatchError, match=r"config.json is damaged, .*--fresh"):
+        Checkpoints(checkpoints.folder, CONFIG)
+
+
+def test_what_a_kill_left_of_a_save_and_of_a_deletion_is_no_checkpoint(checkpoints):
+    for step in (5, 10, 15):
+        checkpoints.save(step, _tree(step))
+    steps = checkpoints.folder / "steps"
+    shutil.copytree(steps / "15", steps / "20.orbax-checkpoint-tmp")
+    shutil.rmtree(steps / "10" / "default")
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(15))
+    assert not (steps / "20.orbax-checkpoint-tmp").exists()
+    for step in (20, 25):
+        reopened.save(step, _tree(step))
+    assert sorted(path.name for path in steps.iterdir()) == ["20", "25"]
 
 
 def test_a_failing_save_says_what_stays_valid(checkpoints, monkeypatch):

@@ -9,7 +9,7 @@ import jaxleak
 
 ROOT = Path(jaxleak.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("_base", "_magnitudes", "_tree", "_validate"), 0),
+    **dict.fromkeys(("_base", "_lock", "_magnitudes", "_mesh", "_tree", "_validate"), 0),
     **dict.fromkeys(("models", "data", "objectives", "defenses", "metrics"), 1),
     **dict.fromkeys(("protocols", "threats", "attacks"), 2),
     **dict.fromkeys(("audit", "checkpoint"), 3),

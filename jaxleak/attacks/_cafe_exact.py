@@ -11,13 +11,15 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxleak import _validate
+from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._feature_inversion import InversionOptions
 from jaxleak.attacks._labels import Loss, recover_labels
 from jaxleak.attacks._least_squares import (
     DIRECT_LIMIT,
+    LinearSolution,
     live_rows,
     output_gradient_conditioning,
     solve_features,
@@ -153,6 +155,7 @@ def cafe_exact(
     loss: Loss = cross_entropy,
     inversion: InversionOptions | None = None,
     seed: int = 0,
+    mesh: Mesh | None = None,
 ) -> Attack:
     """The exact CAFE attack on frozen parameters.
 
@@ -167,6 +170,7 @@ def cafe_exact(
         loss: the clients' loss.
         inversion: options of Step III.
         seed: of the synthetic slices and restarts of Step III.
+        mesh: that `shard_cafe` places the state on, if it does.
 
     Returns:
         An `Attack`; its score is the worst relative feature residual over a sample's slices.
@@ -194,7 +198,7 @@ def cafe_exact(
         key: jax.Array, state: CafeExactState, observation: Observation
     ) -> tuple[CafeExactState, dict[str, jax.Array]]:
         del key
-        index, first = _granted(observation)
+        index, first = granted(observation, "cafe_exact")
         t = state.seen
         # Rounds after Step I write beyond the table, which drops them.
         state = state._replace(
@@ -209,23 +213,34 @@ def cafe_exact(
                 lambda: (state.V, state.resolved),
             )
             # V is zero during Step I, so nothing is projected then.
-            update = jnp.einsum("kpe,pde->kpd", v[index], first["kernel"])
+            rows, kernel = v[index], first["kernel"]
+            if mesh is not None:  # K rows of V go to every device, so that nothing larger has to
+                rows = jax.lax.with_sharding_constraint(rows, _mesh.replicated(mesh))
+                kernel = jax.lax.with_sharding_constraint(kernel, _mesh.divided(mesh, 3, axis=1))
+            update = jnp.einsum("kpe,pde->kpd", rows, kernel)
             state = state._replace(V=v, resolved=resolved, projected=state.projected.at[index].add(update))
         phase = jnp.where(t < plan.output_rounds, 1, 2)
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeExactState, observation: Observation) -> Reconstruction:
         recovery = recover(model, observation.params, plan, state, loss=loss)
-        wanted = np.flatnonzero(recovery.recovered)
-        result = invert_slices(model, observation.params, recovery.H[wanted], wanted, options=inversion, seed=seed)
-        x = np.full((plan.num_samples, model.parties, *model.slice_shape), np.nan, np.float32)
-        score = np.full(plan.num_samples, np.inf, np.float32)
-        x[wanted], score[wanted] = result.x, result.residual.max(axis=1)
-        return Reconstruction(
-            jnp.asarray(x), jnp.asarray(recovery.labels), jnp.asarray(score), jnp.asarray(recovery.recovered)
-        )
+        return invert_recovered(model, observation.params, recovery, inversion, seed)
 
     return Attack(init, step, reconstruct)
+
+
+def invert_recovered(
+    model: SplitModel, params: PyTree, recovery: Recovery, inversion: InversionOptions | None, seed: int
+) -> Reconstruction:
+    """Step III on the samples that Steps I and II recovered; the others' data are NaN."""
+    wanted = np.flatnonzero(recovery.recovered)
+    result = invert_slices(model, params, recovery.H[wanted], wanted, options=inversion, seed=seed)
+    x = np.full((len(recovery.labels), model.parties, *model.slice_shape), np.nan, np.float32)
+    score = np.full(len(recovery.labels), np.inf, np.float32)
+    x[wanted], score[wanted] = result.x, result.residual.max(axis=1)
+    return Reconstruction(
+        jnp.asarray(x), jnp.asarray(recovery.labels), jnp.asarray(score), jnp.asarray(recovery.recovered)
+    )
 
 
 def recover(
@@ -238,6 +253,8 @@ def recover(
 ) -> Recovery:
     """Solve Step II, recover labels, and diagnose every sample, from the state after all rounds of the plan.
 
+    A state that `shard_cafe` placed on a mesh is solved there; every process gets the whole tables.
+
     Args:
         model: the attacked model, or its `frozen_features`.
         params: frozen parameters ("first" and "rest" are used).
@@ -249,14 +266,36 @@ def recover(
         ValueError: if the state has not seen all rounds (says how many are missing), or V has too low a rank for
             the number of rounds.
     """
-    if int(state.seen) < plan.rounds:
-        raise ValueError(f"the attack has seen {int(state.seen)} of {plan.rounds} rounds; run the rest first")
-    batches, v = np.asarray(state.batches), np.asarray(state.V)
-    features = solve_features(batches[plan.output_rounds :], v, np.asarray(state.projected), direct=plan.direct)
+    check_seen(plan, state.seen)
+    batches, v, projected, resolved = map(_mesh.gather, (state.batches, state.V, state.projected, state.resolved))
+    mesh = _mesh.mesh_of(state.projected)
+    features = solve_features(batches[plan.output_rounds :], v, projected, direct=plan.direct, mesh=mesh)
+    if mesh is not None:
+        params = jax.tree.map(_mesh.gather, params)
+    return diagnose(model, params, plan, batches, v, resolved, features, loss)
+
+
+def check_seen(plan: CafeExactPlan, seen: jax.Array) -> None:
+    """Raise `ValueError` if rounds of the plan are missing; says how many."""
+    if int(seen) < plan.rounds:
+        raise ValueError(f"the attack has seen {int(seen)} of {plan.rounds} rounds; run the rest first")
+
+
+def diagnose(
+    model: SplitModel,
+    params: PyTree,
+    plan: CafeExactPlan,
+    batches: np.ndarray,
+    v: np.ndarray,
+    resolved: np.ndarray,
+    features: LinearSolution,
+    loss: Loss,
+) -> Recovery:
+    """Labels, and which samples can be trusted, from V (N, P, d2), its resolved units (P, d2) and the features."""
     rank, condition = output_gradient_conditioning(batches[: plan.output_rounds], plan.num_samples, direct=plan.direct)
-    live = np.asarray(live_rows(state.V)[1])
+    live = np.asarray(live_rows(jnp.asarray(v))[1])
     labels, consistency, margin = recover_labels(
-        model, params, v, features.table, live, np.asarray(state.resolved), plan.batch_size, loss=loss
+        model, params, v, features.table, live, resolved, plan.batch_size, loss=loss
     )
     return Recovery(
         V=v,
@@ -273,10 +312,11 @@ def recover(
     )
 
 
-def _granted(observation: Observation) -> tuple[jax.Array, dict[str, jax.Array]]:
+def granted(observation: Observation, attack: str) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Batch indices (K,) and the first dense layer's gradient; raises `ValueError` where the threat withholds them."""
     if observation.index is None:
-        raise ValueError("cafe_exact needs the batch indices, and the threat does not grant `index`")
+        raise ValueError(f"{attack} needs the batch indices, and the threat does not grant `index`")
     first = (observation.payload or {}).get("first")
     if first is None or first.get("bias") is None:
-        raise ValueError("cafe_exact needs the payload leaf first/bias, and the threat does not grant it")
+        raise ValueError(f"{attack} needs the payload leaf first/bias, and the threat does not grant it")
     return observation.index, first

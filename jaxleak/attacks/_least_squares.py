@@ -15,15 +15,17 @@ Rows of V are scaled to unit length first (Jacobi preconditioning), so that samp
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import jax.scipy.sparse.linalg
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
+from jax.sharding import Mesh
+
+from jaxleak import _mesh
 
 #: Largest N for which "auto" factorises N x N matrices: beyond, their memory outgrows that of the data, and time grows
 #: as N^3.
@@ -35,6 +37,9 @@ SPECTRAL_LIMIT = 1200
 #: Rows of V below this share of the median norm carry only rounding noise of the float32 observations.
 DEAD_ROW = 1e-5
 
+#: What conjugate gradients carry: solution, residual, its squared norm, direction, and the number of iterations.
+_Iterate: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+
 
 class LinearSolution(NamedTuple):
     """Solution of a least-squares step."""
@@ -42,6 +47,12 @@ class LinearSolution(NamedTuple):
     table: np.ndarray  # (N, P, F) float32
     rank: int  # effective rank of the normal matrix, the smallest over parties; at most N
     condition: float  # ratio of its largest to its smallest kept eigenvalue, the largest over parties
+
+
+def incidence_matrix(batches: jax.Array, num_samples: int) -> jax.Array:
+    """S (T, N) itself, where it fits: 1 where a sample is in a batch (T, K)."""
+    rounds = jnp.arange(batches.shape[0])[:, None]
+    return jnp.zeros((batches.shape[0], num_samples)).at[rounds, batches].set(1.0)
 
 
 def incidence_product(batches: jax.Array, table: jax.Array) -> jax.Array:
@@ -70,7 +81,7 @@ def solve_output_gradients(
     """
     rounds = batches.shape[0]
     if direct and num_samples <= SPECTRAL_LIMIT:
-        incidence = jnp.zeros((rounds, num_samples)).at[jnp.arange(rounds)[:, None], batches].set(1.0)
+        incidence = incidence_matrix(batches, num_samples)
         u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
         inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
 
@@ -110,7 +121,9 @@ def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     return norms, norms > DEAD_ROW * jnp.median(norms)
 
 
-def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *, direct: bool) -> LinearSolution:
+def solve_features(
+    batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *, direct: bool, mesh: Mesh | None = None
+) -> LinearSolution:
     """Step II: H from `projected` = sum over rounds and members of v_n G_t^T, (N, P, d1).
 
     Direct: float64 on the host, an eigendecomposition of the N x N matrices up to `SPECTRAL_LIMIT` (rank-revealing), a
@@ -122,6 +135,7 @@ def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *,
         v: (N, P, d2) from Step I.
         projected: (N, P, d1), accumulated while the rounds went by.
         direct: which of the two.
+        mesh: devices that share the columns of H, matrix-free only; each holds V whole.
     """
     norms, live = (np.asarray(a) for a in live_rows(jnp.asarray(v)))
     scale = np.where(live, norms, 1.0)[..., None]
@@ -130,7 +144,12 @@ def solve_features(batches: np.ndarray, v: np.ndarray, projected: np.ndarray, *,
     if direct:
         solution, rank, condition = _direct_features(batches, unit, rhs, live)
     else:
-        solution = np.asarray(_matrix_free_features(jnp.asarray(batches), jnp.asarray(unit), jnp.asarray(rhs)))
+        if mesh is None:
+            arrays = jnp.asarray(batches), jnp.asarray(unit), jnp.asarray(rhs)
+        else:
+            whole, columns = _mesh.replicated(mesh), _mesh.divided(mesh, rhs.ndim, axis=-1)
+            arrays = _mesh.place(batches, whole), _mesh.place(unit, whole), _mesh.place(rhs, columns)
+        solution = _mesh.gather(_matrix_free_features(*arrays))
         rank, condition = _feature_spectrum(batches, unit, live)
     return LinearSolution((solution / scale).astype(np.float32), rank, condition)
 
@@ -256,5 +275,24 @@ def _conjugate_gradients(
     product: Callable[[jax.Array], jax.Array], rhs: jax.Array, tolerance: float = 1e-6
 ) -> jax.Array:
     # All columns share one Krylov space: the operator is the same N x N matrix for each of them. (lineax.CG scales its
-    # breakdown test by the number of unknowns and returns NaN for the millions here.)
-    return jax.scipy.sparse.linalg.cg(product, rhs, tol=tolerance, maxiter=400)[0]
+    # breakdown test by the number of unknowns and returns NaN for the millions here; jax.scipy's flattens its vectors
+    # for inner products, which would gather tables that are divided among devices. The steps are those of jax.scipy.)
+    def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.tensordot(a, b, axes=a.ndim, precision=jax.lax.Precision.HIGHEST)
+
+    size = dot(rhs, rhs)
+
+    def unfinished(carry: _Iterate) -> jax.Array:
+        _, _, square, _, iteration = carry
+        return (square > tolerance**2 * size) & (iteration < 400)
+
+    def body(carry: _Iterate) -> _Iterate:
+        x, residual, square, direction, iteration = carry
+        image = product(direction)
+        length = square / dot(direction, image)
+        residual = residual - length * image
+        now = dot(residual, residual)
+        return x + length * direction, residual, now, residual + now / square * direction, iteration + 1
+
+    start = (jnp.zeros_like(rhs), rhs, size, rhs, jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(unfinished, body, start)[0]

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
+from jaxleak import _mesh
 from jaxleak._base import PyTree
 from jaxleak.attacks._decoder import decode, ridge_decoder, synthetic_slices
 from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
@@ -22,8 +24,20 @@ class SliceInverter:
     Results of a sample depend on its features, its number in the private set and the seed, not on the chunk it is in.
     """
 
-    def __init__(self, model: SplitModel, params: PyTree, *, options: InversionOptions | None = None, seed: int = 0):
-        """Fit the decoders; raises `ValueError` on options out of range."""
+    def __init__(
+        self,
+        model: SplitModel,
+        params: PyTree,
+        *,
+        options: InversionOptions | None = None,
+        seed: int = 0,
+        mesh: Mesh | None = None,
+    ):
+        """Fit the decoders; raises `ValueError` on options out of range.
+
+        With a mesh, every chunk is divided among its devices, which then know nothing of each other.
+        """
+        self._mesh = mesh
         self._model, self._extractor, self._options = model, params["extractor"], options
         self._key = jax.random.key(seed)
         if model.features_are_data:
@@ -31,17 +45,33 @@ class SliceInverter:
         slices = jnp.asarray(synthetic_slices(seed, DECODER_SLICES, model.slice_shape))
         fit = jax.jit(lambda extractor, slices: ridge_decoder(model.party_features, extractor, slices))
         self._decoders = [fit(self._party(p), slices) for p in range(model.parties)]
-        self._invert = jax.jit(self._invert_party)
+        self._invert = jax.jit(self._invert_party if mesh is None else self._shared_out(mesh))
+
+    def _shared_out(self, mesh: Mesh) -> Any:
+        whole, rows = PartitionSpec(), PartitionSpec(_mesh.AXIS)
+        return jax.shard_map(
+            self._invert_party, mesh=mesh, in_specs=(whole, whole, rows, rows, whole), out_specs=rows, check_vma=False
+        )
 
     def __call__(self, h: np.ndarray, index: np.ndarray) -> InversionResult:
-        """Invert features h (B, P, d1) of samples `index` (B,); fields of the result have shape (B, P, ...)."""
+        """Invert features h (B, P, d1) of samples `index` (B,); fields of the result have shape (B, P, ...).
+
+        With a mesh, B has to be a multiple of its size.
+        """
         if self._model.features_are_data:
             return self._copy(h)
         parties = [
-            self._invert(self._party(p), decoder, jnp.asarray(h[:, p]), jnp.asarray(index), p)
+            self._invert(*self._placed(self._party(p), decoder, h[:, p], index, p))
             for p, decoder in enumerate(self._decoders)
         ]
-        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *parties)
+        return jax.tree.map(lambda *leaves: np.stack([_mesh.gather(leaf) for leaf in leaves], axis=1), *parties)
+
+    def _placed(self, extractor: PyTree, decoder: Any, h: np.ndarray, index: np.ndarray, party: int) -> tuple:
+        if self._mesh is None:
+            return extractor, decoder, jnp.asarray(h), jnp.asarray(index), party
+        whole, rows = _mesh.replicated(self._mesh), _mesh.divided(self._mesh, 1, axis=0)
+        extractor, decoder, number = _mesh.place((extractor, decoder, np.int32(party)), whole)
+        return extractor, decoder, *_mesh.place((h, index), rows), number
 
     def _party(self, party: int) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[party], self._extractor)

@@ -1,7 +1,8 @@
 """The one loop: a protocol runs, a threat shows, an attack watches. Jitted in chunks, with callbacks between them."""
 
 from jaxleak.audit._chunks import EXECUTORS, Executor
-from jaxleak.audit._invert import InversionRun, invert
+from jaxleak.audit._invert import InversionRun, frozen_trials, invert
+from jaxleak.audit._memory import require_bytes
 from jaxleak.audit._recorded import best_restart, replay, watch
 from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
 
@@ -12,9 +13,11 @@ __all__ = [
     "InversionRun",
     "RunState",
     "best_restart",
+    "frozen_trials",
     "init_key",
     "invert",
     "replay",
+    "require_bytes",
     "run",
     "start",
     "template_of",

@@ -24,6 +24,10 @@ def in_chunks(
 ) -> tuple[State, dict[str, np.ndarray]]:
     """Run `run_chunk(state, length)` from step `done` to `total`; a chunk's length may not change any result.
 
+    Callbacks come before the checkpoint: what they log of a chunk whose checkpoint was never finished can be dropped
+    when the run resumes, while a line lost after the checkpoint would be lost for good. A callback may stop the run by
+    raising; the chunk's checkpoint is then still written.
+
     Returns:
         The final state, and the stacked infos of the steps that this call ran (empty if none were left).
     """
@@ -34,10 +38,12 @@ def in_chunks(
         infos = jax.tree.map(np.asarray, infos)
         done += length
         history.append(infos)
-        if checkpoints is not None:
-            checkpoints.save(done, state)
-        for callback in callbacks:
-            callback(done, state, infos)
+        try:
+            for callback in callbacks:
+                callback(done, state, infos)
+        finally:
+            if checkpoints is not None:
+                checkpoints.save(done, state)
     return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *history) if history else {}
 
 

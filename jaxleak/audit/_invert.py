@@ -1,6 +1,7 @@
 """Gradient inversion: one recorded round, shown to an attack for thousands of iterations, in several trials at once."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -11,8 +12,15 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
+from jaxleak.audit._memory import within_memory
 from jaxleak.audit._recorded import best_restart
 from jaxleak.checkpoint import Checkpoints
+
+_log = logging.getLogger("jaxleak")
+
+
+#: More restarts at once outgrow a CPU's caches, and the step becomes slower per restart (benchmarks/README.md).
+RESTARTS_AT_ONCE = 8
 
 
 class InversionRun(NamedTuple):
@@ -38,7 +46,9 @@ def invert(
 ) -> tuple[Reconstruction, InversionRun, dict[str, np.ndarray]]:
     """Show one recorded round to an attack, again and again: gradient inversion.
 
-    A second call with the same attack object and shapes compiles nothing, whatever the key and the observation.
+    A second call with the same attack object and shapes compiles nothing, whatever the key and the observation. A
+    trial whose objective is not finite freezes with its best candidate while the others go on; the logger "jaxleak"
+    then says which, since when and why (`frozen_trials`).
 
     Args:
         attack: e.g. from `jaxleak.attacks.inversion`.
@@ -48,7 +58,8 @@ def invert(
         iterations: total, counted from the attack's start.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: independent trials, vmapped; the one with the lowest score of the attacker's own is returned.
-        microbatch: how many restarts are computed at once; None computes all, smaller needs less memory.
+        microbatch: how many restarts are computed at once; smaller needs less memory. None computes all, on CPU the
+            largest divisor of `restarts` up to `RESTARTS_AT_ONCE`.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed.
         executor: "scan", "step" or "eager", as in `run`.
@@ -59,17 +70,19 @@ def invert(
 
     Raises:
         FloatingPointError: if what was observed is not finite.
+        MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range.
     """
     _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
-    if microbatch is not None:
-        _validate.in_range(1, restarts, microbatch=microbatch)
+    if microbatch is None:
+        microbatch = _at_once(restarts)
+    _validate.in_range(1, restarts, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
-    trials = Trials(attack, restarts, microbatch or restarts)
+    trials = Trials(attack, restarts, microbatch)
 
     def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
         if executor == "scan":
@@ -77,9 +90,51 @@ def invert(
         one = _advance if executor == "eager" else _step
         return one_by_one(lambda c: one(trials, c, observation, key), carry, length)
 
-    state, infos = in_chunks(run_chunk, state, int(state.iteration), iterations, chunk, callbacks, checkpoints)
+    first, lowered = int(state.iteration), None
+    if first < iterations and executor == "scan":
+        lowered = _scan.lower(trials, state, observation, key, min(chunk, iterations - first))
+    elif first < iterations and executor == "step":
+        lowered = _step.lower(trials, state, observation, key)
+    with within_memory(lowered, _what_lowers_memory(trials)):
+        state, infos = in_chunks(run_chunk, state, first, iterations, chunk, callbacks, checkpoints)
+    for line in frozen_trials(infos, first):
+        _log.warning(line)
     answers = _answers(attack, restarts, state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def frozen_trials(infos: dict[str, np.ndarray], first: int = 0) -> list[str]:
+    """One line for each trial that froze: which, from which iteration on, and why.
+
+    Args:
+        infos: of `invert`; an attack that never freezes has no "frozen" among them.
+        first: the iteration that they begin with, not 0 in a resumed run; a trial may have frozen before that.
+    """
+    if "frozen" not in infos:
+        return []
+    frozen, loss = (np.asarray(infos[name]).reshape(len(infos[name]), -1) for name in ("frozen", "loss"))
+    lines = []
+    for trial in np.flatnonzero(frozen[-1]):
+        since = int(np.argmax(frozen[:, trial]))
+        value = loss[since, trial]
+        cause = "the gradient of its objective was not finite" if np.isfinite(value) else f"its objective was {value}"
+        when = f"{first + since} to {first + len(frozen) - 1}"
+        others = "none is left" if frozen[-1].all() else "the others went on"
+        lines.append(f"trial {trial} of {frozen.shape[1]} is frozen in iterations {when}: {cause}; {others}")
+    return lines
+
+
+def _what_lowers_memory(trials: "Trials") -> str:
+    if trials.microbatch > 1:
+        return f"lower microbatch (now {trials.microbatch} of {trials.restarts} restarts at once)"
+    return "attack fewer images at once (batch_size), or a narrower model (width)"
+
+
+def _at_once(restarts: int) -> int:
+    # A divisor, since a remainder would be compiled as a second program.
+    if jax.default_backend() != "cpu":
+        return restarts
+    return max(n for n in range(1, RESTARTS_AT_ONCE + 1) if restarts % n == 0)
 
 
 class Trials(NamedTuple):

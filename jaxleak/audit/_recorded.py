@@ -81,6 +81,7 @@ def replay(
 
 
 def best_restart(reconstructions: Reconstruction) -> Reconstruction:
-    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own."""
-    choice = jnp.argmin(reconstructions.score, axis=0)
+    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own; NaN is no score."""
+    score = reconstructions.score
+    choice = jnp.argmin(jnp.where(jnp.isnan(score), jnp.inf, score), axis=0)
     return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
+from jaxleak.audit._memory import within_memory
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
 
@@ -88,6 +89,7 @@ def run(
 
     Raises:
         FloatingPointError: if a payload was not finite; the message names the round. Checkpoints written before stay.
+        MemoryError: before the first round, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range.
     """
     _validate.positive(rounds=rounds, chunk=chunk)
@@ -117,7 +119,8 @@ def run(
     def scan_chunk(carry: RunState, private: Batch, length: int) -> tuple[RunState, dict[str, jax.Array]]:
         return jax.lax.scan(lambda c, _: one_round(c, private), carry, length=length)
 
-    one_step = one_round if executor == "eager" else jax.jit(one_round, donate_argnums=0)
+    compiled_step = jax.jit(one_round, donate_argnums=0)
+    one_step = one_round if executor == "eager" else compiled_step
 
     def run_chunk(carry: RunState, length: int) -> tuple[RunState, dict[str, Any]]:
         if executor == "scan":
@@ -138,4 +141,11 @@ def run(
             )
         return carry, infos
 
-    return in_chunks(checked_chunk, state, done, rounds, chunk, callbacks, checkpoints)
+    lowered = None
+    if done < rounds and executor == "scan":
+        lowered = scan_chunk.lower(state, private, min(chunk, rounds - done))
+    elif done < rounds and executor == "step":
+        lowered = compiled_step.lower(state, private)
+    advice = f"lower restarts (now {restarts}), the batch size or the number of samples"
+    with within_memory(lowered, advice):
+        return in_chunks(checked_chunk, state, done, rounds, chunk, callbacks, checkpoints)

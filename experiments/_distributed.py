@@ -1,0 +1,82 @@
+"""Options for several devices and several processes, and their start."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from jaxleak import _mesh, _validate
+
+Opened = TypeVar("Opened")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where a study runs; without options, in one process on one device."""
+
+    devices: int | None = None
+    """Devices of each process that share the work; on CPU that many are made."""
+    distributed: bool = False
+    """This is one of several processes that Slurm, Open MPI or Kubernetes started, and can be asked about."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, where none of them can be asked; with --num-processes and --process-id."""
+    num_processes: int | None = None
+    process_id: int | None = None
+
+
+def start(options: Devices) -> Mesh | None:
+    """Join the other processes and lay a mesh over all devices; must come before anything else touches JAX.
+
+    Returns:
+        The mesh, or None for one process without `--devices`.
+
+    Raises:
+        ValueError: on options that do not go together, a coordinator that cannot be reached, or more devices than
+            there are.
+    """
+    named = (options.coordinator, options.num_processes, options.process_id)
+    several = options.distributed or any(value is not None for value in named)
+    if options.devices is not None:
+        _validate.positive(devices=options.devices)
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    if several:
+        _join(options)
+    elif options.devices is None:
+        return None
+    if not _mesh.is_writer():  # one process's messages are enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return _mesh.device_mesh(jax.local_device_count() if options.devices is None else options.devices)
+
+
+def _join(options: Devices) -> None:
+    coordinator, processes, number = options.coordinator, options.num_processes, options.process_id
+    given = [value is not None for value in (coordinator, processes, number)]
+    if any(given) and not all(given):
+        raise ValueError("--coordinator, --num-processes and --process-id go together, or none of them is given")
+    if processes is not None and number is not None:
+        _validate.positive(num_processes=processes)
+        _validate.in_range(0, processes - 1, process_id=number)
+    try:
+        jax.distributed.initialize(coordinator, processes, number)
+    except (RuntimeError, ValueError) as error:
+        hint = "" if any(given) else "; outside Slurm, Open MPI and Kubernetes, give --coordinator HOST:PORT"
+        raise ValueError(f"the processes cannot join: {str(error).splitlines()[0]}{hint}") from error
+
+
+def together(step: Callable[[], Opened]) -> Opened:
+    """Do `step`, which may be refused in one process, in all of them: no process waits for one that is gone.
+
+    Raises:
+        What `step` raises, and `ValueError` in the processes where it succeeded while it failed elsewhere.
+    """
+    try:
+        done = step()
+    except Exception:
+        _mesh.any_process(True)
+        raise
+    if _mesh.any_process(False):
+        raise ValueError(f"another process could not start, so process {jax.process_index()} stops too")
+    return done

@@ -1,0 +1,90 @@
+"""Several devices and processes: a mesh over all of them, arrays placed on it, and their values back on every host."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxleak._base import PyTree
+
+#: The only axis of the meshes made here.
+AXIS = "devices"
+
+
+def device_mesh(devices_per_process: int) -> Mesh:
+    """A mesh of the first `devices_per_process` devices of every process.
+
+    Raises:
+        ValueError: if a process has fewer.
+    """
+    chosen: list[Any] = []
+    for process in range(jax.process_count()):
+        local = [device for device in jax.devices() if device.process_index == process]
+        if not 1 <= devices_per_process <= len(local):
+            raise ValueError(
+                f"devices must be in [1, {len(local)}], the number that process {process} has, "
+                f"got {devices_per_process}"
+            )
+        chosen += local[:devices_per_process]
+    return Mesh(np.array(chosen), (AXIS,))
+
+
+def divided(mesh: Mesh, rank: int, axis: int) -> NamedSharding:
+    """One of `rank` axes divided among the devices; negative ones count from the last."""
+    spec: list[str | None] = [None] * rank
+    spec[axis] = AXIS
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Everything on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def mesh_of(array: Any) -> Mesh | None:
+    """The mesh that an array was placed on; None for an array on one device."""
+    if isinstance(array, jax.Array) and isinstance(array.sharding, NamedSharding):
+        mesh = array.sharding.mesh
+        return mesh if isinstance(mesh, Mesh) else None
+    return None
+
+
+def place(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """Put arrays that every process holds whole (N, ...) onto a mesh; each device receives its part only.
+
+    Raises:
+        ValueError: if a divided axis is no multiple of the number of devices.
+    """
+
+    def one(leaf: Any) -> jax.Array:
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
+
+    return jax.tree.map(one, tree)
+
+
+def gather(array: Any) -> np.ndarray:
+    """The whole array on the host of every process."""
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def several_processes() -> bool:
+    """Whether this process is one of several that run the same program."""
+    # The first question does not start a backend, which options may still configure.
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_writer() -> bool:
+    """Whether this process writes files and messages: the only one, or the first of several."""
+    return not several_processes() or jax.process_index() == 0
+
+
+def any_process(condition: bool) -> bool:
+    """Whether `condition` holds in any process; every process has to ask, and all get the same answer."""
+    if not several_processes():
+        return condition
+    return bool(multihost_utils.process_allgather(np.array(condition)).any())

@@ -1,0 +1,196 @@
+"""CAFE on several devices and in several processes: the single-process result within float tolerance."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import _distributed, cafe_scale
+from experiments._distributed import Devices
+from jaxleak import _mesh, attacks, audit, models, protocols, threats
+from jaxleak._base import Batch
+from jaxleak.attacks import _least_squares
+
+ROOT = Path(__file__).parent.parent
+N, K, P = 24, 6, 2
+MODEL = models.frozen_features(models.all_dense((8,), parties=P, num_classes=3, width=16, hidden=8))
+PRIVATE = Batch(
+    jax.random.uniform(jax.random.key(1), (N, P, 8)), jax.random.randint(jax.random.key(2), (N,), 0, 3), jnp.arange(N)
+)
+STUDY = ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"]
+
+#: Collectives that a compiled program may hold, with the shape of what they move.
+COLLECTIVE = re.compile(
+    r"= \(?(\w+\[[\d,]*\]).* (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def _plan(solver="matrix_free", model=MODEL):
+    return attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, solver=solver)
+
+
+def _recover(mesh):
+    plan = _plan()
+    attack, private = attacks.cafe_exact(MODEL, plan, mesh=mesh), PRIVATE
+    protocol = protocols.vertical(MODEL, num_samples=N, batch_size=K)
+    state = audit.start(attack, protocol, private, key=jax.random.key(0))
+    if mesh is not None:
+        tables, private = attacks.shard_cafe(MODEL, plan, state.attack, private, mesh)
+        state = _mesh.place(state._replace(attack=None), _mesh.replicated(mesh))._replace(attack=tables)
+    state, _ = audit.run(
+        attack,
+        protocol,
+        threats.FIRST_LAYER_ONLY,
+        private,
+        key=jax.random.key(0),
+        rounds=plan.rounds,
+        state=state,
+        chunk=100,
+    )
+    return attacks.recover(MODEL, state.protocol.params, plan, state.attack)
+
+
+def test_a_mesh_of_one_device_recovers_the_same():
+    mesh = _mesh.device_mesh(1)
+    alone, shared = _recover(None), _recover(mesh)
+    np.testing.assert_allclose(shared.V, alone.V, atol=1e-6)
+    np.testing.assert_allclose(shared.H, alone.H, atol=1e-5)
+    np.testing.assert_array_equal(shared.labels, alone.labels)
+    np.testing.assert_array_equal(shared.recovered, True)
+
+
+def test_what_cannot_be_shared_out_is_refused():
+    mesh = _mesh.device_mesh(1)
+    plan = _plan("direct")
+    state = attacks.cafe_exact(MODEL, plan).init(jax.random.key(0), audit.template_of(PRIVATE))
+    with pytest.raises(ValueError, match="several devices need solver='matrix_free'"):
+        attacks.shard_cafe(MODEL, plan, state, PRIVATE, mesh)
+
+    class Three:
+        size = 3
+
+    with pytest.raises(ValueError, match=r"must divide d1=8 and d2=16, .* divisors of 8 do; got 3"):
+        attacks.shard_cafe(MODEL, _plan(), state, PRIVATE, Three())
+    with pytest.raises(ValueError, match=r"devices must be in \[1, \d+\], .* process 0 has, got 10000"):
+        _mesh.device_mesh(10_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Devices(devices=0), "devices must be > 0, got 0"),
+        (Devices(coordinator="localhost:1"), "--coordinator, --num-processes and --process-id go together"),
+        (Devices(coordinator="localhost:1", num_processes=2, process_id=2), r"process_id must be in \[0, 1\], got 2"),
+        (Devices(coordinator="localhost:1", num_processes=0, process_id=0), "num_processes must be > 0, got 0"),
+        (
+            Devices(distributed=True),
+            "the processes cannot join: .*outside Slurm, Open MPI and Kubernetes, give --co",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        _distributed.start(options)
+
+
+def test_studies_that_use_one_device_say_so(tmp_path):
+    with pytest.raises(ValueError, match="several devices share one run of --solver exact"):
+        cafe_scale.main(cafe_scale.Args(solver="nested", out=tmp_path, where=Devices(devices=2)))
+
+
+def _script(devices):
+    """Run this file as a program with so many devices."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    done = subprocess.run(
+        [sys.executable, __file__], cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_four_devices_recover_the_same_and_exchange_only_scalars_while_they_solve():
+    _script(4)
+
+
+def main():
+    mesh = _mesh.device_mesh(4)
+    alone, shared = _recover(None), _recover(mesh)
+    np.testing.assert_allclose(shared.V, alone.V, atol=1e-6)
+    np.testing.assert_allclose(shared.H, alone.H, atol=1e-5)
+    np.testing.assert_array_equal(shared.labels, alone.labels)
+    whole, columns = _mesh.replicated(mesh), _mesh.divided(mesh, 3, axis=-1)
+    batches = np.zeros((20, K), np.int32)
+    step_1 = jax.jit(lambda b, g: _least_squares.solve_output_gradients(b, g, N, direct=False))
+    arguments = _mesh.place(batches, whole), _mesh.place(np.ones((20, P, 16), np.float32), columns)
+    step_2 = _least_squares._matrix_free_features
+    more = (
+        _mesh.place(batches, whole),
+        _mesh.place(np.ones((N, P, 16), np.float32), whole),
+        _mesh.place(np.ones((N, P, 8), np.float32), columns),
+    )
+    for program, inputs in ((step_1, arguments), (step_2, more)):
+        moved = COLLECTIVE.findall(program.lower(*inputs).compile().as_text())
+        assert set(moved) == {"f32[]"}, moved
+
+
+def _metrics(out):
+    return json.loads((out / "results.json").read_text())["metrics"]
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_recover_what_one_does(tmp_path):
+    """Loopback and gloo. A signal to one process stops both, and the same command takes both up again."""
+    command = [sys.executable, "-m", "experiments.cafe_scale", *STUDY]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(
+        [*command, "--linear-solver", "matrix_free", "--out", one],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    for status in (143, 0):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        joined = ["--devices", "2", "--coordinator", address, "--num-processes", "2", "--out", two]
+        processes = [
+            subprocess.Popen(
+                [*command, *joined, "--process-id", str(i)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(2)
+        ]
+        if status:
+            while "Step I:" not in processes[0].stderr.readline():
+                assert processes[0].poll() is None
+            processes[1].terminate()
+        printed = [process.communicate() for process in processes]
+        assert [process.returncode for process in processes] == [status, status], printed
+        assert printed[1][0] == ""
+    assert "stored in" in printed[0][0]
+    lines = [json.loads(line) for line in (two / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines if "round" in line] == [25, 50, 64, 88]
+    expected, found = _metrics(one), _metrics(two)
+    for name in ("recovered_fraction", "certified_fraction", "label_accuracy", "output_rank", "feature_rank"):
+        assert found[name] == expected[name]
+    assert found["feature_relative_error"] < 1e-6
+    assert found["psnr_min"] > 100
+    assert sorted(path.name for path in (two / "checkpoints" / "rounds" / "steps").iterdir()) == ["64", "88"]
+
+
+if __name__ == "__main__":
+    main()

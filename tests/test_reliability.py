@@ -1,0 +1,330 @@
+"""Runs that are killed, stopped, doubled, starved of disk or memory, or fed numbers that are not finite."""
+
+import dataclasses
+import json
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import _harness
+from experiments._harness import Progress, RunFolder, StoppedBySignal
+from jaxleak import audit
+from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak.audit import _memory
+from jaxleak.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parent.parent
+KILLS = int(os.environ.get("JAXLEAK_KILLS", "50"))
+STUDY = ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"]
+TREE = {"round": jnp.asarray(7, jnp.int32), "table": jnp.arange(4096.0).reshape(64, 64)}
+START = jax.tree.map(jnp.zeros_like, TREE)
+
+
+@pytest.fixture
+def other_process(tmp_path):
+    """Another process that holds the lock of a folder."""
+    hold = "import sys, time, pathlib\nfrom jaxleak._lock import lock_folder\n"
+    hold += "lock = lock_folder(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+class TestTwoRunsOnOneFolder:
+    def test_the_second_is_refused_until_the_first_is_dead(self, tmp_path, other_process):
+        busy = f"{tmp_path} is in use by process {other_process.pid} on "
+        with pytest.raises(FolderInUseError, match=busy):
+            RunFolder(tmp_path, "study", {}, fresh=True)
+        with pytest.raises(FolderInUseError, match=busy):
+            Checkpoints(tmp_path, {}, fresh=True)
+        other_process.kill()
+        other_process.wait()
+        RunFolder(tmp_path, "study", {}, fresh=False)
+
+    def test_one_process_may_open_a_folder_twice(self, tmp_path):
+        assert lock_folder(tmp_path) is not None
+        first = lock_folder(tmp_path)
+        assert lock_folder(tmp_path / "..") is not first
+        assert lock_folder(tmp_path / "." / "") is first
+
+    def test_starting_over_keeps_the_lock(self, tmp_path):
+        first = Checkpoints(tmp_path, {})
+        first.save(1, TREE)
+        inode = (tmp_path / ".lock").stat().st_ino
+        assert Checkpoints(tmp_path, {"other": 1}, fresh=True).latest_step() is None
+        assert (tmp_path / ".lock").stat().st_ino == inode
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_waits_for_the_chunk_and_says_how_to_continue(self, number, capfd, monkeypatch):
+        monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "experiments.invert", "--fresh", "--out", "a b"])
+        before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+        finished = []
+
+        def run():
+            with Progress() as progress:
+                progress.update("Step", 1, 3)
+                os.kill(os.getpid(), number)
+                finished.append("chunk")
+                progress.update("Step", 2, 3)
+                finished.append("another chunk")
+
+        with pytest.raises(StoppedBySignal) as stop:
+            run()
+        assert finished == ["chunk"]
+        assert stop.value.code == 128 + number
+        printed = capfd.readouterr().err
+        assert f"{number.name}: stopping when this chunk is done" in printed
+        assert "Continue with:\n  python -m experiments.invert --out 'a b'\n" in printed
+        assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+    def test_a_signal_after_the_last_update_is_not_forgotten(self, capfd):
+        def run():
+            with Progress() as progress:
+                progress.update("Step", 3, 3)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(StoppedBySignal):
+            run()
+        assert "SIGTERM: stopped" in capfd.readouterr().err
+
+    def test_ctrl_c_outside_of_chunks_ends_with_the_same_message(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["study"])
+
+        def interrupted(_):
+            raise KeyboardInterrupt
+
+        with pytest.raises(SystemExit) as stop:
+            _harness.run_command(interrupted, Empty, "")
+        assert stop.value.code == 130
+        assert "Continue with:" in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class Empty:
+    """Options of a study without any."""
+
+
+class TestFiles:
+    def test_a_line_written_by_half_is_dropped_on_reopening(self, tmp_path):
+        folder = RunFolder(tmp_path, "study", {}, fresh=False)
+        folder.log(round=1)
+        folder.log(round=2)
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"round": 3, "nor')
+        again = RunFolder(tmp_path, "study", {}, fresh=False)
+        again.log(round=3)
+        again.keep_log_before(round=2)
+        assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
+
+    def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(self, tmp_path):
+        """Files may not grow beyond 8 kB for a while, which the system enforces as it does a full disk."""
+        saved = Checkpoints(tmp_path, {})
+        saved.save(1, TREE)
+        noise = {**TREE, "table": jax.random.normal(jax.random.key(0), (64, 64))}
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+        try:
+            with pytest.raises(OSError, match=r"cannot write checkpoint 2 to .*; checkpoint 1 stays valid"):
+                saved.save(2, noise)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        again = Checkpoints(tmp_path, {})
+        chex.assert_trees_all_equal(again.restore_latest(START), TREE)
+        again.save(2, noise)
+        chex.assert_trees_all_equal(Checkpoints(tmp_path, {}).restore_latest(START), noise)
+        assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == ["1", "2"]
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+    def test_a_read_only_folder_is_named_before_anything_is_computed(self, tmp_path):
+        RunFolder(tmp_path / "run", "study", {}, fresh=False)
+        (tmp_path / "run").chmod(0o500)
+        with pytest.raises(OSError, match="cannot be written"):
+            RunFolder(tmp_path / "run", "study", {}, fresh=False)
+
+
+def _halving(poison):
+    """An attack that halves a number per step, and whose objective is `poison` from step 3 on in trial 1."""
+
+    def init(key, template):
+        del template
+        return {"x": jax.random.uniform(key), "frozen": jnp.zeros((), bool), "step": jnp.zeros((), jnp.int32)}
+
+    def step(key, state, observation):
+        del key
+        bad = (state["step"] >= 3) & (observation.payload == state["x"] * 2.0 ** state["step"])
+        loss = jnp.where(bad, poison, state["x"])
+        frozen = state["frozen"] | bad
+        x = jnp.where(frozen, state["x"], state["x"] / 2)
+        return {"x": x, "frozen": frozen, "step": state["step"] + 1}, {"loss": loss, "frozen": frozen}
+
+    def reconstruct(state, observation):
+        del observation
+        score = jnp.where(state["frozen"], jnp.nan, state["x"])
+        return Reconstruction(state["x"][None], jnp.zeros(1, jnp.int32), score[None], jnp.ones(1, bool))
+
+    return Attack(init, step, reconstruct)
+
+
+def _invert(attack, payload=0.0, **options):
+    shown = Observation(jnp.zeros((), jnp.int32), payload=jnp.float32(payload))
+    template = audit.template_of(Batch(jnp.zeros((1, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    return audit.invert(attack, shown, template, key=jax.random.key(0), iterations=8, chunk=4, **options)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("poison", "cause"), [(np.nan, "its objective was nan"), (1.0, "the gradient of its objective was not finite")]
+    )
+    def test_one_trial_freezes_and_the_others_go_on(self, poison, cause, caplog):
+        first = jax.random.uniform(jax.random.split(jax.random.fold_in(jax.random.key(0), 2), 3)[1])
+        found, run, infos = _invert(_halving(poison), first, restarts=3)
+        np.testing.assert_array_equal(infos["frozen"].sum(axis=0), [0, 5, 0])
+        whole, expected, _ = _invert(_halving(poison), restarts=3)
+        for trial in (0, 2):
+            assert run.attack["x"][trial] == expected.attack["x"][trial]
+        assert found.x == min(expected.attack["x"][0], expected.attack["x"][2])
+        assert np.isfinite(whole.x).all()
+        assert caplog.messages == [f"trial 1 of 3 is frozen in iterations 3 to 7: {cause}; the others went on"]
+        assert audit.frozen_trials({"loss": np.zeros(3)}) == []
+
+    def test_nan_is_no_score(self):
+        both = Reconstruction(
+            jnp.arange(2.0).reshape(2, 1), jnp.zeros((2, 1)), jnp.array([[jnp.nan], [5.0]]), jnp.ones((2, 1))
+        )
+        assert audit.best_restart(both).x[0] == 1
+
+
+class TestMemory:
+    @pytest.mark.parametrize("executor", ["scan", "step"])
+    def test_what_does_not_fit_is_refused_before_the_first_step(self, monkeypatch, executor):
+        monkeypatch.setattr(_memory, "available_bytes", lambda device: 10)
+        seen = []
+        message = (
+            r"out of memory: this needs about .* GB, 1e-08 GB are free; lower microbatch "
+            r"\(now 2 of 3 restarts at once\)"
+        )
+        with pytest.raises(MemoryError, match=message):
+            _invert(_halving(0.0), restarts=3, microbatch=2, executor=executor, callbacks=[seen.append])
+        assert not seen
+        with pytest.raises(MemoryError, match=r"fewer images at once \(batch_size\)"):
+            _invert(_halving(0.0), executor=executor)
+
+    def test_an_allocation_that_fails_says_the_same(self):
+        lowered = jax.jit(lambda x: x + 1).lower(jnp.zeros(3))
+
+        def run(status):
+            with _memory.within_memory(lowered, "lower restarts"):
+                raise jax.errors.JaxRuntimeError(f"{status}: Out of memory allocating 1 bytes.")
+
+        with pytest.raises(MemoryError, match=r"this needs about .* GB.*lower restarts"):
+            run("RESOURCE_EXHAUSTED")
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+            run("INTERNAL")
+
+    def test_free_memory_is_known_here(self):
+        free = _memory.available_bytes(jax.devices("cpu")[0])
+        assert free is None or 1e6 < free < 1e15
+
+
+def _command(out):
+    return [sys.executable, "-m", "experiments.cafe_scale", *STUDY, "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Processes that compile a program only once among them."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", **cache}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, environment):
+    """The folder of a run that nobody disturbed, and its CPU seconds once everything is compiled."""
+    out = tmp_path_factory.mktemp("whole")
+    for options in ([], ["--fresh"]):
+        begin = _children_seconds()
+        subprocess.run([*_command(out), *options], cwd=ROOT, env=environment, check=True, capture_output=True)
+    return out, _children_seconds() - begin
+
+
+def _children_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _cpu_seconds(process):
+    """CPU seconds of a running process: moments measured in them mean the same on a busy machine."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _outcome(out):
+    """All that a run leaves but its clock and its memory: metrics, and the log line by line."""
+    metrics = json.loads((out / "results.json").read_text())["metrics"]
+    measured = ("seconds_", "peak_memory", "samples_per_second")
+    kept = {name: value for name, value in metrics.items() if not name.startswith(measured)}
+    return kept, (out / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment, tmp_path):
+    """Kill -9, `JAXLEAK_KILLS` times; whenever a run ends before its kill, it is compared and a new one begins."""
+    expected, duration = _outcome(whole[0]), whole[1]
+    moments, killed, runs = random.Random(0), 0, 0
+    while killed < KILLS:
+        out, status = tmp_path / str(runs), None
+        while status != 0:
+            moment = moments.uniform(0, duration) if killed < KILLS else math.inf
+            with (tmp_path / "stderr").open("w") as errors:
+                process = subprocess.Popen(
+                    _command(out), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                )
+            while process.poll() is None and _cpu_seconds(process) < moment:
+                time.sleep(0.02)
+            process.kill()
+            status = process.wait()
+            assert status in (0, -signal.SIGKILL), (tmp_path / "stderr").read_text()
+            killed += status != 0
+        assert _outcome(out) == expected, f"run {runs}"
+        runs += 1
+        print(f"{killed} kills, {runs} runs of {duration:.1f} CPU seconds: all bits equal", flush=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_keeps_others_out_meanwhile_and_continues(whole, environment, tmp_path, number):
+    out, running = tmp_path / "out", {"cwd": ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*_command(out), "--fresh"], stdout=subprocess.DEVNULL, **running)
+    while "Step I:" not in process.stderr.readline():
+        assert process.poll() is None
+    second = subprocess.run(_command(out), stdout=subprocess.DEVNULL, check=False, **running)
+    assert second.returncode == 1
+    assert f"error: {out} is in use by process {process.pid} on " in second.stderr
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    command = errors.splitlines()[-1].strip()
+    assert command == f"python -m experiments.cafe_scale {' '.join(STUDY)} --out {out}"
+    subprocess.run([sys.executable, *command.split()[1:]], stdout=subprocess.DEVNULL, check=True, **running)
+    assert _outcome(out) == _outcome(whole[0])

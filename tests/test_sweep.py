@@ -1,0 +1,101 @@
+"""Sweeps: what a line becomes, what is refused, and the merged table."""
+
+import csv
+import json
+import os
+import sys
+
+import pytest
+
+from experiments import sweep
+from experiments._harness import RunFolder
+
+LINES = [
+    {"study": "cafe_scale", "options": {"num_samples": 24, "preset": "demo", "data": None}},
+    {"study": "invert", "options": {"seeds": [0, 1], "exact-kinks": True, "generator": False}},
+    {"study": "homotopy"},
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The commands that would have replaced this process."""
+    commands = []
+    monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))
+    return commands
+
+
+def test_a_line_becomes_its_command(file, tmp_path, started):
+    for i in range(3):
+        sweep.main(sweep.Args(file, index=i, out=tmp_path / "out"))
+    python = [sys.executable, "-m"]
+    out = [["--out", str(tmp_path / "out" / str(i))] for i in range(3)]
+    assert started == [
+        [*python, "experiments.cafe_scale", "--num-samples", "24", "--preset", "demo", *out[0]],
+        [*python, "experiments.invert", "--seeds", "0", "1", "--exact-kinks", "--no-generator", *out[1]],
+        [*python, "experiments.homotopy", *out[2]],
+    ]
+
+
+def test_merging_names_what_is_missing(file, tmp_path, started, capsys):
+    args = sweep.Args(file, "merge", out=tmp_path / "out")
+    for i in (0, 2):
+        sweep.main(sweep.Args(file, index=i, out=args.out))
+        RunFolder(args.out / str(i), "study", {}, fresh=False).finish({"psnr": 30.0 + i, "nan": float("nan")})
+    with pytest.raises(ValueError, match=r"1 of 3 runs are not complete: 1$"):
+        sweep.main(args)
+    assert "2 of 3 runs merged" in capsys.readouterr().out
+    rows = list(csv.DictReader((args.out / "merged.csv").open()))
+    assert [row["status"] for row in rows] == ["complete", "missing", "complete"]
+    assert [row["psnr"] for row in rows] == ["30.0", "", "32.0"]
+    assert rows[0]["num_samples"] == "24"
+    RunFolder(args.out / "1", "study", {}, fresh=False).finish({"psnr": 31.0})
+    sweep.main(args)
+    assert [row["metrics"]["psnr"] for row in json.loads((args.out / "merged.json").read_text())] == [30, 31, 32]
+
+
+def test_a_line_that_changed_is_not_mixed_up(file, tmp_path, started):
+    args = sweep.Args(file, index=2, out=tmp_path / "out")
+    sweep.main(args)
+    RunFolder(args.out / "2", "study", {}, fresh=False).finish({})
+    file.write_text(file.read_text().replace("homotopy", "invert"))
+    with pytest.raises(ValueError, match="2 belongs to another line"):
+        sweep.main(args)
+    with pytest.raises(ValueError, match="3 of 3 runs are not complete: 0-2"):
+        sweep.main(sweep.Args(file, "merge", out=args.out))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no lines"),
+        ("{", "line 0: no JSON object"),
+        ("[1]", "line 0: must be"),
+        ('{"study": "invert", "seed": 1}', "line 0: must be"),
+        ('{"study": "sweep"}', "study must be one of .*cafe_scale.*, got 'sweep'"),
+        ('{"study": ["invert"]}', "study must be one of"),
+        ('{"study": "invert"}\n{"study": "os"}', "line 1: study must be one of"),
+        ('{"study": "invert", "options": {"out": "x"}}', "without out and fresh"),
+        ('{"study": "invert", "options": {"a b": 1}}', "'a b' is no name of an option"),
+        ('{"study": "invert", "options": {"a": {"b": 1}}}', "a must be a value or a list of values"),
+    ],
+)
+def test_other_lines_are_refused(tmp_path, text, message):
+    file = tmp_path / "runs.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        sweep.main(sweep.Args(file, index=0))
+
+
+def test_the_index_is_checked(file):
+    with pytest.raises(ValueError, match=r"--index is missing; .* has lines 0 to 2"):
+        sweep.main(sweep.Args(file))
+    with pytest.raises(ValueError, match=r"index must be in \[0, 2\], got 3"):
+        sweep.main(sweep.Args(file, index=3))
