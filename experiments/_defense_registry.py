@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     strengths: tuple[float, ...]  # weakest first; what the papers print, where they do
     unit: str  # what the number is
     adaptation: Adaptation
-    one_step: bool = False  # needs the gradient of single examples, so one local step
+    one_step: bool = False  # acts inside the step: on single examples' gradients, or on the forward pass
     private: bool = False  # the number is the papers' shorthand epsilon
 
 
@@ -131,6 +131,7 @@ REGISTRY: dict[str, Entry] = {
     "laplace": Entry(defenses.laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale", "laplace"),
     "magnitude_noise": Entry(defenses.magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation", "magnitude"),
     "sparsification": Entry(defenses.sparsify, (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent", "support"),
+    "feature_dropout": Entry(defenses.feature_dropout, (0.1, 0.3, 0.5), "rate", "support", one_step=True),
     "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "support"),
     "encrypt_top": Entry(
         lambda percent: defenses.withhold_top(percent, encrypted=True),
@@ -158,9 +159,9 @@ def build(name: str, strength: float, *, local_steps: int = 1, mixes_examples: b
     _validate.one_of(tuple(REGISTRY), defense=name)
     entry = REGISTRY[name]
     if entry.one_step and local_steps > 1:
-        raise ValueError(f"{name} acts on gradients of single examples: needs local_steps = 1, got {local_steps}")
+        raise ValueError(f"{name} acts inside a local step: needs local_steps = 1, got {local_steps}")
     if entry.one_step and mixes_examples:
-        raise ValueError(f"{name} acts on gradients of single examples, which batch normalisation mixes: take eval")
+        raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
     return entry.build(strength)
 
 

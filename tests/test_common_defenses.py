@@ -16,6 +16,7 @@ from jaxleak.defenses import (
     clipped_gaussian,
     dp_sgd,
     fake_gradients,
+    feature_dropout,
     gaussian_noise,
     gaussian_payload_noise,
     guardian,
@@ -61,6 +62,7 @@ DEFENSES = {
     "soteria": (soteria(0.5), False),
     "outpost": (outpost(0.5), True),
     "guardian": (guardian(10.0, probes=1), True),
+    "feature_dropout": (feature_dropout(0.5), True),
     "compressed": (chain(sparsify(30), quantize(4)), False),
     "chain": (chain(clipped_gaussian(0.5, 0.1), fake_gradients(pool_size=3)), True),
 }

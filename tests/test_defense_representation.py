@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from jaxleak.defenses import chain, guardian, outpost, quantize, soteria
+from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize, soteria
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
@@ -37,15 +37,15 @@ def _numpy(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def _slow_gradient(x):
-    """Gradient of the mean cross-entropy, by hand, in float64."""
+def _slow_gradient(x, kept=1.0):
+    """Gradient of the mean cross-entropy, by hand, in float64; `kept` scales every feature of every example."""
     p = _numpy(VARIABLES["params"])
     x = x.reshape(len(x), -1)
-    r = np.maximum(x @ p["hidden"]["kernel"] + p["hidden"]["bias"], 0)
+    r = np.maximum(x @ p["hidden"]["kernel"] + p["hidden"]["bias"], 0) * kept
     logits = r @ p["head"]["kernel"] + p["head"]["bias"]
     soft = np.exp(logits - logits.max(axis=1, keepdims=True))
     delta = (soft / soft.sum(axis=1, keepdims=True) - np.eye(CLASSES)[np.asarray(Y)]) / len(x)
-    back = (delta @ p["head"]["kernel"].T) * (r > 0)
+    back = (delta @ p["head"]["kernel"].T) * (r > 0) * kept
     return {
         "head": {"bias": delta.sum(axis=0), "kernel": r.T @ delta},
         "hidden": {"bias": back.sum(axis=0), "kernel": x.T @ back},
@@ -240,3 +240,31 @@ def test_values_out_of_range_are_refused(build, options, match):
 def test_what_the_defender_must_know_is_asked_for(defense, given, match):
     with pytest.raises(ValueError, match=match):
         defense.apply(KEY, PAYLOAD, **given)
+
+
+class TestFeatureDropout:
+    def test_equals_the_slow_reference(self):
+        kept = np.asarray(jax.random.bernoulli(KEY, 0.6, (len(X), FEATURES))) / 0.6
+        dropped = feature_dropout(0.4).apply(KEY, PAYLOAD, **BATCH)
+        np.testing.assert_allclose(_flat(dropped), _flat(_slow_gradient(np.asarray(X), kept)), atol=1e-6)
+        assert not np.allclose(_flat(dropped), _flat(PAYLOAD), atol=1e-3)
+
+    def test_the_share_that_is_dropped(self):
+        keys = jax.random.split(KEY, 200)
+        one = {**BATCH, "x": X[:1], "y": Y[:1]}
+        rows = jax.vmap(lambda key: feature_dropout(0.3).apply(key, PAYLOAD, **one)["head"]["kernel"])(keys)
+        features = MODEL.apply(VARIABLES, X[:1]).features[0]
+        gone = np.asarray((rows == 0).all(axis=2))[:, np.asarray(features > 0)]
+        assert abs(gone.mean() - 0.3) < 4 * np.sqrt(0.21 / gone.size)
+
+    def test_rate_zero_is_the_identity(self):
+        assert feature_dropout(0.0).apply(KEY, PAYLOAD, **BATCH) is PAYLOAD
+
+    @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+    def test_a_rate_out_of_range_is_refused(self, rate):
+        with pytest.raises(ValueError, match=r"rate must be in \[0, 1\)"):
+            feature_dropout(rate)
+
+    def test_labels_are_needed(self):
+        with pytest.raises(ValueError, match="keyword y"):
+            feature_dropout(0.5).apply(KEY, PAYLOAD, model=MODEL, variables=VARIABLES, x=X)

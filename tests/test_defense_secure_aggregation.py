@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
+from jaxleak import models, protocols, threats
+from jaxleak._base import Batch
+from jaxleak.protocols import aggregate, largest_entry, masked_payloads
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -70,3 +72,26 @@ def test_bad_input_is_refused():
         masked_payloads(KEY, jnp.zeros((2, 3)), fraction_bits=31)
     with pytest.raises(FloatingPointError, match=r"payloads: non-finite values in \['a'\]"):
         masked_payloads(KEY, {"a": jnp.full((2, 3), jnp.nan)})
+
+
+def test_the_server_sees_the_mean_and_no_single_payload():
+    model = models.build("mlp", (2, 2, 1), 3)
+    share = protocols.ClientShare(model, clients=2, learning_rate=0.1)
+    x = jnp.asarray(RNG.random((4, 1, 2, 2, 1)), jnp.float32)
+    private = Batch(x, jnp.array([0, 1, 2, 0]), jnp.arange(4))
+    protocol = protocols.client(share, num_samples=4, batch_size=2, secure_aggregation=24)
+    state = jax.jit(protocol.init)(KEY)
+    _, transcript = jax.jit(protocol.round)(KEY, state, private)
+    own = share.updates(state.params, transcript.private)
+    assert len(own) == 2
+    seen = threats.view(threats.SERVER_WITHOUT_INDICES, transcript)
+    for leaf, a, b in zip(*map(jax.tree.leaves, (seen.payload, *own)), strict=True):
+        assert leaf.shape == a.shape
+        np.testing.assert_allclose(leaf, (a + b) / 2, atol=2.0**-24)
+        assert not np.allclose(leaf, a, atol=1e-6)
+
+
+def test_one_client_cannot_aggregate_securely():
+    share = protocols.ClientShare(models.build("mlp", (2, 2, 1), 3))
+    with pytest.raises(ValueError, match="clients must be >= 2"):
+        protocols.client(share, num_samples=4, batch_size=2, secure_aggregation=24)

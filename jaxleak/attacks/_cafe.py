@@ -245,7 +245,7 @@ def cafe(
         require_params(observation)
         # The steps see the batch's rows only: a branch that takes whole tables copies them every round.
         rows = state._replace(
-            **{name: jax.tree.map(lambda table: table[index], getattr(state, name)) for name in _TABLES}
+            **{name: jax.tree.map(lambda leaf: _take(leaf, index), getattr(state, name)) for name in _TABLES}
         )
         local = observation._replace(index=jnp.arange(index.shape[0]))
         if loops == "single" and not switch:
@@ -254,7 +254,7 @@ def cafe(
             rows = rows._replace(phase=phase_of(rows))
             rows, info = jax.lax.switch(rows.phase, (step_1, step_2, step_3), rows, local)
         tables = {
-            name: jax.tree.map(lambda table, new: table.at[index].set(new), getattr(state, name), getattr(rows, name))
+            name: jax.tree.map(lambda leaf, new: _put(leaf, index, new), getattr(state, name), getattr(rows, name))
             for name in _TABLES
         }
         return rows._replace(batches=rows.batches + 1, **tables), {"phase": rows.phase, **info}
@@ -274,6 +274,14 @@ def _check_batch(batch_size: int, num_samples: int) -> None:
             f"batch_size must be < num_samples={num_samples}, got {batch_size}: with K = N every batch gives the same "
             "equation, F1 is not strongly convex (Theorem 1), and gradients can be swapped between samples"
         )
+
+
+def _take(leaf: jax.Array, index: jax.Array) -> jax.Array:
+    return leaf[index] if leaf.ndim else leaf  # an optimizer's own step count has no rows
+
+
+def _put(leaf: jax.Array, index: jax.Array, new: jax.Array) -> jax.Array:
+    return leaf.at[index].set(new) if leaf.ndim else new
 
 
 def _rows(optimizer: Optimizer) -> _tree.RowOptimizer:

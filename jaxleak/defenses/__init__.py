@@ -11,6 +11,7 @@ from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, Enc
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
+from jaxleak.defenses._feature_dropout import feature_dropout
 from jaxleak.defenses._gaussian import clipped_gaussian
 from jaxleak.defenses._guardian import guardian
 from jaxleak.defenses._marvell import marvell
@@ -35,6 +36,7 @@ __all__ = [
     "epsilon_of",
     "epsilon_of_schedule",
     "fake_gradients",
+    "feature_dropout",
     "gaussian_noise",
     "gaussian_payload_noise",
     "guardian",

@@ -5,6 +5,7 @@ from jaxleak.protocols._encrypted import encrypted_first
 from jaxleak.protocols._federated import horizontal, vertical
 from jaxleak.protocols._federated_averaging import FederatedAveraging, FederatedState, federated_averaging
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
+from jaxleak.protocols._secure_aggregation import MaskedPayloads, aggregate, largest_entry, masked_payloads
 from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_state, split_training
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "FederatedAveraging",
     "FederatedState",
     "InteractiveLayer",
+    "MaskedPayloads",
+    "aggregate",
     "averaged_share",
     "client",
     "draw_batch",
@@ -20,6 +23,8 @@ __all__ = [
     "encrypted_first",
     "federated_averaging",
     "horizontal",
+    "largest_entry",
+    "masked_payloads",
     "split_state",
     "split_training",
     "vertical",

@@ -12,6 +12,7 @@ from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import draw_batch
+from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -57,6 +58,11 @@ class ClientShare:
 
         With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
         """
+        updates = self.updates(params, batch, sharpness=sharpness)
+        return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
+
+    def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> list[PyTree]:
+        """Every client's own payload, before they are averaged."""
         total = batch.x.shape[0]
         if total % (self.clients * self.local_steps):
             raise ValueError(
@@ -71,7 +77,7 @@ class ClientShare:
 
         gradient = jax.grad(loss)
         if self.clients == self.local_steps == 1:
-            return gradient(params["params"], x, y)
+            return [gradient(params["params"], x, y)]
 
         def split(leaf: jax.Array) -> jax.Array:
             return leaf.reshape(self.clients, self.local_steps, -1, *leaf.shape[1:])
@@ -84,8 +90,7 @@ class ClientShare:
                 weights = jax.tree.map(lambda w, g: w - self.learning_rate * g, weights, gradients[-1])
             return jax.tree.map(lambda *parts: sum(parts) / self.local_steps, *gradients)
 
-        updates = [one_client(a, b) for a, b in zip(split(x), split(y), strict=True)]
-        return jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
+        return [one_client(a, b) for a, b in zip(split(x), split(y), strict=True)]
 
 
 def averaged_share(share: ClientShare) -> ClientShare:
@@ -104,6 +109,7 @@ def client(
     batch_size: int,
     variables: PyTree = None,
     defense: Defense | None = None,
+    secure_aggregation: int | None = None,
     with_statistics: bool = False,
 ) -> Protocol:
     """One client's upload per round, from a model that stays as it is: what gradient inversion attacks.
@@ -115,19 +121,25 @@ def client(
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
         defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
             at "server_view" what the server cannot read; for one client, and per example for one local step.
+        secure_aggregation: fraction bits in [0, 30] of `masked_payloads`: several clients upload under masks that
+            cancel in the sum, so that the transcript, and with it any threat, has the mean and no single payload. None
+            averages in floating point, which grants no more, without the rounding.
         with_statistics: also record the batch's normalisation statistics, for threats that grant them.
 
     Returns:
         A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`.
 
     Raises:
-        ValueError: on sizes out of range, or a defense at a place that this client does not have.
+        ValueError: on sizes out of range, secure aggregation of one client, or a defense at a place that this client
+            does not have.
     """
     per_round = share.clients * share.local_steps * batch_size
     _validate.positive(num_samples=num_samples, batch_size=batch_size)
     _validate.in_range(1, num_samples, **{"clients * local_steps * batch_size": per_round})
     if defense is not None:
         _check_defense(share, defense)
+    if secure_aggregation is not None:
+        largest_entry(share.clients, secure_aggregation)
     model = share.model
 
     def init(key: jax.Array) -> ProtocolState:
@@ -136,9 +148,13 @@ def client(
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
         batch = Batch(private.x[index], private.y[index], index)
-        payload = share(state.params, batch)
+        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        if secure_aggregation is None:
+            payload = share(state.params, batch)
+        else:
+            own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *share.updates(state.params, batch))
+            payload = aggregate(masked_payloads(noise_key, own, fraction_bits=secure_aggregation), mean=True)
         if defense is not None:
-            noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
             known: dict = {"round": state.round}
             if defense.place == "per_example_gradient":
                 payload = _each_example(share, state.params, batch)

@@ -1,0 +1,233 @@
+"""CAFE against fake gradients by an attacker who knows of them: the entries that arrive true are enough.
+
+Fake gradients (CAFE, NeurIPS 2021, Algorithm 5, with its negative half repaired) upload min(|g_l|, psi_l) with the sign
+of g, where psi is noise sorted like |g|. So an entry is either true or cut off at its rank's noise, and the ranks that
+are cut off follow the half-normal curve, whose scale they give away. What is left is least squares with missing
+equations: Steps I and II of `cafe_exact` hold entry by entry, so every hidden unit (Step I) and every feature (Step II)
+is solved from the equations that arrived.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.attacks._cafe_exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
+from jaxleak.attacks._feature_inversion import InversionOptions
+from jaxleak.attacks._labels import Loss
+from jaxleak.attacks._least_squares import LinearSolution, incidence_matrix, live_rows
+from jaxleak.models import SplitModel
+from jaxleak.objectives import cross_entropy
+
+#: Share of the largest entries that the scale of the noise is read from: they are cut off if any are.
+_TOP = 0.01
+#: Entries whose ranks stand for all of a large tensor's: sorting millions every round would cost more than the rest.
+_SAMPLE = 2**16
+#: How far below the curve an entry counts as cut off: this share, and three standard deviations or so of the scale.
+_SLACK = 0.1
+#: Smallest eigenvalue of a unit's or feature's normal matrix, as a share of the largest, that counts as determined.
+_DETERMINED = 1e-5
+
+
+class CafeCensoredState(NamedTuple):
+    """What the attack carries while rounds go by. Memory O(T1 P d2 + P d1 N^2)."""
+
+    seen: jax.Array  # () int32, rounds seen
+    batches: jax.Array  # (T1 + T2, K) int32
+    bias_gradients: jax.Array  # (T1, P, d2)
+    visible: jax.Array  # (T1, P, d2) bool, which of them arrived true
+    V: jax.Array  # (N, P, d2), zero until round T1
+    resolved: jax.Array  # (P, d2) bool, hidden units whose V the visible entries determine
+    normal: jax.Array  # (N, N, P, d1), every feature's normal matrix
+    projected: jax.Array  # (N, P, d1), its right-hand side
+
+
+def visible_entries(upload: jax.Array) -> jax.Array:
+    """Which entries of one uploaded tensor are true gradients rather than the noise that caps them.
+
+    Args:
+        upload: any shape, of at least 8 entries (better hundreds: ranks of few scatter beyond the slack); behind
+            `defenses.fake_gradients(repair=True)` with any variance.
+
+    Returns:
+        Bool, the same shape. Of an upload that was never capped, the largest percent or so is needlessly left out.
+
+    Raises:
+        ValueError: on fewer entries, whose ranks say too little.
+    """
+    size = upload.size
+    if size < 8:
+        raise ValueError(f"upload must have at least 8 entries to read the noise from their ranks, got {size}")
+    magnitudes = jnp.abs(upload)
+    ranked = magnitudes.ravel()
+    if size > _SAMPLE:
+        ranked = ranked[np.random.default_rng(0).choice(size, _SAMPLE, replace=False)]
+    ranked = -jnp.sort(-ranked)
+    count = ranked.size
+    ratio = ranked / scipy.stats.norm.isf((np.arange(count) + 0.5) / count / 2).astype(np.float32)
+    scale = jnp.median(ratio[: max(8, round(_TOP * count))])
+    slack = min(_SLACK + 3 / count**0.5, 0.5)
+    # Every rank up to the last one on the curve, since single ranks may dip below it.
+    last = count - 1 - jnp.argmax((ratio >= (1 - slack) * scale)[::-1])
+    return magnitudes < ranked[last]
+
+
+def cafe_censored(
+    model: SplitModel,
+    plan: CafeExactPlan,
+    *,
+    loss: Loss = cross_entropy,
+    inversion: InversionOptions | None = None,
+    seed: int = 0,
+) -> Attack:
+    """`cafe_exact` for rounds that fake gradients protect, by an attacker who knows the defense but not its variance.
+
+    Step I needs more rounds than undefended, by the share of bias entries that is cut off: pass `output_rounds` to
+    `plan_cafe_exact`. Every feature has a normal matrix of its own, so N is limited by memory: 4 P d1 N^2 bytes.
+
+    Args:
+        model: the attacked model, possibly behind `models.frozen_features` for the rounds.
+        plan: from `plan_cafe_exact`, for one worker.
+        loss: the clients' loss.
+        inversion: options of Step III.
+        seed: of the synthetic slices and restarts of Step III.
+
+    Raises:
+        ValueError: if the plan is for several workers.
+    """
+    _validate.in_range(1, 1, workers=plan.workers)
+    n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
+
+    def init(key: jax.Array, template: Batch) -> CafeCensoredState:
+        del key, template  # Nothing is random or data-shaped before Step III.
+        return CafeCensoredState(
+            seen=jnp.zeros((), jnp.int32),
+            batches=jnp.zeros((plan.rounds, plan.batch_size), jnp.int32),
+            bias_gradients=jnp.zeros((plan.output_rounds, p, width)),
+            visible=jnp.zeros((plan.output_rounds, p, width), bool),
+            V=jnp.zeros((n, p, width)),
+            resolved=jnp.zeros((p, width), bool),
+            normal=jnp.zeros((n, n, p, d1)),
+            projected=jnp.zeros((n, p, d1)),
+        )
+
+    def step(
+        key: jax.Array, state: CafeCensoredState, observation: Observation
+    ) -> tuple[CafeCensoredState, dict[str, jax.Array]]:
+        del key
+        index, first = granted(observation, "cafe_censored")
+        t, visible = state.seen, visible_entries(first["bias"])
+        state = state._replace(
+            seen=t + 1,
+            batches=state.batches.at[t].set(index),
+            # Rounds after Step I write beyond the table, which drops them.
+            bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
+            visible=state.visible.at[t].set(visible, mode="drop"),
+        )
+        if first.get("kernel") is not None:
+            v, resolved = jax.lax.cond(
+                t == plan.output_rounds,
+                lambda: _output_gradients(state.batches[: plan.output_rounds], state.bias_gradients, state.visible, n),
+                lambda: (state.V, state.resolved),
+            )
+            kernel = first["kernel"]
+            weight = (visible_entries(kernel) & resolved[:, None]).astype(jnp.float32)
+            # V is zero during Step I, so nothing is added then.
+            gram, rhs = _equations(v[index], kernel, weight)
+            state = state._replace(
+                V=v,
+                resolved=resolved,
+                normal=state.normal.at[index[:, None], index[None, :]].add(gram),
+                projected=state.projected.at[index].add(rhs),
+            )
+        phase = jnp.where(t < plan.output_rounds, 1, 2)
+        return state, {"phase": phase, "visible_bias_entries": visible.mean()}
+
+    def reconstruct(state: CafeCensoredState, observation: Observation) -> Reconstruction:
+        recovery = recover_censored(model, observation.params, plan, state, loss=loss)
+        return invert_recovered(model, observation.params, recovery, inversion, seed)
+
+    return Attack(init, step, reconstruct)
+
+
+def recover_censored(
+    model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, *, loss: Loss = cross_entropy
+) -> Recovery:
+    """Solve for H, recover labels and diagnose every sample; see `recover`.
+
+    Raises:
+        ValueError: if the state has not seen all rounds.
+    """
+    check_seen(plan, state.seen)
+    table, determined = jax.jit(_features)(state.V, state.normal, state.projected)
+    # A feature that the visible entries do not determine is left at zero and shows in the samples' consistency.
+    features = LinearSolution(np.asarray(table), plan.num_samples if bool(determined.all()) else 0, float("nan"))
+    batches, v = np.asarray(state.batches), np.asarray(state.V)
+    return diagnose(model, params, plan, batches, v, np.asarray(state.resolved), features, loss)
+
+
+def _equations(v: jax.Array, kernel: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A batch's part of the normal matrices (K, K, P, d1) and of their right-hand sides (K, P, d1)."""
+
+    def one_party(v: jax.Array, kernel: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k = v.shape[0]
+        pairs = (v[:, None] * v[None]).reshape(k * k, -1)  # one matrix product instead of d1 small ones
+        return (pairs @ weight.T).reshape(k, k, -1), v @ (weight * kernel).T
+
+    gram, rhs = jax.lax.map(lambda arguments: one_party(*arguments), (v.transpose(1, 0, 2), kernel, weight))
+    return gram.transpose(1, 2, 0, 3), rhs.transpose(1, 0, 2)
+
+
+def _output_gradients(
+    batches: jax.Array, bias_gradients: jax.Array, visible: jax.Array, n: int
+) -> tuple[jax.Array, jax.Array]:
+    """Step I, unit by unit: V (N, P, d2), zero where the visible entries do not determine it, and where they do."""
+    incidence = incidence_matrix(batches, n)
+
+    def one_unit(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        g, weight = arguments
+        eigenvalues, q = jnp.linalg.eigh((incidence * weight[:, None]).T @ incidence)
+
+        def solve(residual: jax.Array) -> jax.Array:
+            return q @ ((q.T @ (incidence.T @ residual)) / eigenvalues)
+
+        v = solve(weight * g)
+        for _ in range(2):  # the normal matrix squares the condition number; refinement restores float32
+            v = v + solve(weight * (g - incidence @ v))
+        determined = eigenvalues[0] > _DETERMINED * eigenvalues[-1]
+        return jnp.where(determined, v, 0.0), determined
+
+    rounds, p, width = bias_gradients.shape
+    columns = (bias_gradients.reshape(rounds, -1).T, visible.reshape(rounds, -1).T.astype(bias_gradients.dtype))
+    v, determined = jax.lax.map(one_unit, columns)
+    return v.T.reshape(n, p, width), determined.reshape(p, width)
+
+
+def _features(v: jax.Array, normal: jax.Array, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Step II, feature by feature: H (N, P, d1), and which features (P, d1) are determined."""
+    norms, live = live_rows(v)
+
+    def one_party(arguments: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        normal, rhs, scale, live = arguments
+        inverse = jnp.where(live, 1 / jnp.where(live, scale, 1.0), 0.0)
+
+        def one_feature(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            a, b = arguments
+            # Dead rows stand aside with the mean eigenvalue of the others.
+            unit = inverse[:, None] * a * inverse
+            stand_in = jnp.where(live, 0.0, jnp.trace(unit) / jnp.maximum(live.sum(), 1))
+            eigenvalues, q = jnp.linalg.eigh(unit + jnp.diag(stand_in))
+            determined = eigenvalues[0] > _DETERMINED * eigenvalues[-1]
+            h = inverse * (q @ ((q.T @ (inverse * b)) / eigenvalues))
+            return jnp.where(determined, h, 0.0), determined
+
+        return jax.lax.map(one_feature, (normal.transpose(2, 0, 1), rhs.T))
+
+    h, determined = jax.lax.map(
+        one_party, (normal.transpose(2, 0, 1, 3), projected.transpose(1, 0, 2), norms.T, live.T)
+    )
+    return h.transpose(2, 0, 1), determined

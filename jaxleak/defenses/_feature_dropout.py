@@ -1,0 +1,64 @@
+"""Dropout of features as a training habit: noise that a client takes part in anyway, and what it hides."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxleak._base import PyTree
+from jaxleak.defenses._base import Defense, stateless
+from jaxleak.defenses._soteria import needs_batch
+from jaxleak.models._classifier import Classifier
+
+
+def _cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.Array] = _cross_entropy) -> Defense:
+    """The client's gradient is that of the model with dropout on the inputs of its last dense layer.
+
+    Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the
+    server does not know; so the gradients of all layers differ from what it can compute for a candidate. Replaces the
+    payload, which must be the gradient of one local step; batch normalisation uses its running statistics.
+
+    Args:
+        rate: share of the features that is dropped, in [0, 1); 0 is the plain gradient.
+        loss: `(logits (B, C), y) -> ()`, the client's; by default the mean cross-entropy with integer labels.
+
+    Returns:
+        A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`.
+
+    Raises:
+        ValueError: on a rate out of range; when applied without those keywords.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate must be in [0, 1), got {rate}")
+
+    def update(
+        key: jax.Array,
+        payload: PyTree,
+        *,
+        model: Classifier | None = None,
+        variables: PyTree = None,
+        x: jax.Array | None = None,
+        y: jax.Array | None = None,
+        **extra: object,
+    ) -> PyTree:
+        del extra
+        model, x = needs_batch("feature_dropout", model, variables, x)
+        if y is None:
+            raise ValueError("feature_dropout needs the keyword y: the labels of the client's batch")
+        if not rate:
+            return payload
+
+        def dropped_loss(params: PyTree) -> jax.Array:
+            features = model.apply({**variables, "params": params}, x, mode="eval").features
+            kept = jax.random.bernoulli(key, 1 - rate, features.shape)
+            head = params[model.head]
+            return loss(jnp.where(kept, features / (1 - rate), 0.0) @ head["kernel"] + head["bias"], y)
+
+        return jax.grad(dropped_loss)(variables["params"])
+
+    return stateless("representation", update)

@@ -1,0 +1,96 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import attacks, audit, data, models, protocols
+from jaxleak._base import Batch
+from jaxleak.defenses import fake_gradients
+from jaxleak.threats import FIRST_LAYER_ONLY
+
+N, K, P = 16, 4, 4
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def setting():
+    digits = data.load("digits", n=N)
+    tiles, _ = data.image_tiles(digits.x, parties=P)
+    model = models.all_dense(tiles.shape[2:], parties=P, width=256)
+    private = Batch(jnp.asarray(tiles), jnp.asarray(digits.y), jnp.arange(N))
+    return model, private, attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, output_rounds=60)
+
+
+def run(setting, attack, recover, **defense):
+    model, private, plan = setting
+    protocol = protocols.vertical(
+        model, num_samples=N, batch_size=K, defense=fake_gradients(pool_size=1, **defense), sampling="uniform"
+    )
+    state, _ = audit.run(attack(model, plan), protocol, FIRST_LAYER_ONLY, private, key=KEY, rounds=plan.rounds)
+    return state, recover(model, state.protocol.params, plan, state.attack)
+
+
+def error(recovery, private):
+    truth = np.asarray(private.x).reshape(N, P, -1)
+    return np.linalg.norm(recovery.H - truth, axis=-1) / np.maximum(np.linalg.norm(truth, axis=-1), 1e-6)
+
+
+@pytest.fixture(scope="module")
+def adaptive(setting):
+    return run(setting, attacks.cafe_censored, attacks.recover_censored, relative=True)
+
+
+@pytest.mark.parametrize("size", [400, 100_000])
+def test_visible_entries_are_true(size):
+    rng = np.random.default_rng(0)
+    true = jnp.asarray(rng.standard_normal(size) * np.exp(1.5 * rng.standard_normal(size)), jnp.float32)
+    upload = fake_gradients(pool_size=1, relative=True).apply(KEY, true)
+    visible = np.asarray(attacks.visible_entries(upload))
+    capped = np.asarray(upload != true)
+    assert capped.mean() > 0.01  # the defense does something
+    assert not (visible & capped).any()
+    assert visible.mean() > 0.7
+    assert np.asarray(attacks.visible_entries(true)).mean() > 0.95
+
+
+def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
+    _, recovery = run(setting, attacks.cafe_exact, attacks.recover, relative=True)
+    assert np.median(error(recovery, setting[1])) > 0.03
+    assert not recovery.recovered.any()
+
+
+def test_true_entries_are_enough(setting, adaptive):
+    _, recovery = adaptive
+    _, private, _ = setting
+    trusted = recovery.recovered
+    assert trusted.mean() > 0.7
+    assert np.median(error(recovery, private)[trusted]) < 1e-4
+    np.testing.assert_array_equal(recovery.labels[trusted], np.asarray(private.y)[trusted])
+
+
+def test_step_one_is_least_squares_without_the_missing_equations(setting, adaptive):
+    _, _, plan = setting
+    attack = adaptive[0].attack
+    incidence = np.zeros((plan.output_rounds, N))
+    for row, batch in zip(incidence, np.asarray(attack.batches), strict=False):
+        row[batch] = 1.0
+    seen = np.asarray(attack.bias_gradients, np.float64)
+    compared = 0
+    for party, unit in np.argwhere(np.asarray(attack.resolved))[::5]:
+        g = seen[:, party, unit]
+        rows = np.asarray(attack.visible)[:, party, unit]
+        v = np.linalg.lstsq(incidence[rows], g[rows])[0]
+        np.testing.assert_allclose(attack.V[:, party, unit], v, rtol=1e-3, atol=1e-4 * np.abs(v).max() + 1e-9)
+        compared += not rows.all()
+    assert compared > 5
+
+
+def test_bad_input(setting, adaptive):
+    model, _, plan = setting
+    with pytest.raises(ValueError, match="workers"):
+        attacks.cafe_censored(model, plan._replace(workers=2))
+    with pytest.raises(ValueError, match="at least 8 entries"):
+        attacks.visible_entries(jnp.ones(7))
+    state, _ = adaptive
+    with pytest.raises(ValueError, match="has seen 3 of"):
+        attacks.recover_censored(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
