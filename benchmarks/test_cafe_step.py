@@ -1,90 +1,157 @@
-"""One full CAFE iteration (Algorithm 4: V, H and data of one batch) by executor and by form of the convolutions.
+"""One full CAFE iteration (Algorithm 4: V, H and data of one batch) by executor, by form of the convolutions, by N, and
+beside PyTorch.
 
 The size is that of the paper's MNIST runs: N = 800, K = 40, four parties with 14x14 tiles. All executors must end with
-the same state before any of them is timed; the time of the first call, compilation included, is kept apart.
+the same state, and PyTorch's first iteration with the same gradients, before any of them is timed; the time of the
+first call, compilation included, is kept apart.
 """
 
-import time
+import functools
 
 import jax
 import numpy as np
 import pytest
 
+from benchmarks import _limits, _problems
+from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch
 from jaxleak.models import _networks
 
 N, K, PARTIES, ROUNDS = 800, 40, 4, 4
+KEY = jax.random.key(0)
 CASES = {
+    "jax.disable_jit": ("disabled", "patches"),
     "op by op": ("eager", "patches"),
     "jit per step": ("step", "patches"),
     "jit over the loop": ("scan", "patches"),
     "jit per step, lax.conv": ("step", "lax"),
     "jit over the loop, lax.conv": ("scan", "lax"),
 }
+SETTINGS = attacks.table9("mnist")
+# Per party and sample; the weights of dense layers count as those of convolutions do.
+LAYERS = [_limits.conv(14, 5, 1, 64), _limits.conv(7, 5, 64, 128), _limits.dense(2048, 256), _limits.dense(256, 64)]
 
 
-def build(form: str):
-    images = data.load("natural_patches:28", N, 0).x[..., :1]
+@functools.cache
+def build(form: str = "patches", num_samples: int = N):
+    images = data.load("natural_patches:28", num_samples, 0).x[..., :1]
     tiles, _ = data.image_tiles(images, PARTIES)
     model = models.cafe_vertical(tiles.shape[2:], parties=PARTIES, form=form)
-    protocol = protocols.vertical(model, num_samples=N, batch_size=K)
+    protocol = protocols.vertical(model, num_samples=num_samples, batch_size=K)
     attack = attacks.cafe(
-        model, protocol.share, num_samples=N, loops="single", switch=False, **attacks.table9("mnist")._asdict()
+        model, protocol.share, num_samples=num_samples, loops="single", switch=False, **SETTINGS._asdict()
     )
-    private = Batch(jax.numpy.asarray(tiles), jax.numpy.arange(N) % 10, jax.numpy.arange(N))
-    return attack, protocol, private
+    ids = jax.numpy.arange(num_samples)
+    return attack, protocol, Batch(jax.numpy.asarray(tiles), ids % 10, ids)
 
 
-def run(form: str, executor: str, rounds: int):
-    attack, protocol, private = build(form)
-    state, infos = audit.run(
-        attack,
-        protocol,
-        threats.HONEST_BUT_CURIOUS_SERVER,
-        private,
-        key=jax.random.key(0),
-        rounds=rounds,
-        chunk=rounds,
-        executor=executor,
-    )
-    return jax.block_until_ready(state), infos
+def one_round(carry, form: str, num_samples: int):
+    attack, protocol, private = build(form, num_samples)
+    protocol_state, transcript = protocol.round(KEY, carry.protocol, private)
+    observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    attack_state, _ = attack.step(KEY, carry.attack, observation)
+    return carry._replace(protocol=protocol_state, attack=attack_state)
 
 
-@pytest.fixture(scope="module")
+def rounds_by(executor: str, form: str, length: int, num_samples: int = N):
+    """The state at the start, and a function from it to the state `length` rounds later."""
+    attack, protocol, private = build(form, num_samples)
+    begin = audit.start(attack, protocol, private, key=KEY)
+    one = functools.partial(one_round, form=form, num_samples=num_samples)
+    if executor == "scan":
+        return begin, jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one(c), None), carry, length=length)[0])
+    step = jax.jit(one) if executor == "step" else one
+
+    def loop(carry):
+        with jax.disable_jit(executor == "disabled"):
+            for _ in range(length):
+                carry = step(carry)
+        return carry
+
+    return begin, loop
+
+
+@functools.cache
 def reference():
-    return run("patches", "scan", 2)
+    begin, loop = rounds_by("scan", "patches", 2)
+    return loop(begin).attack
+
+
+@functools.cache
+def work() -> _limits.Work:
+    # The clients' own gradient besides the attack's: two products in the first layer, three in each other.
+    attacked = _limits.matching_step(LAYERS, PARTIES * K)
+    passes = [2, *[3] * (len(LAYERS) - 1)]
+    own = sum(2 * n * PARTIES * K * layer.products for n, layer in zip(passes, LAYERS, strict=True))
+    return attacked._replace(flops=attacked.flops + own)
+
+
+GROUP = f"CAFE iteration, N = {N}, K = {K}, M = {PARTIES}, 28x28"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_cafe_step(benchmark, case, reference):
+def test_cafe_step(benchmark, case):
     executor, form = CASES[case]
-    state, _ = run(form, executor, 2)
-    for ours, theirs in zip(jax.tree.leaves(state.attack), jax.tree.leaves(reference[0].attack), strict=True):
+    begin, two_rounds = rounds_by(executor, form, 2)
+    for ours, theirs in zip(*map(jax.tree.leaves, (two_rounds(begin).attack, reference())), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+    per_call = ROUNDS if executor == "scan" else 1
+    begin, loop = rounds_by(executor, form, per_call)
+    first_call(benchmark, lambda: loop(begin))
+    measure(
+        benchmark,
+        lambda: loop(begin),
+        group=GROUP,
+        name=case,
+        per_call=per_call,
+        rounds=3,
+        **_limits.columns(work()),
+    )
 
-    attack, protocol, private = build(form)
-    key = jax.random.key(0)
-    begin = audit.start(attack, protocol, private, key=key)
 
-    def one_round(carry):
-        protocol_state, transcript = protocol.round(key, carry.protocol, private)
-        observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
-        attack_state, _ = attack.step(key, carry.attack, observation)
-        return carry._replace(protocol=protocol_state, attack=attack_state)
+def test_cafe_step_in_pytorch(benchmark, peers):
+    from benchmarks import peers_cafe
 
-    if executor == "scan":
-        compiled = jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one_round(c), None), carry, length=ROUNDS)[0])
-        per_call = ROUNDS
-    else:
-        compiled, per_call = (one_round if executor == "eager" else jax.jit(one_round)), 1
-    first = time.perf_counter()
-    jax.block_until_ready(compiled(begin))
-    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
-    benchmark.extra_info["rounds_per_call"] = per_call
-    benchmark.group = "CAFE iteration, N = 800, K = 40, M = 4, 28x28"
-    benchmark.name = case
-    benchmark.pedantic(lambda: jax.block_until_ready(compiled(begin)), rounds=3, iterations=1)
+    _, protocol, private = build()
+    begin, loop = rounds_by("step", "patches", 1)
+    after = loop(begin).attack
+    _, transcript = protocol.round(KEY, begin.protocol, private)
+    params = peers_cafe.party_weights(begin.protocol.params, PARTIES)
+    params = {name: leaf.requires_grad_() for name, leaf in params.items()}
+    arguments = peers.tensor(private.x), peers.tensor(jax.nn.one_hot(private.y, 10))
+    index = peers.tensor(transcript.index).long()
+
+    def start():
+        a = begin.attack
+        return peers_cafe.State(peers.tensor(a.V), *map(peers_cafe.rows, (a.H, a.data.x, a.data.y)))
+
+    state = start()
+    first_call(benchmark, lambda: peers_cafe.iteration(params, state, *arguments, index, SETTINGS))
+    np.testing.assert_allclose(state.V, after.V, rtol=1e-4, atol=1e-6)
+    # After one step Adam's first moment is a tenth of the gradient, which unlike Adam's step is continuous.
+    moments = after.H_optimizer, after.data.x_optimizer, after.data.y_optimizer
+    for theirs, ours in zip((state.H, state.x, state.y), moments, strict=True):
+        _problems.assert_same_gradient(np.asarray(ours.rows[0].mu), np.asarray(theirs.mu))
+    measure(
+        benchmark,
+        lambda: peers_cafe.iteration(params, state, *arguments, index, SETTINGS),
+        group=GROUP,
+        name="PyTorch eager",
+        rounds=3,
+        **_limits.columns(work()),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_samples", [100, 800, 3200])
+@pytest.mark.parametrize("executor", ["eager", "step", "scan"])
+def test_private_set(benchmark, executor, num_samples):
+    begin, loop = rounds_by(executor, "patches", 2, num_samples)
+    first_call(benchmark, lambda: loop(begin))
+    name = {"eager": "op by op", "step": "jit per step", "scan": "jit over the loop"}[executor]
+    group = f"CAFE iteration, N = {num_samples}, K = {K}, M = {PARTIES}, 28x28"
+    measure(benchmark, lambda: loop(begin), group=group, name=name, per_call=2, rounds=3)
 
 
 def test_networks_use_the_conv_module():

@@ -3,13 +3,12 @@
 Not a race over steps: what counts is the residual that a given time buys, on the same tiles from the same start.
 """
 
-import time
-
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
+from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, data, models
 from jaxleak.attacks import _decoder
 
@@ -53,11 +52,12 @@ def test_step_three(benchmark, method, problem):
         return jax.lax.scan(step, (x, optimizer.init(x)), length=steps)[0][0]
 
     solve = gauss_newton if method.startswith("smoothed") else jax.jit(adam)
-    first = time.perf_counter()
-    x = jax.block_until_ready(solve(h, start))
-    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
-    benchmark.extra_info["rounds_per_call"] = 1
-    benchmark.extra_info["median relative residual"] = median_residual(model, extractor, x, h)
-    benchmark.group = f"Step III, {TILES} tiles of 16x16x3"
-    benchmark.name = method
-    benchmark.pedantic(lambda: jax.block_until_ready(solve(h, start)), rounds=3, iterations=1)
+    x = first_call(benchmark, lambda: solve(h, start))
+    measure(
+        benchmark,
+        lambda: solve(h, start),
+        group=f"Step III, {TILES} tiles of 16x16x3",
+        name=method,
+        rounds=3,
+        **{"median relative residual": median_residual(model, extractor, x, h)},
+    )

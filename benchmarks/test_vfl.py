@@ -6,13 +6,13 @@ call, compilation included, is kept apart.
 """
 
 import importlib.util
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch
 
@@ -20,7 +20,7 @@ N, B, PARTY, ACTIVE = 320, 16, 0, 1
 STEPS = N // B  # one epoch
 THREAT = threats.party_view(PARTY)
 KEY = jax.random.key(0)
-EXECUTORS = {"op by op": "eager", "jit per step": "step", "jit over the epoch": "scan"}
+EXECUTORS = {"jax.disable_jit": "disabled", "op by op": "eager", "jit per step": "step", "jit over the epoch": "scan"}
 CIPHERS = {"no cipher": None, "same algebra, no ciphertexts": "plain", "CKKS": "ckks"}
 
 
@@ -63,8 +63,9 @@ def epoch_by(executor, setting):
     step = jax.jit(one_round) if executor == "step" else one_round
 
     def epoch(carry):
-        for _ in range(STEPS):
-            carry = step(carry)
+        with jax.disable_jit(executor == "disabled"):
+            for _ in range(STEPS):
+                carry = step(carry)
         return carry
 
     return begin, epoch
@@ -84,16 +85,12 @@ def assert_same(ours, theirs, **tolerance):
 @pytest.mark.parametrize("case", EXECUTORS)
 def test_vfl_epoch(benchmark, case, setting, reference):
     begin, epoch = epoch_by(EXECUTORS[case], setting)
-    first = time.perf_counter()
-    state = jax.block_until_ready(epoch(begin))
-    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
+    state = first_call(benchmark, lambda: epoch(begin))
     assert int(np.sum(state.attack.seen)) == N  # an epoch, and every sample attacked once
     assert_same(state.attack, reference.attack, rtol=2e-3, atol=2e-3)
     assert_same(state.protocol.params, reference.protocol.params, rtol=2e-3, atol=2e-4)
-    benchmark.extra_info["rounds_per_call"] = STEPS
-    benchmark.group = "VFLRecon, training and attack per step of an epoch, N = 320, B = 16, two parties"
-    benchmark.name = case
-    benchmark.pedantic(lambda: jax.block_until_ready(epoch(begin)), rounds=3, iterations=1)
+    group = "VFLRecon, training and attack per step of an epoch, N = 320, B = 16, two parties"
+    measure(benchmark, lambda: epoch(begin), group=group, name=case, per_call=STEPS, rounds=3)
 
 
 @pytest.mark.parametrize("case", CIPHERS)
@@ -115,12 +112,8 @@ def test_vfl_step_by_cipher(benchmark, case):
     start, unencrypted = step_with(None)
     layer = None if cipher is None else protocols.encrypted_first(active=ACTIVE, cipher=cipher)
     begin, step = step_with(layer)
-    first = time.perf_counter()
-    _, gradient = jax.block_until_ready(step(begin))
-    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - first
+    _, gradient = first_call(benchmark, lambda: step(begin))
     # Not the parameters: Adam's first step is the sign of a gradient, whatever its size.
     assert_same(gradient, unencrypted(start)[1], rtol=0, atol=1e-5)
-    benchmark.extra_info["rounds_per_call"] = 1
-    benchmark.group = "Split training, one step by cipher, B = 16, e = 50, one encrypting party"
-    benchmark.name = case
-    benchmark.pedantic(lambda: jax.block_until_ready(step(begin)), rounds=3, iterations=1)
+    group = "Split training, one step by cipher, B = 16, e = 50, one encrypting party"
+    measure(benchmark, lambda: step(begin), group=group, name=case, rounds=3)

@@ -39,6 +39,9 @@ CASES = {
     "stride 3": ((5, 3), 2, 2, 3, 2, 1, (7, 8)),
     "stride beyond the window": ((2, 2), 1, 2, 3, 0, 1, (9, 8)),
     "even window SAME": ((2, 4), 1, 2, 1, "SAME", 1, (4, 5)),
+    # Not narrow: patches are gathered from both axes at once.
+    "wide": ((3, 3), 16, 2, 1, 1, 1, (4, 3)),
+    "wide, strided": ((3, 3), 16, 2, 2, 1, 1, (5, 4)),
     "depthwise": ((3, 3), 4, 4, 1, 1, 4, (4, 5)),
     "strided depthwise": ((3, 3), 2, 4, 2, 1, 2, (5, 6)),
     "grouped": ((3, 3), 4, 6, 2, 1, 2, (5, 5)),

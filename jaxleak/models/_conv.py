@@ -19,6 +19,10 @@ from jaxleak.models._activations import smooth_max
 Form = Literal["auto", "patches", "lax"]
 Padding = int | Literal["SAME"]
 
+#: Fewer channels than this are gathered row by row first: a pixel's channels then fill less than a cache line, and
+#: copying them one pixel at a time, k^2 times, would cost more than the product of matrices.
+NARROW = 16
+
 #: Pads odd sizes before pooling. Finite, since infinity times a zero weight would be NaN.
 PADDING = -1e30
 
@@ -69,11 +73,15 @@ def conv2d(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups,
         )
-    shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     if groups == 1:
-        # A 1x1 kernel has one shift, so that this is a plain product of matrices.
-        patches = shifts[0] if len(shifts) == 1 else jnp.concatenate(shifts, axis=-1)
+        if c_in < NARROW:
+            # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
+            x = _gather(_shifts(x, (1, kw), (1, stride), ((0, 0), columns)))
+            patches = _gather(_shifts(x, (kh, 1), (stride, 1), (rows, (0, 0))))
+        else:
+            patches = _gather(_shifts(x, (kh, kw), (stride, stride), (rows, columns)))
         return patches @ kernel.reshape(kh * kw * c_in, c_out)
+    shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     if c_group == 1:
         # One input channel per group: no matrix to multiply by, and the sum of products fuses into one loop.
         weights = kernel.reshape(kh * kw, c_out)
@@ -83,6 +91,11 @@ def conv2d(
     weights = kernel.reshape(kh * kw, c_group, groups, c_out // groups)
     out = jnp.einsum("bhwgkc,kcgo->bhwgo", patches, weights)
     return out.reshape(*out.shape[:3], c_out)
+
+
+def _gather(shifts: list[jax.Array]) -> jax.Array:
+    # A single shift, that of a 1x1 kernel, needs no copy.
+    return shifts[0] if len(shifts) == 1 else jnp.concatenate(shifts, axis=-1)
 
 
 def _pads(size: int, window: int, stride: int, padding: Padding) -> tuple[int, int]:

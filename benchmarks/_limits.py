@@ -1,0 +1,126 @@
+"""How fast the machine could be: its measured rates, and the arithmetic that an attack's step cannot avoid."""
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import _quiet
+
+
+class Rates(NamedTuple):
+    """Of this machine, with all of its cores."""
+
+    matrix: float  # floating-point operations per second of a large float32 product of matrices
+    copy: float  # bytes per second read plus written by a copy of more than the caches hold
+
+
+@functools.cache
+def rates(size: int = 2048, megabytes: int = 256, repeats: int = 5) -> Rates:
+    """The best of a few repetitions, each begun on a quiet machine."""
+    a = jax.random.normal(jax.random.key(0), (size, size))
+    product = jax.jit(jnp.matmul)
+    source = jnp.zeros(megabytes * 2**20 // 4)
+    copy = jax.jit(lambda x: x + 1)  # a plain copy could be elided
+    seconds = _best(lambda: product(a, a), repeats), _best(lambda: copy(source), repeats)
+    return Rates(2 * size**3 / seconds[0], 2 * source.nbytes / seconds[1])
+
+
+def _best(call, repeats: int) -> float:
+    jax.block_until_ready(call())
+    seconds = []
+    for _ in range(repeats):
+        _quiet.wait()
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+class Layer(NamedTuple):
+    """A convolution or dense layer, counted per image."""
+
+    inputs: int  # numbers read
+    outputs: int  # numbers written
+    weights: int
+    products: int  # multiplications of the forward pass
+
+
+def conv(side: int, window: int, c_in: int, c_out: int, stride: int = 1) -> Layer:
+    """A convolution of a square image whose padding keeps the side at stride 1."""
+    out = -(-side // stride)
+    weights = window**2 * c_in * c_out
+    return Layer(side**2 * c_in, out**2 * c_out, weights, out**2 * weights)
+
+
+def dense(c_in: int, c_out: int) -> Layer:
+    """A dense layer."""
+    return Layer(c_in, c_out, c_in * c_out, c_in * c_out)
+
+
+def convnet(side: int, channels: Sequence[int], strides: Sequence[int], window: int, classes: int) -> list[Layer]:
+    """Layers of `models.convnet` on colour images."""
+    layers, c_in = [], 3
+    for c_out, stride in zip(channels, strides, strict=True):
+        layers.append(conv(side, window, c_in, c_out, stride))
+        side, c_in = -(-side // stride), c_out
+    return [*layers, dense(side**2 * c_in, classes)]
+
+
+def resnet(side: int, blocks: Sequence[int], classes: int, width: int = 64) -> list[Layer]:
+    """Layers of `models.resnet` with its small stem on colour images."""
+    layers, c_in = [conv(side, 3, 3, width)], width
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            c_out, stride = width * 2**stage, 2 if stage and not block else 1
+            layers.append(conv(side, 3, c_in, c_out, stride))
+            if stride != 1 or c_in != c_out:
+                layers.append(conv(side, 1, c_in, c_out, stride))
+            side, c_in = -(-side // stride), c_out
+            layers.append(conv(side, 3, c_out, c_out))
+    return [*layers, dense(c_in, classes)]
+
+
+class Work(NamedTuple):
+    """What a computation cannot avoid."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self) -> float:
+        """The least time on this machine, arithmetic and transfers overlapping."""
+        machine = rates()
+        return max(self.flops / machine.matrix, self.bytes / machine.copy)
+
+
+def matching_step(layers: Sequence[Layer], batch: int) -> Work:
+    """The gradient, with respect to the batch, of a distance between gradients with respect to the weights.
+
+    Per layer z = W x the gradient is three products (z, the gradients of W and of x), and its own derivative four: two
+    from the gradient of W, one each from that of x and from z; weights are constants there. The first layer's x is the
+    candidate, which the inner gradient does not need. Each product reads two arrays and writes the third once.
+    """
+    passes = [5, *[7] * (len(layers) - 1)]
+    flops = sum(2 * n * batch * layer.products for n, layer in zip(passes, layers, strict=True))
+    moved = sum(n * (batch * (a.inputs + a.outputs) + a.weights) for n, a in zip(passes, layers, strict=True))
+    return Work(flops, 4 * moved)
+
+
+def columns(work: Work) -> dict[str, float]:
+    """What the report needs for the fraction of the machine's rate."""
+    machine = rates()
+    return {"limit_seconds": work.seconds(), "matrix_rate": machine.matrix, "copy_rate": machine.copy}
+
+
+def temporary_megabytes(compiled: jax.stages.Compiled) -> float:
+    """What the program needs besides its arguments and results."""
+    return compiled.memory_analysis().temp_size_in_bytes / 1e6
+
+
+def xla_flops(compiled: jax.stages.Compiled) -> float:
+    """XLA's own count; the body of a loop counts once."""
+    return float((compiled.cost_analysis() or {}).get("flops", np.nan))

@@ -1,0 +1,113 @@
+"""Gradient inversions to be timed: one client's gradient on real images, and the attack before its first step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxleak import attacks, audit, data, models, objectives, protocols, threats
+from jaxleak._base import Batch, Observation
+from jaxleak.attacks import presets
+from jaxleak.audit import _invert
+
+KEY = jax.random.key(0)
+THREAT = threats.Threat(index=False, labels=True)
+
+#: The ConvNet of the comparison: four 3x3 convolutions with ReLU, no normalisation.
+CONVNET: dict[str, Any] = {"channels": (64, 64, 128, 256), "strides": (1, 1, 2, 2)}
+
+#: As Deep Leakage from Gradients was shown.
+LENET: dict[str, Any] = {"init": "wide_uniform"}
+
+EXECUTORS = ("jax.disable_jit", "op by op", "jit per step", "jit over the loop")
+
+
+class Inversion(NamedTuple):
+    """An attack in front of its observation."""
+
+    model: models.Classifier
+    trials: _invert.Trials
+    observation: Observation  # of one batch, labels included
+    begin: _invert.InversionRun
+    settings: attacks.Settings
+
+    def run(self, executor: str, length: int) -> tuple[_invert.InversionRun, Any]:
+        """`length` iterations from the beginning: the final state and the stacked infos."""
+        if executor == "jit over the loop":
+            return _invert._scan(self.trials, self.begin, self.observation, KEY, length)
+        one = _invert._step if executor == "jit per step" else _invert._advance
+        with jax.disable_jit(executor == "jax.disable_jit"):
+            state, infos = self.begin, []
+            for _ in range(length):
+                state, info = one(self.trials, state, self.observation, KEY)
+                infos.append(info)
+        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
+
+    def compiled_step(self) -> jax.stages.Compiled:
+        """The program of one step, to be asked for its costs."""
+        return _invert._step.lower(self.trials, self.begin, self.observation, KEY).compile()
+
+
+def inversion(
+    model: models.Classifier,
+    settings: attacks.Settings,
+    batch_size: int,
+    *,
+    restarts: int = 1,
+    microbatch: int | None = None,
+) -> Inversion:
+    """The attack of `settings` on the gradient of a batch of photographs."""
+    images = data.load(f"natural_patches:{model.image_shape[0]}", batch_size, 0).x
+    index = jnp.arange(batch_size)
+    private = Batch(jnp.asarray(images)[:, None], index % model.num_classes, index)
+    share = protocols.ClientShare(model)
+    protocol = protocols.client(share, num_samples=batch_size, batch_size=batch_size)
+    _, transcript = jax.jit(protocol.round)(KEY, protocol.init(KEY), private)
+    attack = attacks.inversion(model, share, settings, batch_size=batch_size)
+    trials = _invert.Trials(attack, restarts, microbatch or restarts)
+    start = _invert._start(attack, audit.template_of(private), restarts, KEY)
+    begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)
+    return Inversion(model, trials, threats.view(THREAT, transcript), begin, settings)
+
+
+def descent(name: str, learning_rate: float) -> attacks.Settings:
+    """A preset with plain gradient descent, so that what a step changes is the objective's gradient."""
+    start = presets.pixels("normal", box=None)
+    settings = presets.preset(name)._replace(candidate=start, optimizer=optax.sgd(learning_rate))
+    return settings if settings.labels == "joint" else settings._replace(labels="given")
+
+
+def gradient(before: jax.Array | np.ndarray, after: jax.Array | np.ndarray, learning_rate: float) -> np.ndarray:
+    """Of the objective, from a step of plain descent."""
+    return (np.asarray(before, np.float64) - np.asarray(after, np.float64)) / learning_rate
+
+
+def assert_same_gradient(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 2e-3) -> None:
+    """Relative to the largest norm, since single entries of a second derivative may be all rounding."""
+    difference = np.linalg.norm(ours - theirs) / np.linalg.norm(ours)
+    assert difference < tolerance, f"gradients differ by {difference:.1e} of their norm"
+
+
+def torch_problem(peers: Any, problem: Inversion, forward: Any, learning_rate: float) -> Any:
+    """The same problem for `benchmarks.peers`."""
+    s, observation = problem.settings, problem.observation
+    labels = None
+    if s.labels == "given":
+        labels = peers.tensor(objectives.soft_labels(observation.labels, problem.model.num_classes))
+    return peers.Problem(
+        forward,
+        peers.weights(observation.params["params"]),
+        peers.weights(observation.payload),
+        getattr(peers, s.distance.__name__),
+        s.tv,
+        labels,
+        learning_rate,
+    )
+
+
+def torch_candidate(peers: Any, problem: Inversion) -> Any:
+    """Where the attack begins."""
+    variables = problem.begin.attack.variables
+    return peers.candidate(variables["x"], variables["y"])

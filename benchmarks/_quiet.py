@@ -1,0 +1,120 @@
+"""Time a call only while nothing else loads the machine.
+
+Under load a comparison means nothing: PyTorch's threads wait for each other at every operation, and one busy core slows
+them down far more than XLA's. So every round waits until other processes are quiet, a round during which they were not
+is spoiled and does not count, and what could not be timed in quiet is marked as loaded.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+import jax
+import psutil
+
+#: Cores in use by other processes up to which the machine counts as quiet.
+QUIET = 0.08
+
+#: Seconds that the machine must have been quiet before a round begins.
+WINDOW = 0.5
+
+#: Seconds that a whole run of the benchmarks spends on waiting for quiet.
+PATIENCE = float(os.environ.get("JAXLEAK_PATIENCE", "600"))
+
+#: Share of this process's own use by which the two clocks below may disagree.
+CLOCK_ERROR = 0.05
+
+_waited = 0.0
+
+
+class Load:
+    """CPU use of other processes since this object was made; the kernel counts as one of them."""
+
+    def __init__(self):
+        """Start counting."""
+        self._seconds, self._all, self._own = time.perf_counter(), _all_cpu_seconds(), _own_cpu_seconds()
+
+    def quiet(self) -> bool:
+        """Whether the other processes used less than `QUIET` cores so far."""
+        seconds, own = time.perf_counter() - self._seconds, _own_cpu_seconds() - self._own
+        others = _all_cpu_seconds() - self._all - own
+        return others < QUIET * seconds + CLOCK_ERROR * own
+
+
+def _all_cpu_seconds() -> float:
+    times = psutil.cpu_times()
+    # Guests are part of user time, and time stolen by other virtual machines is a load like any other.
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def _own_cpu_seconds() -> float:
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+def wait() -> Load:
+    """Return when the machine has been quiet for `WINDOW` seconds; after one window if the run's patience is used up.
+
+    Returns:
+        The load from the beginning of that window, so that a round much shorter than the clock's ticks can be judged.
+    """
+    global _waited
+    while True:
+        load = Load()
+        time.sleep(WINDOW)
+        if load.quiet() or _waited >= PATIENCE:
+            return load
+        _waited += WINDOW
+
+
+def first_call(benchmark, call: Callable):
+    """The call's result; its time, which includes compilation, is stored."""
+    # The reference that a test compares with may have compiled the same program.
+    jax.clear_caches()
+    wait()
+    start = time.perf_counter()
+    result = jax.block_until_ready(call())
+    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - start
+    return result
+
+
+def measure(
+    benchmark, call: Callable, *, group: str, name: str, per_call: int = 1, rounds: int | None = None, **columns
+) -> None:
+    """Time a call, after `first_call`; the report's median is that of the rounds that were not spoiled.
+
+    Args:
+        benchmark: pytest-benchmark's fixture.
+        call: what is timed, without arguments; waited for if it returns JAX arrays.
+        group: the table.
+        name: the row.
+        per_call: iterations of an attack per call; the table shows seconds per iteration.
+        rounds: how often, not counting spoiled ones; default: for about two seconds, between 3 and 7 times.
+        **columns: further numbers of this row; `benchmarks.report` knows some by name, others become columns.
+    """
+    loads: list[Load] = []
+    spoiled: list[bool] = []
+
+    def setup() -> None:
+        loads.append(wait())
+
+    def teardown() -> None:
+        spoiled.append(not loads[-1].quiet())
+
+    def timed():
+        return jax.block_until_ready(call())
+
+    start = time.perf_counter()
+    timed()
+    duration = time.perf_counter() - start
+    rounds = int(min(7, max(3, 2 / duration))) if rounds is None else rounds
+    benchmark.group, benchmark.name = group, name
+    benchmark.pedantic(timed, setup=setup, teardown=teardown, rounds=rounds, iterations=1)
+    # None when timing is switched off. As many more rounds as it takes, up to twice as many as asked for.
+    while benchmark.stats is not None and spoiled.count(False) < rounds and len(spoiled) < 2 * rounds:
+        setup()
+        start = time.perf_counter()
+        timed()
+        benchmark.stats.update(time.perf_counter() - start)
+        teardown()
+    benchmark.extra_info.update(spoiled=spoiled, rounds_per_call=per_call, **columns)

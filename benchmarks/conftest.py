@@ -1,0 +1,21 @@
+"""The PyTorch code of the comparison, where PyTorch is installed."""
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def peers():
+    """`benchmarks.peers`."""
+    pytest.importorskip("torch", reason="needs torch, of the extra jaxleak[bench]")
+    from benchmarks import peers
+
+    return peers
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    """Without one, torch.compile cannot run on CPU."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("torch.compile needs a C++ compiler")

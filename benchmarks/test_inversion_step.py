@@ -1,0 +1,94 @@
+"""A step of Inverting Gradients (cosine distance and total variation) beside PyTorch, and beside the machine's rates.
+
+Every row first takes the steps of one call from the same start on the same gradient; what they change must agree. The
+optimizer is plain gradient descent in all of them.
+"""
+
+import functools
+
+import pytest
+
+from benchmarks import _limits, _problems
+from benchmarks._quiet import first_call, measure
+from jaxleak import models
+
+#: Gradients of a cosine are small: at this rate a step is still far above the rounding of the pixels.
+RATE = 1.0
+
+# name: (jaxleak's model, its options, B, iterations per call, (PyTorch's network, its argument))
+MODELS = {
+    "ConvNet": ("convnet", _problems.CONVNET, 8, 4, ("convnet", _problems.CONVNET["strides"])),
+    "ResNet10": ("resnet10", {}, 16, 2, ("resnet", (1, 1, 1, 1))),
+    "ResNet18": ("resnet18", {}, 16, 1, ("resnet", (2, 2, 2, 2))),
+}
+JAX_CASES = ("jit over the loop", "jit per step", "jit per step, lax.conv")
+TORCH_CASES = ("PyTorch eager", "PyTorch eager, channels last", "PyTorch torch.func", "PyTorch torch.compile")
+# Compiling the long graph of ResNet18 takes minutes.
+CASES = [
+    pytest.param(model, case, marks=[pytest.mark.slow] if (model, case) == ("ResNet18", TORCH_CASES[3]) else [])
+    for model in MODELS
+    for case in (*JAX_CASES, *TORCH_CASES)
+]
+
+
+@functools.cache
+def problem_of(name: str, form: str = "auto") -> _problems.Inversion:
+    kind, options, batch, _, _ = MODELS[name]
+    model = models.build(kind, (32, 32, 3), 10, form=form, **options)
+    return _problems.inversion(model, _problems.descent("inverting_gradients", RATE), batch)
+
+
+@functools.cache
+def reference(name: str):
+    problem = problem_of(name)
+    state, _ = problem.run("jit per step", MODELS[name][3])
+    return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], RATE)
+
+
+def layers_of(name: str) -> list[_limits.Layer]:
+    kind, options, _, _, (_, blocks) = MODELS[name]
+    if kind == "convnet":
+        return _limits.convnet(32, options["channels"], options["strides"], 3, 10)
+    return _limits.resnet(32, blocks, 10)
+
+
+def torch_step(peers, name: str, case: str):
+    network, argument = MODELS[name][4]
+    problem = problem_of(name)
+    theirs = _problems.torch_problem(peers, problem, getattr(peers, network)(argument), RATE)
+    start = _problems.torch_candidate(peers, problem)
+    if case.endswith("channels last"):
+        params, observed = map(peers.channels_last, (theirs.params, theirs.observed))
+        theirs = theirs._replace(params=params, observed=observed)
+        start = start._replace(x=peers.channels_last({"x": start.x})["x"])
+    if "eager" in case:
+        return peers.eager_step(theirs), start
+    step = peers.functional_step(theirs)
+    return (peers.compiled(step) if case.endswith("compile") else step), start
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_inverting_gradients_step(benchmark, name, case, request):
+    _, _, batch, per_call, _ = MODELS[name]
+    work = _limits.matching_step(layers_of(name), batch)
+    extra = _limits.columns(work)
+    if case in TORCH_CASES:
+        peers = request.getfixturevalue("peers")
+        if case.endswith("compile"):
+            request.getfixturevalue("compiler")
+        step, start = torch_step(peers, name, case)
+        call = functools.partial(peers.descend, step, start, per_call)
+        before, after = peers.images(start), peers.images(first_call(benchmark, call))
+    else:
+        executor, _, form = case.partition(", lax")
+        problem = problem_of(name, "lax" if form else "auto")
+        call = functools.partial(problem.run, executor, per_call)
+        state, _ = first_call(benchmark, call)
+        before, after = (run.attack.variables["x"] for run in (problem.begin, state))
+        if executor == "jit per step":
+            compiled = problem.compiled_step()
+            extra["XLA's FLOPs / by hand"] = _limits.xla_flops(compiled) / work.flops
+            extra["temporary MB"] = _limits.temporary_megabytes(compiled)
+    _problems.assert_same_gradient(reference(name), _problems.gradient(before, after, RATE))
+    group = f"Inverting Gradients, one step, {name}, B = {batch}, 32x32x3"
+    measure(benchmark, call, group=group, name=case, per_call=per_call, **extra)

@@ -1,0 +1,91 @@
+"""Restarts of DLG on LeNet: what R of them cost, in how many at once, and the same in PyTorch.
+
+Every row first takes one step of all restarts from the same starts; the changes must agree.
+"""
+
+import functools
+
+import pytest
+
+from benchmarks import _limits, _problems
+from benchmarks._quiet import first_call, measure
+from jaxleak import models
+from jaxleak.audit import _invert
+
+CLASSES, RATE = 100, 1e-3
+STRIDES = (2, 2, 1)
+LAYERS = _limits.convnet(32, (12, 12, 12), STRIDES, 5, CLASSES)
+RESTARTS = (1, 8, 32, 128)
+ITERATIONS = 20
+COMPARED = 32
+AT_ONCE = _invert.RESTARTS_AT_ONCE
+JAX_CASES = {
+    f"{AT_ONCE} at once": ("auto", AT_ONCE),
+    "one by one": ("auto", 1),
+    "four at once": ("auto", 4),
+    "all at once": ("auto", COMPARED),
+    "all at once, lax.conv": ("lax", COMPARED),
+}
+TORCH_CASES = ("PyTorch eager", "PyTorch torch.func.vmap", "PyTorch torch.compile of vmap")
+
+
+@functools.cache
+def problem_of(restarts: int, form: str, at_once: int) -> _problems.Inversion:
+    model = models.build("lenet", (32, 32, 3), CLASSES, form=form, **_problems.LENET)
+    settings = _problems.descent("dlg", RATE)
+    return _problems.inversion(model, settings, 1, restarts=restarts, microbatch=min(at_once, restarts))
+
+
+@functools.cache
+def reference():
+    problem = problem_of(COMPARED, "auto", AT_ONCE)
+    state, _ = problem.run("jit per step", 1)
+    return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], RATE)
+
+
+@pytest.mark.parametrize("restarts", RESTARTS)
+def test_cost_of_restarts(benchmark, restarts):
+    problem = problem_of(restarts, "auto", AT_ONCE)
+    first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
+    measure(
+        benchmark,
+        lambda: problem.run("jit over the loop", ITERATIONS),
+        group=f"DLG by restarts, one step of all of them, LeNet, B = 1, 32x32x3, {AT_ONCE} at once",
+        name=f"R = {restarts}",
+        per_call=ITERATIONS,
+        base=restarts == RESTARTS[0],
+    )
+
+
+@pytest.mark.parametrize("case", [*JAX_CASES, *TORCH_CASES])
+def test_restarts_beside_pytorch(benchmark, case, request):
+    work = _limits.matching_step(LAYERS, 1)
+    # Weights are shared, but every restart writes and reads its own gradients of them.
+    work = _limits.Work(COMPARED * work.flops, COMPARED * work.bytes)
+    if case in TORCH_CASES:
+        peers = request.getfixturevalue("peers")
+        problem = problem_of(COMPARED, "auto", AT_ONCE)
+        theirs = _problems.torch_problem(peers, problem, peers.convnet(STRIDES, peers.torch.sigmoid), RATE)
+        start = _problems.torch_candidate(peers, problem)
+        step = peers.eager_restarts(theirs) if case.endswith("eager") else peers.vmapped_restarts(theirs)
+        if "compile" in case:
+            request.getfixturevalue("compiler")
+            step = peers.compiled(step)
+        before, after = peers.images(start), peers.images(first_call(benchmark, lambda: step(start)))
+        call = functools.partial(peers.descend, step, start, ITERATIONS)
+    else:
+        problem = problem_of(COMPARED, *JAX_CASES[case])
+        first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
+        state, _ = problem.run("jit over the loop", 1)
+        before, after = (run.attack.variables["x"] for run in (problem.begin, state))
+        call = functools.partial(problem.run, "jit over the loop", ITERATIONS)
+    for one, other in zip(reference(), _problems.gradient(before, after, RATE), strict=True):
+        _problems.assert_same_gradient(one, other)
+    measure(
+        benchmark,
+        call,
+        group=f"DLG, one step of {COMPARED} restarts, LeNet, B = 1, 32x32x3",
+        name=case,
+        per_call=ITERATIONS,
+        **_limits.columns(work),
+    )

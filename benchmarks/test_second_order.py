@@ -1,0 +1,124 @@
+"""Second-order products through a matching objective, and what they cost in time and memory.
+
+The gradient regularization by a finite difference against the exact Hessian-vector product, in the engine; the product
+itself in three orders of differentiation, with and without rematerialisation of the network. All orders must give the
+same product before any of them is timed.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import _limits, _problems
+from benchmarks._quiet import first_call, measure
+from jaxleak import models
+from jaxleak.attacks import presets
+from jaxleak.objectives import cosine, cross_entropy, gradient_regularization
+
+BATCH = 4
+REGULARIZATIONS = {
+    "none": gradient_regularization(0.0),
+    "finite difference": gradient_regularization(0.7),
+    "exact": gradient_regularization(0.7, exact=True),
+}
+
+
+@functools.cache
+def problem_of(regularization: str) -> _problems.Inversion:
+    settings = presets.inverting_gradients()._replace(
+        labels="given", regularization=REGULARIZATIONS[regularization], candidate=presets.pixels("uniform", box=None)
+    )
+    return _problems.inversion(models.build("resnet10", (32, 32, 3), 10), settings, BATCH)
+
+
+@functools.cache
+def step_of(regularization: str):
+    problem = problem_of(regularization)
+    return jax.jit(problem.trials.attack.step).lower(*arguments()).compile()
+
+
+def arguments():
+    problem = problem_of("none")
+    return _problems.KEY, problem.begin.attack, problem.observation
+
+
+@pytest.mark.parametrize("regularization", REGULARIZATIONS)
+def test_gradient_regularization(benchmark, regularization):
+    _, infos = first_call(benchmark, lambda: step_of(regularization)(*arguments()))
+    _, plain = step_of("none")(*arguments())
+    np.testing.assert_allclose(infos["loss"], plain["loss"], rtol=1e-4)
+    measure(
+        benchmark,
+        lambda: step_of(regularization)(*arguments()),
+        group=f"Gradient regularization, one step, ResNet10, B = {BATCH}, 32x32x3",
+        name=regularization,
+        **{"temporary MB": _limits.temporary_megabytes(step_of(regularization))},
+    )
+
+
+def objective(remat: bool):
+    """The cosine distance as a function of the images (B, H, W, C)."""
+    problem = problem_of("none")
+    model, observation = problem.model, problem.observation
+    variables, y = observation.params, observation.labels
+
+    def logits(params, x):
+        return model.apply({**variables, "params": params}, x).logits
+
+    forward = jax.checkpoint(logits) if remat else logits
+
+    def value(x):
+        gradient = jax.grad(lambda params: cross_entropy(forward(params, x), y))(variables["params"])
+        return cosine(observation.payload, gradient)
+
+    return value
+
+
+def forward_over_reverse(f, x, v):
+    return jax.jvp(jax.grad(f), (x,), (v,))[1]
+
+
+def reverse_over_reverse(f, x, v):
+    return jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x)
+
+
+def reverse_over_forward(f, x, v):
+    return jax.grad(lambda x: jax.jvp(f, (x,), (v,))[1])(x)
+
+
+ORDERS = {
+    "forward over reverse": (forward_over_reverse, False),
+    "reverse over reverse": (reverse_over_reverse, False),
+    "reverse over forward": (reverse_over_forward, False),
+    "forward over reverse, network rematerialised": (forward_over_reverse, True),
+    "reverse over reverse, network rematerialised": (reverse_over_reverse, True),
+}
+
+
+def point():
+    x = problem_of("none").begin.attack.variables["x"]
+    return x, jax.random.normal(jax.random.key(1), x.shape)
+
+
+@functools.cache
+def product_of(order: str):
+    product, remat = ORDERS[order]
+    return jax.jit(functools.partial(product, objective(remat))).lower(*point()).compile()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_hessian_vector_product(benchmark, order):
+    ours = first_call(benchmark, lambda: product_of(order)(*point()))
+    theirs = product_of("forward over reverse")(*point())
+    _problems.assert_same_gradient(np.asarray(theirs), np.asarray(ours))
+    product, (x, v) = product_of(order), point()
+    measure(
+        benchmark,
+        lambda: product(x, v),
+        group=f"Hessian-vector product of the matching objective, ResNet10, B = {BATCH}, 32x32x3",
+        name=order,
+        **{"temporary MB": _limits.temporary_megabytes(product)},
+    )
