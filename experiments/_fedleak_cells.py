@@ -13,6 +13,8 @@ from experiments._inversion_problem import Case
 from jaxleak import _validate
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
+#: Those that train a generator on public data.
+GENERATIVE = {"GGL": "ggl", "ROGS": "rog"}
 
 MODELS = {
     "ResNet10": "resnet10",
@@ -38,7 +40,7 @@ GROUPS = {
 
 #: Printed results that no run of this module gives.
 NOT_MEASURED = {
-    "table10-lpips": "LPIPS needs a pretrained network that is not a dependency here",
+    "table10-lpips": "LPIPS needs pretrained weights; where they are at hand, jaxleak.metrics.lpips",
     "table10-asr": "attack success is the verdict of three human judges; see the contact sheets",
     "text-fig4-accuracy": "a defense: belongs to the study of defenses",
     "text-fig4-psnr": "a defense: belongs to the study of defenses",
@@ -50,7 +52,7 @@ NOT_MEASURED = {
     "text-encrypt-top": "a projection, not a measurement",
 }
 
-_GENERATIVE = "needs a generator trained on public data, which the threat must grant and the table does not describe"
+_NO_PUBLIC_DATA = "needs a generator trained on public data, which the table does not describe: --public-data"
 
 #: Table 17's data are 32x32 colour images: differences per direction, by which a sum over an image exceeds our mean.
 _TV_DIFFERENCES = 32 * 31 * 3
@@ -88,8 +90,8 @@ def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         case = Case(model="resnet10", data="mnist")
         unknowns = float(cell["input_dimension"])
         return replace(base, jobs=(Job("parameters", case),), read=lambda s: s[0]["parameters"] / unknowns)
-    if cell["method"] in ("GGL", "ROGS"):
-        return replace(base, reason=_GENERATIVE)
+    if cell["method"] in GENERATIVE and sizes.public_data is None:
+        return replace(base, reason=_NO_PUBLIC_DATA)
     if table.startswith("text-fig1"):
         return _fig1(base, table, cell, sizes)
     spec, data_note = _data(setting.get("dataset", cell["dataset"]), cell["dataset"], sizes)
@@ -130,7 +132,7 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
     model = sizes.model or printed_model
     iterations = sizes.iterations or printed_attack.get("iterations", 10_000)
     skew, partition_note = _partition(cell)
-    method = METHODS.get(cell["method"], sizes.fedleak)
+    method = {**METHODS, **GENERATIVE}.get(cell["method"], sizes.fedleak)
     case = Case(
         attack=method,
         iterations=iterations,
@@ -150,6 +152,8 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
         microbatch=sizes.microbatch,
         optimizer=sizes.idlg_optimizer if method == "idlg" else None,
     )
+    if cell["method"] in GENERATIVE and sizes.public_data is not None:
+        case = replace(case, public_data=sizes.public_data)
     case = _strategy(_swept(case, cell, sizes), cell)
     training = sizes.warm if _is_pretrained(setting, cell) and sizes.pretrained is None else None
     notes = [
@@ -164,6 +168,8 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
         _weights_note(setting, cell, sizes),
         f"round {sizes.attack_round.rounds}" if sizes.attack_round else "first round",
     ]
+    if cell["method"] in GENERATIVE:
+        notes.append(f"generator trained on {case.public_data}")
     if method in ("fedleak", "fedleak_paper") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
     return Job("invert", case, sizes.attack_round or training), _join(*notes)

@@ -1,6 +1,8 @@
 """FedLeak beside the attacks that it is compared with: the same images, labels, model and number of iterations."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
@@ -22,6 +24,8 @@ ATTACKS = {
     "Inverting Gradients": Case(attack="inverting_gradients"),
     "SAPAG": Case(attack="sapag"),
 }
+#: Those that train a generator on public data; shown only where such data are named.
+GENERATIVE = {"GGL": Case(attack="ggl"), "ROG": Case(attack="rog")}
 LABELS = "calibrated"
 ITERATIONS = 400
 BATCH = 4
@@ -29,7 +33,9 @@ BATCH = 4
 SHOWN = ("psnr", "psnr_best_match", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "seconds")
 
 
-def main(seeds: tuple[int, ...], iterations: int | None, out: Path | None, *, fresh: bool) -> dict[str, float]:
+def main(
+    seeds: tuple[int, ...], iterations: int | None, out: Path | None, *, fresh: bool, public_data: str | None = None
+) -> dict[str, float]:
     """Attack one client's batch of natural image patches with everything; returns the metrics.
 
     Args:
@@ -37,19 +43,22 @@ def main(seeds: tuple[int, ...], iterations: int | None, out: Path | None, *, fr
         iterations: of every attack, > 0; None takes `ITERATIONS`.
         out: run folder.
         fresh: forget finished runs.
+        public_data: what GGL and ROG train their generators on; None leaves both out.
     """
     iterations = ITERATIONS if iterations is None else iterations
     _validate.positive(iterations=iterations)
-    cases = {
-        name: Case(**{**vars(case), "iterations": iterations, "labels": LABELS, "batch_size": BATCH})
-        for name, case in ATTACKS.items()
-    }
-    config = {"seeds": seeds, "iterations": iterations, "labels": LABELS, "batch_size": BATCH}
+    common: dict[str, Any] = {"iterations": iterations, "labels": LABELS, "batch_size": BATCH}
+    cases = {name: replace(case, **common) for name, case in ATTACKS.items()}
+    if public_data is not None:
+        cases |= {name: replace(case, **common, public_data=public_data) for name, case in GENERATIVE.items()}
+    config = {"seeds": seeds, "public_data": public_data, **common}
     folder = RunFolder(out or default_out("fedleak", "demo"), "fedleak", config, fresh=fresh)
     print(
         f"{BATCH} image patches behind one gradient of a small ReLU ConvNet, {iterations} iterations; the attacker has "
         "the model and the gradient, and infers the labels"
     )
+    if public_data is not None:
+        print(f"GGL and ROG are granted a generator beyond that, trained on {public_data}")
     scores: dict[str, dict[str, list[float]]] = {}
     with Progress() as progress:
         runner = Runner(folder, fresh=fresh, watch=progress.update)

@@ -64,4 +64,5 @@ class Sizes:
     pretrained: Any = None  # a safetensors file
     attack_round: Training | None = None  # FedAvg rounds before the attacked one
     specs: Mapping[str, str] = field(default_factory=lambda: DATASETS)
+    public_data: str | None = None  # what GGL and ROG train their generators on; None leaves their cells out
     substitute: str | None = None  # data for cells whose own are not there

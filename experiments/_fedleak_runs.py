@@ -18,12 +18,17 @@ from experiments._fedleak_weights import digest, trained
 from experiments._harness import RunFolder, jsonable, write_json
 from experiments._inversion_problem import Case, attack, build_model, settings
 from jaxleak import data
+from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
 RATE = {"cpu": 4e10, "other": 4e12}
 #: Forward passes that one gradient of a gradient distance is worth, and evaluations of an L-BFGS iteration.
 SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
+#: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
+FIRST_ORDER = 3.0
+#: Forward passes of a generator's training per public image and epoch, in units of the model's: a rough guess.
+GENERATOR = 10.0
 #: Seconds that a compilation takes, and an iteration at least.
 COMPILE, OVERHEAD = 30.0, 2e-3
 #: Only runs of more estimated seconds than this are checkpointed on their way.
@@ -149,11 +154,15 @@ def cost(job: Job) -> float:
     evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
     if case.attack in ("dlg", "idlg") and case.optimizer is None:
         evaluations *= LINE_SEARCH
+    if s.gradient_free:
+        evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
     each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
     learning = 0.0
+    if case.attack in presets.GENERATIVE:
+        learning += GENERATOR * forward * case.public_samples * case.generator_epochs
     if job.training is not None:
         t = job.training
-        learning = 4 * forward * t.rounds * t.clients_per_round * t.local_steps * t.batch_size
+        learning += 4 * forward * t.rounds * t.clients_per_round * t.local_steps * t.batch_size
     many = diagnostics.FIG1_ATTACKED if job.kind == "fig1" else 1
     return COMPILE + many * case.iterations * each + learning
 

@@ -14,6 +14,7 @@ import optax
 
 from experiments import _defense_adaptive, _defense_registry
 from experiments._fedleak_partitions import client_samples
+from experiments._public_data import HELD_OUT, generator_for
 from jaxleak import _validate, attacks, audit, data, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
 from jaxleak.attacks import presets
@@ -79,6 +80,15 @@ class Case:
     iterations (Table 11)."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    public_data: str = HELD_OUT
+    """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
+    holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
+    public_samples: int = 2048
+    """Public images at most."""
+    latent_size: int = 64
+    """Numbers per image that ggl and rog search for."""
+    generator_epochs: int = 40
+    """Passes over the public images."""
     defense: str | None = None
     """Of the client's upload: a name of experiments._defense_registry."""
     strength: float = 0.0
@@ -110,10 +120,18 @@ class Outcome(NamedTuple):
     curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
 
 
-def settings(case: Case) -> attacks.Settings:
-    """The preset of `case` with the case's changes."""
-    of_batch = {"batch_size": case.images} if case.attack in ("fedleak", "fedleak_paper") else {}
-    s = presets.preset(case.attack, case.iterations, **of_batch)
+def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> attacks.Settings:
+    """The preset of `case` with the case's changes.
+
+    Without a generator, settings of attacks that need one are only good for being read.
+    """
+    options: dict[str, Any] = {"batch_size": case.images} if case.attack in ("fedleak", "fedleak_paper") else {}
+    if case.attack in presets.GENERATIVE:
+        _validate.positive(
+            public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
+        )
+        options = {"generator": generator or _untrained(case.latent_size)}
+    s = presets.preset(case.attack, case.iterations, **options)
     changes: dict[str, Any] = {}
     if case.labels is not None:
         changes["labels"] = case.labels
@@ -140,6 +158,11 @@ def settings(case: Case) -> attacks.Settings:
             _validate.one_of(_TERMS, terms=name)
         changes["distance"] = objectives.weighted([(1.0, _TERMS[name]) for name in case.terms])
     return s._replace(**changes)
+
+
+def _untrained(latent_size: int) -> attacks.PublicGenerator:
+    codes = jnp.zeros(latent_size)
+    return attacks.PublicGenerator(None, codes, codes, (), 0, np.zeros((0, 2)))
 
 
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
@@ -179,6 +202,9 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     private = Batch(jnp.asarray(x)[:, None], jnp.asarray(y, jnp.int32), jnp.arange(len(own)))
     return Victim(model, protocol, share, private)
 
+
+#: Of secure aggregation: entries up to 30 for three clients, in steps of 2^-24.
+FRACTION_BITS = 24
 
 #: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
 _CLIENT_FIELDS = (
@@ -234,18 +260,21 @@ def _protocol(
         batch_size=case.batch_size,
         variables=variables,
         defense=defense,
+        secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
 
 
 @functools.cache
-def _attack(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Attack:
+def _attack(
+    case: Case, image_shape: tuple[int, ...], num_classes: int, generator: attacks.PublicGenerator | None
+) -> Attack:
     model, share, _ = _client(case, image_shape, num_classes)
-    shown = protocols.averaged_share(share) if case.estimate else share
+    shown, s = protocols.averaged_share(share) if case.estimate else share, settings(case, generator)
     if case.adaptive and case.defense is not None:
-        informed = _defense_adaptive.informed(case.defense, case.strength, model, shown, settings(case), case.images)
+        informed = _defense_adaptive.informed(case.defense, case.strength, model, shown, s, case.images)
         return attacks.inversion(model, *informed, batch_size=case.images)
-    return attacks.inversion(model, shown, settings(case), batch_size=case.images)
+    return attacks.inversion(model, shown, s, batch_size=case.images)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
@@ -267,7 +296,9 @@ def attack(
     """Run `case` with one seed, and score it."""
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
-    engine = _attack(_compiled(case), tuple(side.model.image_shape), side.model.num_classes)
+    shape = tuple(side.model.image_shape)
+    generator = generator_for(case, seed, shape)
+    engine = _attack(_compiled(case), shape, side.model.num_classes, generator)
     begin = time.perf_counter()
     found, _, infos = audit.invert(
         engine,
@@ -326,4 +357,5 @@ def _compiled(case: Case) -> Case:
         pool=case.images,
         partition="iid",
         federation=100,
+        public_data=HELD_OUT,
     )

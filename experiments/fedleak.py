@@ -14,7 +14,8 @@ The first line takes about a minute on two free cores and should print `psnr_fed
 `--batch-size` and `--iterations` reduce them, and every row says what was reduced. ImageNet weights are not included:
 `--weights` draws random ones, trains some on a disjoint part of the data (warm), or takes a safetensors file.
 Lung-Colon Cancer and SVHN come as `--lungcolon folder:DIR?size=224` and `--svhn tfds:svhn_cropped`, or
-`--substitute cifar10`.
+`--substitute cifar10`. GGL and ROG are granted public images, which `--public-data` names: `synthetic` for the
+demonstration, `held_out` (a part of the same data that no client holds) or other data for the tables.
 
 The numbers compared with the paper use its scoring, the most similar reconstruction for every image; the one-to-one
 PSNR, that of a grey image, and the final cosine distance stand beside them. Finished runs are not run again: the same
@@ -35,6 +36,7 @@ from experiments._fedleak_jobs import DATASETS, Plan, Sizes
 from experiments._fedleak_runs import Runner, samples_in, unavailable
 from experiments._fedleak_weights import Training
 from experiments._harness import Progress, RunFolder, default_out, jsonable
+from experiments._public_data import HELD_OUT
 from jaxleak import _validate
 
 #: Minutes that `--preset gpu` may take unless `--budget` says otherwise.
@@ -88,13 +90,16 @@ class Args:
     federation: int = 100
     """Clients of skewed partitions and of training."""
     pool: int = 512
-    """Samples that clients draw from; at most half of the data where the others are for training."""
+    """Samples that clients draw from; at most half of the data where the others are for training or public."""
     microbatch: int | None = None
     """Restarts computed at once."""
     svhn: str | None = None
     """Data specification of SVHN, for example tfds:svhn_cropped."""
     lungcolon: str | None = None
     """Data specification of Lung-Colon Cancer, for example folder:DIR?size=224."""
+    public_data: str | None = None
+    """What GGL and ROG train their generators on: held_out (samples of the same data that no client holds), synthetic,
+    or a data specification; without it their cells are listed and not run."""
     substitute: str | None = None
     """Data specification for cells whose own data are not there."""
     out: Path | None = None
@@ -105,7 +110,7 @@ def main(args: Args) -> dict[str, float]:
     """Run the demonstration or the tables; returns the metrics."""
     _validate.positive(seeds=len(args.seeds))
     if not args.table and args.preset == "demo":
-        return _fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh)
+        return _fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
     return tables(args)
 
 
@@ -177,7 +182,8 @@ def sizes_of(args: Args) -> Sizes:
     specs |= {"Lung-Colon Cancer": args.lungcolon} if args.lungcolon else {}
     same = (
         "fedleak", "model", "width", "activation", "iterations", "batch_size", "labels", "homotopy", "exact_kinks",
-        "idlg_optimizer", "client_learning_rate", "estimate", "federation", "microbatch", "substitute",
+        "idlg_optimizer", "client_learning_rate", "estimate", "federation", "microbatch", "public_data",
+        "substitute",
     )  # fmt: skip
     printed = Training(
         rounds=max(1, args.attack_round),
@@ -185,11 +191,11 @@ def sizes_of(args: Args) -> Sizes:
         clients=args.federation,
         local_steps=1,
     )
-    trains = args.weights == "warm" or args.attack_round > 0
+    needs_rest = args.weights == "warm" or args.attack_round > 0 or args.public_data == HELD_OUT
     known = [spec for spec in (*specs.values(), args.substitute) if spec and not unavailable(spec)]
     return Sizes(
         **{name: getattr(args, name) for name in same},
-        pools={spec: min(args.pool, samples_in(spec) // (2 if trains else 1)) for spec in known},
+        pools={spec: min(args.pool, samples_in(spec) // (2 if needs_rest else 1)) for spec in known},
         warm=args.warm if args.weights == "warm" else None,
         pretrained=Path(args.weights) if args.weights not in ("random", "warm") else None,
         attack_round=printed if args.attack_round else None,

@@ -12,6 +12,7 @@ from jaxleak.attacks._baselines import (
     sapag,
 )
 from jaxleak.attacks._cafe import CafeOptimizers, CafeState, cafe
+from jaxleak.attacks._cafe_censored import CafeCensoredState, cafe_censored, recover_censored, visible_entries
 from jaxleak.attacks._cafe_exact import CafeExactPlan, Recovery, cafe_exact, plan_cafe_exact, recover
 from jaxleak.attacks._cafe_presets import (
     TABLE9,
@@ -22,11 +23,14 @@ from jaxleak.attacks._cafe_presets import (
     table9,
     twice_corrected_adam,
 )
+from jaxleak.attacks._cafe_sharded import shard_cafe
 from jaxleak.attacks._candidates import Candidate, generator_latents, generator_weights, pixels
+from jaxleak.attacks._evolution import cma_es
 from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
 from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, check_payload, inversion
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
+from jaxleak.attacks._public_generator import PublicGenerator, train_generator
 from jaxleak.attacks._reconstruction_net import ReconstructionNet
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
 from jaxleak.attacks._smoothing import Smoothing, recommended_smoothing, smoothing
@@ -54,7 +58,15 @@ from jaxleak.attacks._vflrecon_free import (
 )
 
 __all__ = [
+    "visible_entries",
+    "recover_censored",
+    "cafe_censored",
+    "cma_es",
+    "train_generator",
+    "PublicGenerator",
+    "CafeCensoredState",
     "smoothing",
+    "shard_cafe",
     "presets",
     "pixels",
     "inversion",

@@ -22,11 +22,13 @@ class Candidate(NamedTuple):
     init: `(key, (B, H, W, channels)) -> (variables, constants)`; only variables are optimised.
     decode: `(variables, constants) -> x (B, H, W, channels)`.
     project: `variables -> variables`, after every update.
+    prior: `variables -> ()`, how unlikely they are; None where a candidate has no prior of its own.
     """
 
     init: Callable[[jax.Array, tuple[int, ...]], tuple[PyTree, PyTree]]
     decode: Callable[[PyTree, PyTree], jax.Array]
     project: Callable[[PyTree], PyTree]
+    prior: Callable[[PyTree], jax.Array] | None = None
 
 
 def pixels(start: Start = "uniform", box: Box = (0.0, 1.0)) -> Candidate:
@@ -127,8 +129,12 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
 def generator_latents(generate: Callable[[jax.Array], jax.Array], latent_size: int, *, bound: float = 3.0) -> Candidate:
     """The latents of a generator that was trained on public data, which the threat model must grant.
 
+    Its prior is GGL's regularisation: per image the divergence of a normal distribution with the mean and variance of
+    the latent's entries from the standard one, (m^2 + v - log v - 1) / 2, averaged over images; >= 0.
+
     Args:
-        generate: latents (B, latent_size) to images (B, H, W, channels) in [0, 1], with its trained weights inside.
+        generate: latents (B, latent_size) to images (B, H, W, channels) in [0, 1], with its trained weights inside,
+            for example a `PublicGenerator`.
         latent_size: > 0.
         bound: latents are kept in [-bound, bound], > 0; they start standard normal.
 
@@ -140,4 +146,8 @@ def generator_latents(generate: Callable[[jax.Array], jax.Array], latent_size: i
     def init(key: jax.Array, shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
         return jnp.clip(jax.random.normal(key, (shape[0], latent_size)), -bound, bound), ()
 
-    return Candidate(init, lambda z, _: generate(z), lambda z: jnp.clip(z, -bound, bound))
+    def prior(z: jax.Array) -> jax.Array:
+        variance = z.var(axis=1)
+        return 0.5 * jnp.mean(z.mean(axis=1) ** 2 + variance - jnp.log(variance + 1e-10) - 1)
+
+    return Candidate(init, lambda z, _: generate(z), lambda z: jnp.clip(z, -bound, bound), prior)

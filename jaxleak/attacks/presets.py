@@ -10,8 +10,10 @@ from typing import Any
 import optax
 
 from jaxleak import _validate
-from jaxleak.attacks._candidates import generator_weights, pixels
+from jaxleak.attacks._candidates import generator_latents, generator_weights, pixels
+from jaxleak.attacks._evolution import cma_es
 from jaxleak.attacks._inversion import Settings
+from jaxleak.attacks._public_generator import PublicGenerator
 from jaxleak.objectives import (
     cosine,
     gaussian_kernel,
@@ -174,6 +176,56 @@ def fedleak_upstream(iterations: int = 10_000) -> Settings:
     )
 
 
+#: Candidates per generation in GGL's published code.
+GGL_POPULATION = 50
+
+
+def ggl(
+    iterations: int = 500, *, generator: PublicGenerator, search: str = "cma_es", population: int = GGL_POPULATION
+) -> Settings:
+    """GGL (Li et al. 2022): squared L2 over a generator's latents, searched without gradients, and a latent prior.
+
+    GRANT: public data. The generator was trained on images of the victim's kind, none of them the victim's; say which
+    beside every result. A defense's transform that the attacker estimates is part of the `share` that `inversion` gets.
+
+    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1), whose distance is
+    divided by the number of tensors. Their labels come from iDLG's rule for one image; another rule serves batches.
+
+    Args:
+        iterations: generations, or steps of Adam (2,500 there).
+        generator: from `train_generator`, with kl > 0.
+        search: "cma_es", which needs the extra `search`, or "adam".
+        population: of CMA-ES, > 1.
+
+    Raises:
+        ValueError: on an unknown search or a population out of range.
+        ImportError: for "cma_es" without evosax.
+    """
+    _validate.one_of(("cma_es", "adam"), search=search)
+    free = search == "cma_es"
+    optimizer = cma_es(population=population) if free else optax.adam(0.1)
+    candidate = generator_latents(generator, generator.latent_size)
+    return Settings(candidate, squared_l2, optimizer, iterations, latent=0.1, gradient_free=free)
+
+
+def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
+    """ROG (Yue et al. 2023): squared L2 over the codes of an auto-encoder, by Adam; then a learned enhancement.
+
+    GRANT: public data, for both networks; as in `ggl`. The authors enhance with three pretrained networks, of which
+    one knows the label; here one small network learns it from the same public images.
+
+    Args:
+        iterations: of Adam at 0.05 with cosine decay.
+        generator: from `train_generator`, with kl = 0: a plain auto-encoder.
+    """
+    candidate = generator_latents(generator, generator.latent_size, bound=5.0)
+    optimizer = cosine_decay_adam(0.05, iterations)
+    return Settings(candidate, squared_l2, optimizer, iterations, enhance=generator.enhance)
+
+
+#: Presets that take a generator, hence public data.
+GENERATIVE = ("ggl", "rog")
+
 #: Every preset by name.
 PRESETS: dict[str, Callable[..., Settings]] = {
     "dlg": dlg,
@@ -185,11 +237,13 @@ PRESETS: dict[str, Callable[..., Settings]] = {
     "fedleak": fedleak,
     "fedleak_paper": fedleak_paper,
     "fedleak_upstream": fedleak_upstream,
+    "ggl": ggl,
+    "rog": rog,
 }
 
 
 def preset(name: str, iterations: int | None = None, **options: Any) -> Settings:
-    """The preset of this name, with its own number of iterations or another.
+    """The preset of this name, with its own number of iterations or another; those in `GENERATIVE` need a `generator`.
 
     Raises:
         ValueError: on an unknown name, which the message answers with the known ones.

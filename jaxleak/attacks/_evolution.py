@@ -1,0 +1,93 @@
+"""CMA-ES as an optimizer of the gradient-inversion engine: it asks for values of the objective, never for gradients."""
+
+import functools
+import math
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+
+#: Above so many numbers the covariance matrix is kept diagonal: its eigendecomposition costs the cube of them in every
+#: generation, and to learn it takes about their square in evaluations.
+DIAGONAL_ABOVE = 512
+
+
+def cma_es(*, population: int | None = None, sigma: float = 0.5) -> optax.GradientTransformationExtraArgs:
+    """CMA-ES (Hansen 2016, arXiv:1604.00772) in the form of an optax optimizer; evosax computes it.
+
+    The variables are the mean of the search distribution, which is also what it recommends. An update draws a
+    population around it, evaluates `value_fn` at every member, and moves mean, step size and covariance. Gradients are
+    ignored: set `gradient_free=True` in `Settings`, and none are computed. A member whose value is not finite ranks
+    last. Beyond `DIAGONAL_ABOVE` numbers the covariance is diagonal (sep-CMA-ES, Ros & Hansen 2008).
+
+    Args:
+        population: members per generation, > 1; None takes 4 + floor(3 ln n) for n numbers (Hansen 2016, equation 48).
+        sigma: initial step size in units of the variables, > 0.
+
+    Returns:
+        An optimizer whose `update` needs the extra arguments `value_fn` and `key`, which the engine passes.
+
+    Raises:
+        ValueError: on arguments out of range.
+        ImportError: without evosax; the message names the extra.
+    """
+    _validate.positive(sigma=sigma)
+    if population is not None and population < 2:
+        raise ValueError(f"population must be > 1, got {population}")
+    evosax()
+
+    def init(variables: PyTree) -> Any:
+        mean, _ = ravel_pytree(variables)
+        strategy, params = _strategy(mean.size, population, sigma)
+        # Nothing draws from this key: evosax's signature asks for one.
+        state = strategy.init(jax.random.key(0), mean, params)
+        return state.replace(best_solution=mean)  # NaN there
+
+    def update(
+        gradient: PyTree, state: Any, variables: PyTree = None, *, value_fn: Any, key: jax.Array, **_: Any
+    ) -> tuple[PyTree, Any]:
+        del gradient
+        mean, restore = ravel_pytree(variables)
+        strategy, params = _strategy(mean.size, population, sigma)
+        ask_key, tell_key = jax.random.split(key)
+        # The engine may have projected the variables, so they count and not the mean that the state remembers.
+        members, state = strategy.ask(ask_key, state.replace(mean=mean), params)
+        # On CPU one after the other is as fast, and needs the memory of one gradient only.
+        at_once = None if jax.default_backend() == "cpu" else len(members)
+        values = jax.lax.map(lambda member: value_fn(restore(member)), members, batch_size=at_once)
+        values = jnp.where(jnp.isfinite(values), values, jnp.inf)
+        state, _ = strategy.tell(tell_key, members, values, state, params)
+        return restore(state.mean - mean), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@functools.cache
+def _strategy(size: int, population: int | None, sigma: float) -> tuple[Any, Any]:
+    algorithms = evosax()
+    members = population or 4 + int(3 * math.log(size))
+    kind = algorithms.CMA_ES if size <= DIAGONAL_ABOVE else algorithms.Sep_CMA_ES
+    # Kept from call to call, so its constants must not be values of the trace that happens to be first.
+    with jax.ensure_compile_time_eval():
+        strategy = kind(population_size=members, solution=jnp.zeros(size))
+        params = strategy.default_params
+        return strategy, params.replace(std_init=jnp.asarray(sigma, jnp.float32))
+
+
+def evosax() -> ModuleType:
+    """The library's algorithms.
+
+    Raises:
+        ImportError: if it is not installed; the message names the extra.
+    """
+    try:
+        from evosax import algorithms
+    except ImportError as error:
+        raise ImportError("CMA-ES needs evosax: pip install 'jaxleak[search]'") from error
+    return algorithms

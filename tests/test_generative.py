@@ -1,0 +1,232 @@
+"""Inversion through a generator of public data: its training, CMA-ES over its latents, and whose images it has seen."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import _public_data, fedleak, invert
+from experiments._fedleak_cells import plans
+from experiments._fedleak_jobs import Sizes
+from experiments._inversion_problem import Case, settings
+from jaxleak import attacks, audit, data, metrics, models, protocols
+from jaxleak._base import Batch
+from jaxleak.attacks import presets
+from jaxleak.threats import SERVER_WITHOUT_INDICES, view
+
+SHAPE = (8, 8, 1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits", 200, 0)
+
+
+@pytest.fixture(scope="module")
+def generator(digits):
+    """Trained on all digits but the first four."""
+    return attacks.train_generator(
+        jax.random.key(0), digits.x[4:], 12, epochs=10, batch_size=32, learning_rate=1e-2, kl=0.1, channels=4
+    )
+
+
+@pytest.fixture(scope="module")
+def observed(digits):
+    """One gradient of one digit, what the server sees of it, and the model."""
+    model = models.mlp(SHAPE, 10, widths=(16,), activation="sigmoid")
+    private = Batch(jnp.asarray(digits.x[:1])[:, None], jnp.asarray(digits.y[:1], jnp.int32), jnp.arange(1))
+    protocol = protocols.client(protocols.ClientShare(model), num_samples=1, batch_size=1)
+    state = jax.jit(protocol.init)(jax.random.key(0))
+    _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, private)
+    return model, protocol, view(SERVER_WITHOUT_INDICES, transcript), transcript.private
+
+
+def run(observed, chosen):
+    model, protocol, seen, truth = observed
+    engine = attacks.inversion(model, protocol.share, chosen, batch_size=1)
+    found, _, infos = audit.invert(
+        engine, seen, audit.template_of(truth), key=jax.random.key(2), iterations=chosen.iterations
+    )
+    return np.asarray(found.x[:, 0]), np.asarray(truth.x[:, 0]), infos
+
+
+def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digits):
+    assert (generator.losses[-1] < generator.losses[0]).all()
+    z = jax.random.normal(jax.random.key(1), (3, 12))
+    x = generator(z)
+    assert x.shape == (3, *SHAPE)
+    for image in (x, generator.enhance(x)):
+        assert (image >= 0).all()
+        assert (image <= 1).all()
+    again = attacks.train_generator(
+        jax.random.key(0), digits.x[4:], 12, epochs=10, batch_size=32, learning_rate=1e-2, kl=0.1, channels=4
+    )
+    np.testing.assert_array_equal(again(z), x)
+
+
+def test_cma_es_over_latents_finds_an_image_without_gradients(observed, generator):
+    estimate, truth, infos = run(observed, presets.ggl(60, generator=generator, population=12))
+    assert infos["distance"][-1] < infos["distance"][0] / 2
+    assert metrics.psnr(truth, estimate) > metrics.grey_psnr(truth) + 3
+
+
+def test_rog_enhances_what_it_found(observed, generator):
+    chosen = presets.rog(150, generator=generator)
+    estimate, truth, infos = run(observed, chosen)
+    assert infos["distance"][-1] < infos["distance"][0] / 2
+    assert metrics.psnr(truth, estimate) > metrics.grey_psnr(truth) + 3
+
+
+def test_cma_es_finds_a_minimum_and_keeps_nan_out():
+    target = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[0.5]])}
+
+    def value(v):
+        distance = sum(jnp.sum((v[name] - target[name]) ** 2) for name in target)
+        return jnp.where(v["a"][0] < -0.5, jnp.nan, distance)
+
+    optimizer = attacks.cma_es(sigma=1.0)
+
+    def step(carry, key):
+        v, state = carry
+        updates, state = optimizer.update(v, state, v, value_fn=value, key=key)
+        return (jax.tree.map(jnp.add, v, updates), state), value(v)
+
+    start = jax.tree.map(jnp.zeros_like, target)
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), optimizer.init(start))
+    keys = jax.random.split(jax.random.key(0), 80)
+    _, values = jax.jit(lambda: jax.lax.scan(step, (start, state), keys))()
+    assert values[-1] < 1e-4
+
+
+def test_beyond_a_size_the_covariance_is_diagonal():
+    state = attacks.cma_es().init(jnp.zeros(513))
+    assert state.C.shape == (513,)
+    assert attacks.cma_es().init(jnp.zeros(5)).C.shape == (5, 5)
+
+
+class TestPublicImages:
+    def test_held_out_digits_are_not_the_clients(self):
+        case = Case(attack="rog", data="digits", pool=64, public_samples=2000)
+        for seed in (0, 1):
+            private = {image.tobytes() for image in data.load("digits", 64, seed).x}
+            public = [image.tobytes() for image in _public_data.public_images(case, seed, SHAPE)]
+            assert len(public) > 1700
+            assert not private & set(public)
+
+    def test_another_file_with_the_same_images_does_not_let_them_in(self, tmp_path):
+        digits = data.load("digits", 200, 3)
+        np.savez(tmp_path / "copy.npz", x=digits.x, y=digits.y)
+        case = Case(attack="ggl", data="digits", pool=64, public_data=f"npz:{tmp_path / 'copy.npz'}")
+        private = {image.tobytes() for image in data.load("digits", 64, 3).x}
+        public = _public_data.public_images(case, 3, SHAPE)
+        assert len(public) == 136
+        assert not private & {image.tobytes() for image in public}
+
+    def test_images_of_another_size_and_synthetic_ones(self):
+        case = Case(attack="ggl", data="natural_patches", public_data="lfw_faces", public_samples=5)
+        assert _public_data.public_images(case, 0, (32, 32, 3)).shape == (5, 32, 32, 3)
+        nobodys = Case(attack="ggl", public_data="synthetic", public_samples=6)
+        assert _public_data.public_images(nobodys, 0, (32, 32, 3)).shape == (6, 32, 32, 3)
+
+    def test_overlapping_crops_and_captured_payloads(self):
+        with pytest.raises(ValueError, match="crops of natural_patches overlap"):
+            _public_data.public_images(Case(attack="ggl"), 0, (32, 32, 3))
+        with pytest.raises(ValueError, match="needs --public-data"):
+            _public_data.generator_for(Case(attack="ggl"), 0, (32, 32, 3), captured=True)
+        with pytest.raises(ValueError, match="take a smaller pool"):
+            _public_data.public_images(Case(attack="rog", data="digits", pool=1797), 0, SHAPE)
+
+    def test_the_grant_is_named(self):
+        assert "public images (digits, held out)" in invert.granted(Case(attack="ggl", data="digits"))
+        assert "public images" not in invert.granted(Case(attack="ggl", public_data="synthetic"))
+        assert "public images" not in invert.granted(Case())
+
+
+def test_invert_runs_a_generative_attack(tmp_path):
+    case = Case(
+        attack="rog", iterations=3, data="digits", model="mlp", pool=8, public_samples=32, latent_size=4,
+        generator_epochs=1,
+    )  # fmt: skip
+    scores = invert.main(invert.Args(case, out=tmp_path / "run"))
+    assert np.isfinite(scores["psnr"])
+
+
+def test_printed_cells_run_where_public_data_are_named():
+    sizes = Sizes(specs={"ImageNet": "digits"}, substitute="digits", public_data="held_out")
+    jobs = {plan.id: plan.jobs[0].case for table in ("table4", "table8") for plan in plans(table, sizes)}
+    assert jobs["table4/ggl/b16/imagenet"].attack == "ggl"
+    assert jobs["table4/rogs/b16/imagenet"].attack == "rog"
+    assert jobs["table8/rogs/b32/resnet10"].public_data == "held_out"
+    pools = fedleak.sizes_of(fedleak.Args(public_data="held_out", substitute="digits", pool=10**6)).pools
+    assert pools["digits"] == 1797 // 2
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("images", "options", "message"),
+        [
+            (np.zeros((4, 8, 8)), {}, "images must be \\(N, H, W, C\\)"),
+            (np.zeros((1, 8, 8, 1)), {}, "N >= 2"),
+            (np.full((4, 8, 8, 1), 2.0), {}, "images must be in \\[0, 1\\]"),
+            (np.full((4, 8, 8, 1), np.nan), {}, "images must be in \\[0, 1\\]"),
+            (np.zeros((4, 3, 8, 1)), {}, "height must be in \\[4, 64\\]"),
+            (np.zeros((4, 8, 65, 1)), {}, "width must be in \\[4, 64\\]"),
+            (np.zeros((4, 8, 8, 1)), {"latent_size": 0}, "latent_size must be > 0"),
+            (np.zeros((4, 8, 8, 1)), {"kl": -1.0}, "kl must be >= 0"),
+        ],
+    )
+    def test_training(self, images, options, message):
+        with pytest.raises(ValueError, match=message):
+            attacks.train_generator(jax.random.key(0), images, **{"latent_size": 2, **options})
+
+    def test_training_that_diverges(self):
+        images = np.random.default_rng(0).random((4, 4, 4, 1))
+        with pytest.raises(FloatingPointError, match="not finite from epoch"):
+            attacks.train_generator(
+                jax.random.key(0), images, 2, epochs=4, batch_size=2, learning_rate=1e38, kl=1.0, channels=2
+            )
+
+    def test_settings(self, observed, generator):
+        model, protocol, *_ = observed
+        chosen = presets.ggl(5, generator=generator)
+        for changes, message in (
+            ({"candidate": attacks.pixels()}, "this candidate has none"),
+            ({"latent": -1.0}, "latent must be >= 0"),
+            ({"regularization": presets.fedleak_paper().regularization}, "gradient_free=True computes none"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                attacks.inversion(model, protocol.share, chosen._replace(**changes), batch_size=1)
+        with pytest.raises(ValueError, match="search must be one of cma_es, adam"):
+            presets.ggl(5, generator=generator, search="grid")
+        with pytest.raises(ValueError, match="population must be > 1"):
+            attacks.cma_es(population=1)
+        with pytest.raises(ValueError, match="sigma must be > 0"):
+            attacks.cma_es(sigma=0.0)
+        with pytest.raises(ValueError, match="latent_size must be > 0"):
+            settings(Case(attack="rog", latent_size=0))
+
+    def test_without_the_libraries(self, monkeypatch, generator):
+        monkeypatch.setitem(sys.modules, "evosax", None)
+        with pytest.raises(ImportError, match=r"pip install 'jaxleak\[search\]'"):
+            presets.ggl(5, generator=generator)
+        assert not presets.ggl(5, generator=generator, search="adam").gradient_free
+        monkeypatch.setitem(sys.modules, "lpips", None)
+        with pytest.raises(ImportError, match=r"pip install 'jaxleak\[lpips\]'"):
+            metrics.lpips(np.zeros((1, 32, 32, 3)), np.zeros((1, 32, 32, 3)))
+
+
+class TestLpips:
+    def test_shapes(self):
+        with pytest.raises(ValueError, match="at least 32x32"):
+            metrics.lpips(np.zeros((1, 8, 8, 3)), np.zeros((1, 8, 8, 3)))
+
+    def test_identical_images(self):
+        pytest.importorskip("lpips")
+        images = np.random.default_rng(0).random((2, 64, 64, 3))
+        try:
+            scores = metrics.lpips(images, images)
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        np.testing.assert_allclose(scores, 0, atol=1e-6)
