@@ -235,7 +235,7 @@ def run_command(main: Callable[[Arguments], Any], arguments: type[Arguments], do
     except KeyboardInterrupt:
         print(stopped_message("SIGINT"), file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, OSError, FloatingPointError, MemoryError) as error:
+    except (ValueError, OSError, FloatingPointError, MemoryError, ImportError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -15,14 +15,12 @@ solver at `--solver paper --datasets mnist --iterations 300 --data-learning-rate
 CAFE, 8.8 for the BN regularizer, 5.9 for GC and 5.1 or less for the others (seed 0, half an hour).
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -39,7 +37,7 @@ from experiments._cafe_cells import (
     psnr,
     with_seed,
 )
-from experiments._harness import RunFolder, default_out, write_json
+from experiments._harness import RunFolder, default_out, run_command, write_json
 from jaxleak import _validate
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
@@ -356,7 +354,4 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

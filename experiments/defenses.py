@@ -13,12 +13,9 @@ model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --mod
 accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
-import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import tyro
 
 from experiments import _defense_delegated as delegated
 from experiments import _defense_report as report
@@ -28,7 +25,7 @@ from experiments._defense_runs import Budget, run_points
 from experiments._defense_utility import Federation, Utility
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner
-from experiments._harness import Progress, RunFolder, default_out, jsonable, provenance
+from experiments._harness import Progress, RunFolder, default_out, jsonable, provenance, run_command
 from experiments._inversion_problem import Case
 from jaxleak import _validate
 
@@ -215,7 +212,4 @@ def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

@@ -22,20 +22,18 @@ PSNR, that of a grey image, and the final cosine distance stand beside them. Fin
 command goes on where it was, and `--fresh` starts over.
 """
 
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tyro
 
 from experiments import _fedleak_demo, _fedleak_report
 from experiments._fedleak_cells import names, plans
 from experiments._fedleak_jobs import DATASETS, Plan, Sizes
 from experiments._fedleak_runs import Runner, samples_in, unavailable
 from experiments._fedleak_weights import Training
-from experiments._harness import Progress, RunFolder, default_out, jsonable
+from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
 from experiments._public_data import HELD_OUT
 from jaxleak import _validate
 
@@ -204,7 +202,4 @@ def sizes_of(args: Args) -> Sizes:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

@@ -13,18 +13,16 @@ The first line takes about a minute and a half on two cores and should print abo
 one image and an advantage for the homotopy with four. The third takes about a quarter of an hour per seed.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from experiments import _plots
-from experiments._harness import Progress, RunFolder, default_out
+from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion_problem import Case, Outcome, attack
 from jaxleak import _validate
 
@@ -162,7 +160,4 @@ def show_table(cells: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)

@@ -48,16 +48,14 @@ which takes ten minutes on two shared cores and should print label_accuracy_shar
 """
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
 
 from experiments import _vfl_figures, _vfl_tables
-from experiments._harness import Progress, RunFolder, default_out
+from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._vfl_cell import Cell
 from experiments._vfl_cells import TABLES, cells
 from experiments._vfl_defenses import DefenseName
@@ -232,7 +230,4 @@ def _metric_names(runs: dict[str, list[dict[str, float]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main, Args, __doc__)
