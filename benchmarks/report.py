@@ -1,13 +1,14 @@
 """Run the benchmarks and write benchmarks/README.md from the stored JSON: `make bench`.
 
 Arguments go to pytest. `python -m benchmarks.report -m ""` adds the sweeps over batch, image size, model and private
-set and the longest compilations; `-k restarts` runs a part, and then the table holds that part only.
+set and the longest compilations; `-k restarts` or a file runs a part, and then the table holds that part only.
 """
 
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -17,6 +18,9 @@ RESULTS = FOLDER / "results.json"
 
 #: Rounds that must have been timed on a quiet machine for an entry to count as such.
 QUIET_ROUNDS = 2
+
+#: Exit status of pytest when options leave no test of a file.
+NOTHING_SELECTED = 5
 
 #: What `benchmarks._quiet.measure` and `benchmarks._limits` store that is not a column by itself.
 KNOWN = {
@@ -32,13 +36,29 @@ KNOWN = {
 
 
 def main() -> None:
-    """Run pytest-benchmark, then write the table."""
-    command = [sys.executable, "-m", "pytest", str(FOLDER), "--benchmark-only", f"--benchmark-json={RESULTS}"]
-    code = subprocess.run([*command, "-p", "no:cacheprovider", *sys.argv[1:]], check=False).returncode
-    if code:
-        sys.exit(code)
-    RESULTS.write_text(json.dumps(_without_machine_details(json.loads(RESULTS.read_text())), indent=1) + "\n")
-    (FOLDER / "README.md").write_text(table(json.loads(RESULTS.read_text())))
+    """Run pytest-benchmark file by file, and write the table after each, so that a stopped run leaves what it has.
+
+    A process per file: no file inherits the memory and the compiled programs of the one before it.
+    """
+    files = [Path(a) for a in sys.argv[1:] if a.endswith(".py")] or sorted(FOLDER.glob("test_*.py"))
+    options = [a for a in sys.argv[1:] if not a.endswith(".py")]
+    results: dict = {}
+    failed = []
+    for file in files:
+        with tempfile.TemporaryDirectory() as folder:
+            stored = Path(folder) / "benchmarks.json"
+            command = [sys.executable, "-m", "pytest", str(file), "--benchmark-only", f"--benchmark-json={stored}"]
+            code = subprocess.run([*command, "-p", "no:cacheprovider", *options], check=False).returncode
+            if code not in (0, NOTHING_SELECTED):
+                failed.append(file.name)
+            if not stored.exists() or not stored.stat().st_size:
+                continue
+            part = _without_machine_details(json.loads(stored.read_text()))
+        results = {**part, "benchmarks": [*results.get("benchmarks", []), *part["benchmarks"]]}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        (FOLDER / "README.md").write_text(table(results))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; the table holds the others")
 
 
 def table(results: dict) -> str:
