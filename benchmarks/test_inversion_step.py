@@ -31,6 +31,10 @@ CASES = [
 ]
 
 
+#: Rounding flips a few ReLUs, the more the deeper: our own two forms of ResNet18 differ by 3e-3 of the norm.
+TOLERANCE = {"ConvNet": 2e-3, "ResNet10": 2e-3, "ResNet18": 1e-2}
+
+
 @functools.cache
 def problem_of(name: str, form: str = "auto") -> _problems.Inversion:
     kind, options, batch, _, _ = MODELS[name]
@@ -89,6 +93,6 @@ def test_inverting_gradients_step(benchmark, name, case, request):
             compiled = problem.compiled_step()
             extra["XLA's FLOPs / by hand"] = _limits.xla_flops(compiled) / work.flops
             extra["temporary MB"] = _limits.temporary_megabytes(compiled)
-    _problems.assert_same_gradient(reference(name), _problems.gradient(before, after, RATE))
+    _problems.assert_same_gradient(reference(name), _problems.gradient(before, after, RATE), TOLERANCE[name])
     group = f"Inverting Gradients, one step, {name}, B = {batch}, 32x32x3"
     measure(benchmark, call, group=group, name=case, per_call=per_call, **extra)

@@ -19,10 +19,6 @@ from jaxleak.checkpoint import Checkpoints
 _log = logging.getLogger("jaxleak")
 
 
-#: More restarts at once outgrow a CPU's caches, and the step becomes slower per restart (benchmarks/README.md).
-RESTARTS_AT_ONCE = 8
-
-
 class InversionRun(NamedTuple):
     """All that an inversion carries; a checkpoint holds exactly this."""
 
@@ -58,8 +54,7 @@ def invert(
         iterations: total, counted from the attack's start.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: independent trials, vmapped; the one with the lowest score of the attacker's own is returned.
-        microbatch: how many restarts are computed at once; smaller needs less memory. None computes all, on CPU the
-            largest divisor of `restarts` up to `RESTARTS_AT_ONCE`.
+        microbatch: how many restarts are computed at once; None computes all, smaller needs less memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed.
         executor: "scan", "step" or "eager", as in `run`.
@@ -75,8 +70,7 @@ def invert(
     """
     _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
-    if microbatch is None:
-        microbatch = _at_once(restarts)
+    microbatch = restarts if microbatch is None else microbatch
     _validate.in_range(1, restarts, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
@@ -128,13 +122,6 @@ def _what_lowers_memory(trials: "Trials") -> str:
     if trials.microbatch > 1:
         return f"lower microbatch (now {trials.microbatch} of {trials.restarts} restarts at once)"
     return "attack fewer images at once (batch_size), or a narrower model (width)"
-
-
-def _at_once(restarts: int) -> int:
-    # A divisor, since a remainder would be compiled as a second program.
-    if jax.default_backend() != "cpu":
-        return restarts
-    return max(n for n in range(1, RESTARTS_AT_ONCE + 1) if restarts % n == 0)
 
 
 class Trials(NamedTuple):
