@@ -1,5 +1,6 @@
 """Gradient inversions to be timed: one client's gradient on real images, and the attack before its first step."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,21 @@ CONVNET: dict[str, Any] = {"channels": (64, 64, 128, 256), "strides": (1, 1, 2, 
 LENET: dict[str, Any] = {"init": "wide_uniform"}
 
 EXECUTORS = ("jax.disable_jit", "op by op", "jit per step", "jit over the loop")
+
+
+def repeated(one: Callable[[Any], Any], executor: str, length: int) -> Callable[[Any], Any]:
+    """`length` applications of `one` to a carry, run as a name of `EXECUTORS` says."""
+    if executor == "jit over the loop":
+        return jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one(c), None), carry, length=length)[0])
+    step = jax.jit(one) if executor == "jit per step" else one
+
+    def loop(carry: Any) -> Any:
+        with jax.disable_jit(executor == "jax.disable_jit"):
+            for _ in range(length):
+                carry = step(carry)
+        return carry
+
+    return loop
 
 
 class Inversion(NamedTuple):

@@ -21,12 +21,9 @@ from jaxleak.models import _networks
 N, K, PARTIES, ROUNDS = 800, 40, 4, 4
 KEY = jax.random.key(0)
 CASES = {
-    "jax.disable_jit": ("disabled", "patches"),
-    "op by op": ("eager", "patches"),
-    "jit per step": ("step", "patches"),
-    "jit over the loop": ("scan", "patches"),
-    "jit per step, lax.conv": ("step", "lax"),
-    "jit over the loop, lax.conv": ("scan", "lax"),
+    **{executor: (executor, "patches") for executor in _problems.EXECUTORS},
+    "jit per step, lax.conv": ("jit per step", "lax"),
+    "jit over the loop, lax.conv": ("jit over the loop", "lax"),
 }
 SETTINGS = attacks.table9("mnist")
 # Per party and sample; the weights of dense layers count as those of convolutions do.
@@ -57,24 +54,13 @@ def one_round(carry, form: str, num_samples: int):
 def rounds_by(executor: str, form: str, length: int, num_samples: int = N):
     """The state at the start, and a function from it to the state `length` rounds later."""
     attack, protocol, private = build(form, num_samples)
-    begin = audit.start(attack, protocol, private, key=KEY)
     one = functools.partial(one_round, form=form, num_samples=num_samples)
-    if executor == "scan":
-        return begin, jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one(c), None), carry, length=length)[0])
-    step = jax.jit(one) if executor == "step" else one
-
-    def loop(carry):
-        with jax.disable_jit(executor == "disabled"):
-            for _ in range(length):
-                carry = step(carry)
-        return carry
-
-    return begin, loop
+    return audit.start(attack, protocol, private, key=KEY), _problems.repeated(one, executor, length)
 
 
 @functools.cache
 def reference():
-    begin, loop = rounds_by("scan", "patches", 2)
+    begin, loop = rounds_by("jit over the loop", "patches", 2)
     return loop(begin).attack
 
 
@@ -96,7 +82,7 @@ def test_cafe_step(benchmark, case):
     begin, two_rounds = rounds_by(executor, form, 2)
     for ours, theirs in zip(*map(jax.tree.leaves, (two_rounds(begin).attack, reference())), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
-    per_call = ROUNDS if executor == "scan" else 1
+    per_call = ROUNDS if executor == "jit over the loop" else 1
     begin, loop = rounds_by(executor, form, per_call)
     first_call(benchmark, lambda: loop(begin))
     measure(
@@ -114,7 +100,7 @@ def test_cafe_step_in_pytorch(benchmark, peers):
     from benchmarks import peers_cafe
 
     _, protocol, private = build()
-    begin, loop = rounds_by("step", "patches", 1)
+    begin, loop = rounds_by("jit per step", "patches", 1)
     after = loop(begin).attack
     _, transcript = protocol.round(KEY, begin.protocol, private)
     params = peers_cafe.party_weights(begin.protocol.params, PARTIES)
@@ -145,13 +131,12 @@ def test_cafe_step_in_pytorch(benchmark, peers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [100, 800, 3200])
-@pytest.mark.parametrize("executor", ["eager", "step", "scan"])
+@pytest.mark.parametrize("executor", ["op by op", "jit per step", "jit over the loop"])
 def test_private_set(benchmark, executor, num_samples):
     begin, loop = rounds_by(executor, "patches", 2, num_samples)
     first_call(benchmark, lambda: loop(begin))
-    name = {"eager": "op by op", "step": "jit per step", "scan": "jit over the loop"}[executor]
     group = f"CAFE iteration, N = {num_samples}, K = {K}, M = {PARTIES}, 28x28"
-    measure(benchmark, lambda: loop(begin), group=group, name=name, per_call=2, rounds=3)
+    measure(benchmark, lambda: loop(begin), group=group, name=executor, per_call=2, rounds=3)
 
 
 def test_networks_use_the_conv_module():

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch
@@ -20,7 +21,6 @@ N, B, PARTY, ACTIVE = 320, 16, 0, 1
 STEPS = N // B  # one epoch
 THREAT = threats.party_view(PARTY)
 KEY = jax.random.key(0)
-EXECUTORS = {"jax.disable_jit": "disabled", "op by op": "eager", "jit per step": "step", "jit over the epoch": "scan"}
 CIPHERS = {"no cipher": None, "same algebra, no ciphertexts": "plain", "CKKS": "ckks"}
 
 
@@ -58,22 +58,12 @@ def epoch_by(executor, setting):
         attack_state, _ = attack.step(KEY, carry.attack, threats.view(THREAT, transcript))
         return carry._replace(protocol=state, attack=attack_state)
 
-    if executor == "scan":
-        return begin, jax.jit(lambda carry: jax.lax.scan(lambda c, _: (one_round(c), None), carry, length=STEPS)[0])
-    step = jax.jit(one_round) if executor == "step" else one_round
-
-    def epoch(carry):
-        with jax.disable_jit(executor == "disabled"):
-            for _ in range(STEPS):
-                carry = step(carry)
-        return carry
-
-    return begin, epoch
+    return begin, _problems.repeated(one_round, executor, STEPS)
 
 
 @pytest.fixture(scope="module")
 def reference(setting):
-    begin, epoch = epoch_by("scan", setting)
+    begin, epoch = epoch_by("jit over the loop", setting)
     return jax.block_until_ready(epoch(begin))
 
 
@@ -82,15 +72,15 @@ def assert_same(ours, theirs, **tolerance):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
-@pytest.mark.parametrize("case", EXECUTORS)
-def test_vfl_epoch(benchmark, case, setting, reference):
-    begin, epoch = epoch_by(EXECUTORS[case], setting)
+@pytest.mark.parametrize("executor", _problems.EXECUTORS)
+def test_vfl_epoch(benchmark, executor, setting, reference):
+    begin, epoch = epoch_by(executor, setting)
     state = first_call(benchmark, lambda: epoch(begin))
     assert int(np.sum(state.attack.seen)) == N  # an epoch, and every sample attacked once
     assert_same(state.attack, reference.attack, rtol=2e-3, atol=2e-3)
     assert_same(state.protocol.params, reference.protocol.params, rtol=2e-3, atol=2e-4)
     group = "VFLRecon, training and attack per step of an epoch, N = 320, B = 16, two parties"
-    measure(benchmark, lambda: epoch(begin), group=group, name=case, per_call=STEPS, rounds=3)
+    measure(benchmark, lambda: epoch(begin), group=group, name=executor, per_call=STEPS, rounds=3)
 
 
 @pytest.mark.parametrize("case", CIPHERS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from experiments import _defense_registry as registry
 from experiments._fedleak_weights import digest
 from experiments._harness import jsonable, write_json
-from experiments._inversion_problem import Case, build_model
+from experiments._inversion_problem import Case, build_model, client_defense
 from jaxleak import _validate, data, protocols
 from jaxleak._base import Batch
 
@@ -76,10 +76,6 @@ class Utility:
         x, y = jnp.asarray(dataset.x), jnp.asarray(dataset.y, jnp.int32)
         model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
         parts = data.partition_clients("iid", seed, dataset.x[: f.samples], dataset.y[: f.samples], f.clients)
-        defense = None
-        if case.defense is not None:
-            mixes = model.has_batch_norm and case.batch_norm == "train"
-            defense = registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
         federation = protocols.federated_averaging(
             model,
             parts,
@@ -87,7 +83,7 @@ class Utility:
             local_steps=case.local_steps,
             learning_rate=f.learning_rate,
             batch_norm=case.batch_norm,  # type: ignore[arg-type]
-            defense=defense,
+            defense=client_defense(case, model),
         )
         key = jax.random.key(seed)
         private = Batch(x[: f.samples, None], y[: f.samples], jnp.arange(f.samples))

@@ -15,7 +15,7 @@ import optax
 from experiments import _defense_adaptive, _defense_registry
 from experiments._fedleak_partitions import client_samples
 from experiments._public_data import HELD_OUT, generator_for
-from jaxleak import _validate, attacks, audit, data, metrics, models, objectives, protocols, threats
+from jaxleak import _validate, attacks, audit, data, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
 from jaxleak.attacks import presets
 from jaxleak.audit import InversionRun
@@ -248,21 +248,23 @@ def _protocol(
     with_statistics: bool,
     num_samples: int | None = None,
 ) -> Protocol:
-    defense = None
-    if case.defense is not None:
-        mixes = share.model.has_batch_norm and share.batch_norm == "train"
-        defense = _defense_registry.build(
-            case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes
-        )
     return protocols.client(
         share,
         num_samples=case.pool if num_samples is None else num_samples,
         batch_size=case.batch_size,
         variables=variables,
-        defense=defense,
+        defense=client_defense(case, share.model),
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
+
+
+def client_defense(case: Case, model: models.Classifier) -> defenses.Defense | None:
+    """The defense of the case's clients, where it has one."""
+    if case.defense is None:
+        return None
+    mixes = model.has_batch_norm and case.batch_norm == "train"
+    return _defense_registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
 
 
 @functools.cache

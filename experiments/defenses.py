@@ -6,6 +6,10 @@
     python -m experiments.defenses --study cafe-fake-gradients cafe-table11 vfl-table5 vfl-table6 --budget 90
     python -m experiments.defenses --study all --out runs/defenses/all --budget 600
 
+The first line takes about four minutes on two free cores. Seed 0 should print, for digits and a ConvNet of accuracy
+.900 that leaks 38.9 dB undefended (grey image: 7.2), Soteria at 0.5 .945 and 38.9 dB, 4 bits .922 and 16.2, 1 bit .177
+and 7.3, the largest 10 % of the entries .925 and 16.5 (an attacker who knows: 32.4), DP-SGD at 1000 .820 and 10.2.
+
 Every point trains the same federation with the defense and attacks one upload of the initial model with the recommended
 FedLeak, which infers its labels. `--budget` (minutes) is shared by all studies; what does not fit is listed. Data,
 model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval

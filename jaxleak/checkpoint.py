@@ -104,6 +104,7 @@ class Checkpoints:
         Raises:
             OSError: if it cannot be written (a full disk, say); earlier checkpoints stay valid.
         """
+        tree = jax.tree.map(lambda leaf: np.zeros(()) if _is_empty(leaf) else leaf, tree)
         try:
             self._manager.save(
                 step,
@@ -122,11 +123,13 @@ class Checkpoints:
 
         A checkpoint that cannot be read is named, moved to `damaged/`, and the one before it is tried.
         """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+        abstract = jax.tree.map(
+            lambda leaf: np.zeros(()) if _is_empty(leaf) else ocp.utils.to_shape_dtype_struct(leaf), tree
+        )
         for step in sorted(self._manager.all_steps(), reverse=True):
             problem, restored = self._restore(step, abstract)
             if not _mesh.any_process(problem is not None):
-                return restored
+                return jax.tree.map(lambda leaf, stored: leaf if _is_empty(leaf) else stored, tree, restored)
             if _mesh.is_writer():
                 print(
                     f"checkpoint {step} in {self.folder} cannot be read ({problem or 'in another process'}); it is now "
@@ -160,6 +163,11 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         """Number of the newest checkpoint, or None."""
         return self._manager.latest_step()
+
+
+def _is_empty(leaf: Any) -> bool:
+    # Orbax refuses arrays without entries, whose shape says all there is to say; a zero is stored in their place.
+    return np.size(leaf) == 0
 
 
 def _checksum(tree: PyTree) -> int | None:

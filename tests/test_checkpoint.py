@@ -12,7 +12,8 @@ CONFIG = {"data": "digits", "num_samples": 24, "sizes": (8, 16)}
 
 
 def _tree(value):
-    return {"round": jnp.asarray(value, jnp.int32), "table": jnp.full((3, 2), float(value)), "none": None}
+    table = jnp.full((3, 2), float(value))
+    return {"round": jnp.asarray(value, jnp.int32), "table": table, "none": None, "empty": jnp.zeros((0, 4))}
 
 
 @pytest.fixture

@@ -58,12 +58,16 @@ def _recover(mesh):
     return attacks.recover(MODEL, state.protocol.params, plan, state.attack)
 
 
-def test_a_mesh_of_one_device_recovers_the_same():
-    mesh = _mesh.device_mesh(1)
-    alone, shared = _recover(None), _recover(mesh)
+def _same_as_alone(shared):
+    alone = _recover(None)
     np.testing.assert_allclose(shared.V, alone.V, atol=1e-6)
     np.testing.assert_allclose(shared.H, alone.H, atol=1e-5)
     np.testing.assert_array_equal(shared.labels, alone.labels)
+    return shared
+
+
+def test_a_mesh_of_one_device_recovers_the_same():
+    shared = _same_as_alone(_recover(_mesh.device_mesh(1)))
     np.testing.assert_array_equal(shared.recovered, True)
 
 
@@ -122,10 +126,7 @@ def test_four_devices_recover_the_same_and_exchange_only_scalars_while_they_solv
 
 def main():
     mesh = _mesh.device_mesh(4)
-    alone, shared = _recover(None), _recover(mesh)
-    np.testing.assert_allclose(shared.V, alone.V, atol=1e-6)
-    np.testing.assert_allclose(shared.H, alone.H, atol=1e-5)
-    np.testing.assert_array_equal(shared.labels, alone.labels)
+    _same_as_alone(_recover(mesh))
     whole, columns = _mesh.replicated(mesh), _mesh.divided(mesh, 3, axis=-1)
     batches = np.zeros((20, K), np.int32)
     step_1 = jax.jit(lambda b, g: _least_squares.solve_output_gradients(b, g, N, direct=False))

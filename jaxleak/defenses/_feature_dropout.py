@@ -4,19 +4,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
-from jaxleak.defenses._soteria import needs_batch
+from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
 from jaxleak.models._classifier import Classifier
 
 
-def _cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-
-def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.Array] = _cross_entropy) -> Defense:
+def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.Array] = mean_cross_entropy) -> Defense:
     """The client's gradient is that of the model with dropout on the inputs of its last dense layer.
 
     Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the
@@ -25,7 +20,7 @@ def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.A
 
     Args:
         rate: share of the features that is dropped, in [0, 1); 0 is the plain gradient.
-        loss: `(logits (B, C), y) -> ()`, the client's; by default the mean cross-entropy with integer labels.
+        loss: `(logits (B, C), y) -> ()`, the client's; by default the mean cross-entropy.
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`.
@@ -48,8 +43,7 @@ def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.A
     ) -> PyTree:
         del extra
         model, x = needs_batch("feature_dropout", model, variables, x)
-        if y is None:
-            raise ValueError("feature_dropout needs the keyword y: the labels of the client's batch")
+        y = needs_labels("feature_dropout", y)
         if not rate:
             return payload
 

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
-from jaxleak.defenses._soteria import needs_batch
+from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
 from jaxleak.models._classifier import Classifier
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
@@ -62,8 +61,7 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
     ) -> PyTree:
         del extra
         model, x = needs_batch("guardian", model, variables, x)
-        if y is None:
-            raise ValueError("guardian needs the keyword y, the labels of the batch")
+        y = needs_labels("guardian", y)
         probe_key, sign_key = jax.random.split(key)
         s = sensitivities(probe_key, model, variables, x, y, probes=probes, loss=loss)
         scale, mean_s = _root_mean_square(payload), _mean(s)
@@ -106,7 +104,7 @@ def sensitivities(
     def gradient(images: jax.Array) -> PyTree:
         def objective(params: PyTree) -> jax.Array:
             logits = model.apply({**variables, "params": params}, images).logits
-            return (_cross_entropy if loss is None else loss)(logits, y)
+            return (mean_cross_entropy if loss is None else loss)(logits, y)
 
         return jax.grad(objective)(variables["params"])
 
@@ -117,12 +115,6 @@ def sensitivities(
 
     start = jax.tree.map(jnp.zeros_like, variables["params"])
     return jax.lax.scan(add_probe, start, jax.random.split(key, probes))[0]
-
-
-def _cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    if y.ndim == 1:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    return optax.softmax_cross_entropy(logits, y).mean()
 
 
 def _mean(tree: PyTree) -> jax.Array:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
+from jaxleak.defenses._representation import needs_batch
 from jaxleak.models._classifier import Classifier
 
 
@@ -79,18 +80,3 @@ def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array) -> jax.Ar
     active = features != 0
     ratios = jnp.where(active, norms / jnp.where(active, jnp.abs(features), 1.0), 0.0).sum(axis=0)
     return jnp.where(active.any(axis=0), ratios, jnp.inf)
-
-
-def needs_batch(
-    name: str, model: Classifier | None, variables: PyTree, x: jax.Array | None
-) -> tuple[Classifier, jax.Array]:
-    """Model and images that a representation defense was given.
-
-    Raises:
-        ValueError: if the model, its variables or the images are missing, or the images have another shape.
-    """
-    if model is None or variables is None or x is None:
-        raise ValueError(f"{name} needs the keywords model, variables and x: the client's model and its batch")
-    if x.ndim != 4 or x.shape[1:] != model.image_shape:
-        raise ValueError(f"x must be (B, {', '.join(map(str, model.image_shape))}), got shape {x.shape}")
-    return model, x
