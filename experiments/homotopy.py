@@ -4,6 +4,7 @@
     python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 --seeds 3 4 5
     python -m experiments.homotopy --data cifar10 --rows resnet10-b1 --iterations 3500 --seeds 3 4 5 --variants homotopy
     python -m experiments.homotopy --data cifar10 --rows resnet10_16-b4 --iterations 6000 --terms
+    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b1 --iterations 4000 --weights warm
 
 Every run of a row has the same iterations and sees the same gradients; labels are inferred, never given. Beside every
 PSNR (one-to-one matched) stand that of a grey image and the cosine distance that is left on the exact model: where the
@@ -13,15 +14,16 @@ The first line takes about a minute and a half on two cores and should print abo
 one image and an advantage for the homotopy with four. The third takes about a quarter of an hour per seed.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from experiments import _plots
+from experiments._fedleak_weights import Training, trained
 from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion_problem import Case, Outcome, attack
 from jaxleak import _validate
@@ -76,6 +78,10 @@ class Args:
     homotopy: tuple[float, float] | None = None
     """Sharpness from and to; None takes the recommended schedule."""
     tv: float | None = None
+    weights: Literal["random", "warm"] = "random"
+    """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
+    warm: Training = field(default_factory=Training)
+    """How --weights warm trains."""
     out: Path | None = None
     fresh: bool = False
 
@@ -89,6 +95,8 @@ def main(args: Args) -> list[dict[str, Any]]:
         _validate.one_of(VARIANTS, variants=name)
     changes = {name: VARIANTS[name] for name in args.variants} | (TERMS if args.terms else {})
     config = {name: getattr(args, name) for name in ("rows", "data", "iterations", "seeds", "homotopy", "tv")}
+    if args.weights == "warm":
+        config["warm"] = asdict(args.warm)
     folder = RunFolder(
         args.out or default_out("homotopy", "-".join(args.rows)),
         "homotopy",
@@ -111,8 +119,12 @@ def main(args: Args) -> list[dict[str, Any]]:
                         note = f"gradient distance {float(np.min(infos['distance'][-1])):.3g}"
                         progress.update(label, done, args.iterations, note)
 
+                    variables, reached = None, dict[str, float]()
+                    if args.weights == "warm":
+                        variables, reached = trained(case, args.warm, seed, folder.path / "weights")
                     with folder.phase(f"{row}/{name}"):
-                        outcomes.setdefault(name, []).append(attack(case, seed, callbacks=(show,)))
+                        outcome = attack(case, seed, variables=variables, callbacks=(show,))
+                    outcomes.setdefault(name, []).append(outcome._replace(scores=outcome.scores | reached))
                     folder.log(row=row, variant=name, seed=seed, **outcomes[name][-1].scores)
                 cells.append(summary(row, name, outcomes[name]))
             draw(folder, row, outcomes)
