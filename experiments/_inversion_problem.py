@@ -316,10 +316,9 @@ def attack(
     x = jax.block_until_ready(found.x)
     seconds = time.perf_counter() - begin
     simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
-    cosine_distance = float(objectives.cosine(observation.payload, simulated))
     scores, estimate = score(np.asarray(truth.x[:, 0]), np.asarray(x[:, 0]))
     scores |= {
-        "cosine_distance": cosine_distance,
+        "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
         "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
         "score": float(found.score[0]),
         "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),

@@ -32,7 +32,7 @@ from experiments import _plots
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
 from experiments._inversion_problem import Case, Outcome, attack, observe, settings, threat_for, victim
 from experiments._public_data import HELD_OUT, SYNTHETIC, generator_for
-from jaxleak import attacks, audit, models, protocols
+from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.checkpoint import Checkpoints
 
@@ -137,7 +137,7 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     generator = generator_for(case, args.seeds[0], args.image_shape, captured=True)
     engine = attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
-    found, _, infos = audit.invert(
+    found, _, _ = audit.invert(
         engine,
         Observation(jnp.zeros((), jnp.int32), variables, payload),
         audit.template_of(template),
@@ -149,7 +149,8 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
     flagged = ~np.asarray(found.recovered)
     _plots.contact_sheet(folder.figure("contact_sheet.png"), x, x, flagged, zoom=4, hide_flagged=False)
-    metrics = {"score": float(found.score[0]), "cosine_distance": float(np.min(infos["cosine_distance"][-1]))}
+    simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
+    metrics = {"score": float(found.score[0]), "cosine_distance": float(objectives.cosine(payload, simulated))}
     folder.finish(metrics)
     print_metrics(metrics)
     return metrics

@@ -243,7 +243,6 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         info = {
             "loss": loss,
             "distance": terms.distance,
-            "cosine_distance": terms.cosine_distance,
             "sharpness": state.sharpness,
             "frozen": state.failed_at >= 0,
         }
