@@ -1,6 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Large pages for large arrays, where the C library is glibc: steps of the attacks are up to a quarter faster.
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 .PHONY: demo test bench lint clean
 
 # Set up once, and again whenever the dependencies change.

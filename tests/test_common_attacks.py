@@ -94,7 +94,8 @@ CASES = {
     "inversion_idlg": client("idlg", GIVEN, labels="given"),
     "inversion_inverting_gradients": client("inverting_gradients", labels="bias_rule"),
     # SAPAG's kernel is so flat far from the truth that Adam scales rounding up.
-    "inversion_sapag": client("sapag", rtol=0.1),
+    # Changing its pixels by 1e-7 changes Adam's moments by 0.018, a tenth of the largest.
+    "inversion_sapag": client("sapag", rtol=0.2),
     "inversion_gradinversion": client("gradinversion", labels="bias_rule", group=2),
     "inversion_gradinversion_statistics": client(
         "gradinversion", Threat(index=False, statistics=True), labels="bias_rule", batch_norm=0.1, group=2
