@@ -70,7 +70,7 @@ def table(results: dict) -> str:
         "",
         "Written by `make bench` from results.json. Medians; all entries of a table were measured in the same run,",
         "after checking that they compute the same thing. The first call includes compilation. A round is timed once",
-        "other processes are quiet, and counts if they stayed quiet.",
+        "other processes are quiet, and counts if they stayed quiet. Both sides have large pages (see the Makefile).",
         "",
         f"Device: {results['device']}. Measured {results['datetime'][:10]}.",
     ]
