@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation, in_units_of
-from jaxleak.models._conv import Form, Padding, conv2d
+from jaxleak.models._conv import FORMS, Form, Padding, conv2d
 
 BatchNormMode = Literal["train", "eval"]
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
@@ -187,7 +187,7 @@ class Style:
         """Refuse unknown names while the network is being described, not when it first runs."""
         _validate.one_of(ACTIVATIONS, activation=self.activation)
         _validate.one_of(INITS, init=self.init)
-        _validate.one_of(("auto", "patches", "lax"), form=self.form)
+        _validate.one_of(FORMS, form=self.form)
 
 
 class Conv(nn.Module):

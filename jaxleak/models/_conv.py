@@ -2,8 +2,9 @@
 
 On CPU, XLA runs the gradients of a convolution's gradients several times slower than the same arithmetic written
 as patches times a matrix, and convolutions inside `lax.scan` or under `vmap` over weights slower still
-(benchmarks/README.md has the ratios). Second-order attacks live there, so the patch form is the default on CPU
-and `lax.conv` elsewhere. Both compute the same function; tests hold them together up to second derivatives.
+(benchmarks/README.md has the ratios). Second-order attacks live there, so on CPU the default is Winograd's algorithm
+where it pays and the patch form where it does not, and `lax.conv` elsewhere. All compute the same function; tests hold
+them together up to second derivatives.
 """
 
 import functools
@@ -15,13 +16,19 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.models._activations import smooth_max
+from jaxleak.models._winograd import tiles, winograd_conv
 
-Form = Literal["auto", "patches", "lax"]
+Form = Literal["auto", "patches", "winograd", "lax"]
+FORMS: tuple[Form, ...] = ("auto", "patches", "winograd", "lax")
 Padding = int | Literal["SAME"]
 
 #: Fewer channels than this are narrow. Inputs are then gathered row by row first: a pixel's channels fill less than a
 #: cache line, and copying them one pixel at a time, k^2 times, would cost more than the product of matrices.
 NARROW = 16
+
+#: Winograd's algorithm pays with so many channels on either side, and no fewer tiles of 2x2 pixels than channels: else
+#: its transforms, those of kernels too, cost more than it saves.
+WIDE = 32
 
 #: Pads odd sizes before pooling. Finite, since infinity times a zero weight would be NaN.
 PADDING = -1e30
@@ -45,7 +52,8 @@ def conv2d(
         padding: zeros on every side, as PyTorch counts them; or "SAME", which gives ceil(H / s) rows and puts the odd
             zero at the end. With odd kernels the two agree at stride 1 (padding k // 2), but not at stride 2.
         groups: divides C_in and C_out; groups = C_in is a depthwise convolution.
-        form: "patches" (im2col), "lax", or "auto": patches on CPU, lax elsewhere.
+        form: "patches" (im2col); "winograd" for 3x3 kernels of stride 1 with one zero around and a single group,
+            patches for all others; "lax"; or "auto": on CPU winograd where it is faster, else patches; lax elsewhere.
 
     Returns:
         (B, H', W', C_out), H' = ceil(H / s) for "SAME", else floor((H + 2 padding - kh) / s) + 1.
@@ -53,7 +61,7 @@ def conv2d(
     Raises:
         ValueError: if sizes do not fit.
     """
-    _validate.one_of(("auto", "patches", "lax"), form=form)
+    _validate.one_of(FORMS, form=form)
     _validate.positive(stride=stride, groups=groups)
     kh, kw, c_group, c_out = kernel.shape
     c_in = x.shape[-1]
@@ -62,8 +70,8 @@ def conv2d(
             f"kernel must be (kh, kw, C_in / groups, C_out), got {kernel.shape} for C_in = {c_in}, groups = {groups}"
         )
     rows, columns = (_pads(n, k, stride, padding) for n, k in zip(x.shape[1:3], (kh, kw), strict=True))
-    if form == "auto":
-        form = "patches" if jax.default_backend() == "cpu" else "lax"
+    if form == "auto" and jax.default_backend() != "cpu":
+        form = "lax"
     if form == "lax":
         return jax.lax.conv_general_dilated(
             x,
@@ -73,6 +81,10 @@ def conv2d(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups,
         )
+    fits = (kh, kw, stride, groups) == (3, 3, 1, 1) and rows == columns == (1, 1)
+    pays = min(c_in, c_out) >= WIDE and tiles(x.shape) >= max(c_in, c_out)
+    if fits and (form == "winograd" or (form == "auto" and pays)):
+        return winograd_conv(x, kernel)
     if groups == 1:
         if c_in < NARROW:
             # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
