@@ -1,7 +1,7 @@
 """Run the benchmarks and write benchmarks/README.md from the stored JSON: `make bench`.
 
 Arguments go to pytest. `python -m benchmarks.report -m ""` adds the sweeps over batch, image size, model and private
-set and the longest compilations; `-k restarts` or a file runs a part, and then the table holds that part only.
+set and the longest compilations; a file or `-k restarts` runs a part, whose tables take the place of the stored ones.
 """
 
 import json
@@ -42,7 +42,7 @@ def main() -> None:
     """
     files = [Path(a) for a in sys.argv[1:] if a.endswith(".py")] or sorted(FOLDER.glob("test_*.py"))
     options = [a for a in sys.argv[1:] if not a.endswith(".py")]
-    results: dict = {}
+    results: dict = json.loads(RESULTS.read_text()) if sys.argv[1:] and RESULTS.exists() else {}
     failed = []
     for file in files:
         with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,10 @@ def main() -> None:
             if not stored.exists() or not stored.stat().st_size:
                 continue
             part = _without_machine_details(json.loads(stored.read_text()))
-        results = {**part, "benchmarks": [*results.get("benchmarks", []), *part["benchmarks"]]}
+        measured = {entry["group"] for entry in part["benchmarks"]}
+        same_device = results.get("device") == part["device"]
+        kept = [e for e in results.get("benchmarks", []) if same_device and e["group"] not in measured]
+        results = {**part, "benchmarks": [*kept, *part["benchmarks"]]}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         (FOLDER / "README.md").write_text(table(results))
     if failed:
