@@ -72,6 +72,8 @@ class Case:
     """FedLeak's R; 100 matches every gradient entry."""
     blend: float | None = None
     """FedLeak's lambda'."""
+    white_point: float | None = None
+    """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
     probe: str = "ascent"
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
@@ -147,6 +149,8 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
         changes["selection"] = objectives.top_share(case.matched_percent)
     if case.blend is not None:
         changes["regularization"] = objectives.gradient_regularization(case.blend, probe=case.probe)  # type: ignore[arg-type]
+    if case.white_point is not None:
+        changes["white_point"] = case.white_point
     if case.generator:
         changes["candidate"] = attacks.generator_weights()
         changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
@@ -339,6 +343,7 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
     scores = {
         "psnr": float(np.mean(metrics.psnr(truth, matched))),
         "psnr_best_match": float(np.mean(metrics.best_match_psnr(truth, estimate))),
+        "psnr_up_to_scale": float(np.mean(metrics.psnr_up_to_scale(truth, matched))),
         "ssim": float(np.mean(metrics.ssim(truth, matched))),
         "psnr_grey": float(np.mean(metrics.grey_psnr(truth))),
     }

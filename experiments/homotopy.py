@@ -157,12 +157,13 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
 
 def show_table(cells: list[dict[str, Any]]) -> None:
     """Print PSNR beside grey and the distance that is left."""
-    table = Table("what", "PSNR", "spread", "grey", "SSIM", "cosine distance", "labels", "seconds")
+    table = Table("what", "PSNR", "spread", "up to scale", "grey", "SSIM", "cosine distance", "labels", "seconds")
     for cell in cells:
         table.add_row(
             cell["id"],
             f"{cell['ours']:.2f}",
             f"{cell['spread']:.2f}",
+            f"{cell['psnr_up_to_scale']:.2f}",
             f"{cell['psnr_grey']:.2f}",
             f"{cell['ssim']:.3f}",
             f"{cell['cosine_distance']:.2g}",

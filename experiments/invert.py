@@ -11,9 +11,10 @@
     python -m experiments.invert --save-payload update.npz
     python -m experiments.invert --payload update.npz --weights model.safetensors --model convnet --batch-size 4
 
-The first line takes about 20 seconds on two cores and should print a PSNR above 30 dB. The third takes seven minutes an
-image (27 to 31 dB for seeds 3 to 5). The fourth takes five seconds an image and should print 38 to 49 dB, or 24 after the
-300 iterations of DLG's paper. The fifth takes three minutes a seed: 25 to 26 dB, and 28 to 30 without the generator.
+The first line takes about 20 seconds on two cores and should print a PSNR above 30 dB. The third takes three minutes an
+image; its PSNR depends on how bright the image is, up to one factor it is above 40 dB. The fourth takes five seconds an
+image and should print 38 to 49 dB, or 24 after the 300 iterations of DLG's paper. The fifth takes three minutes a seed:
+25 to 26 dB, and 28 to 30 without the generator.
 
 A payload captured from another framework is an npz file with one float array per parameter, named by its path
 (`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights as safetensors.

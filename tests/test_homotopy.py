@@ -17,7 +17,16 @@ def calls(monkeypatch):
     def attack(case, seed, *, variables, callbacks):
         made.append((case, seed, variables))
         callbacks[0](1, None, {"distance": np.ones((1, 1))})
-        names = ("psnr", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "matched", "seconds")
+        names = (
+            "psnr",
+            "psnr_up_to_scale",
+            "psnr_grey",
+            "ssim",
+            "cosine_distance",
+            "label_accuracy",
+            "matched",
+            "seconds",
+        )
         image = np.full((1, 4, 4, 3), 0.5, np.float32)
         return Outcome(image, image, dict.fromkeys(names, float(seed)), np.ones(1))
 

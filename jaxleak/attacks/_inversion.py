@@ -18,6 +18,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
+from jaxleak.attacks._white_point import hides_scale, stretch
 from jaxleak.models import Classifier
 from jaxleak.objectives import (
     Distance,
@@ -68,6 +69,7 @@ class Settings(NamedTuple):
     smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing` of the model
     gradient_free: bool = False  # the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients
     enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
+    white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
 
 class InversionState(NamedTuple):
@@ -105,9 +107,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     Returns:
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
         x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
-        indices; the score is the data distance on the exact model, of the images before any enhancement. Its info has
-        the loss, the data distance and the cosine distance on the model as smoothed, the sharpness, and whether the
-        trial is frozen.
+        indices; the score is the data distance on the exact model, before any enhancement or change of scale. Its info
+        has the loss, the data distance and the cosine distance on the model as smoothed, the sharpness, and whether
+        the trial is frozen.
 
     Raises:
         ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
@@ -261,6 +263,13 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         else:
             x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
             logits = chosen["y"].mean(axis=0) if joint else ()
+        if s.white_point and model.has_batch_norm:
+            soft = jax.nn.softmax(logits) if labels is None else labels
+
+            def simulate(x: jax.Array) -> PyTree:
+                return share(observation.params, Batch(x[:, None], soft, jnp.arange(batch_size)))
+
+            x = jnp.where(hides_scale(simulate, x), stretch(x, s.white_point), x)
         if s.enhance is not None:
             x = s.enhance(x)
         y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
@@ -352,6 +361,7 @@ def _check(model: Classifier, s: Settings, batch_size: int) -> None:
     _validate.non_negative(
         tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
     )
+    _validate.in_range(0, 1, white_point=s.white_point)
     _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
     if s.consistency and s.group == 1:
         raise ValueError("consistency couples a group of candidates, so group must be > 1, got 1")

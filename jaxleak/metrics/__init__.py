@@ -11,6 +11,7 @@ from jaxleak.metrics._images import (
     mse,
     psnr,
     psnr_channel_peak,
+    psnr_up_to_scale,
     psnr_upstream,
     ssim,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "mse",
     "psnr",
     "psnr_channel_peak",
+    "psnr_up_to_scale",
     "psnr_upstream",
     "ssim",
 ]

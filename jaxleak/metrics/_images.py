@@ -69,6 +69,28 @@ def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
     return psnr(truth, np.full_like(truth, peak / 2), peak)
 
 
+def psnr_up_to_scale(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray:
+    """PSNR after one factor for all samples together, the one of least squares to the truth.
+
+    Gradients of networks with batch normalisation in training mode do not depend on the scale of the images. PSNR then
+    grades a guess that no attack can make better, and may call a leak of every detail a poor one.
+
+    Args:
+        truth: (N, ...) samples, of one batch.
+        estimate: the same shape, matched to the truth.
+        peak: the largest value that a pixel may have.
+
+    Returns:
+        (N,) float64, as `psnr`.
+
+    Raises:
+        ValueError: as `psnr`.
+    """
+    truth, estimate = pair(truth, estimate)
+    power = np.sum(estimate**2)
+    return psnr(truth, estimate * (np.sum(truth * estimate) / power if power else 1.0), peak)
+
+
 def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
     """PSNR of every image's own mean color, the best that any constant image scores.
 

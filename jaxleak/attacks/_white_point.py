@@ -1,0 +1,44 @@
+"""The scale of the images, which batch normalisation in training mode hides from every gradient.
+
+Normalisation right after the first convolution makes the loss the same for images x and a x (zeros around them scale
+too, a bias cancels, and the epsilon in the denominator is small), so it makes all gradients the same. No matching can
+tell a; priors such as the total variation then pull the images towards black. What is left is what an attacker knows of
+images anyway: that their brightest pixels are about white.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak._base import PyTree
+from jaxleak.objectives import squared_l2
+
+_DIMMED = 0.9
+
+#: Relative change of the gradient of dimmed images up to which they count as the same. Dimming by a tenth changes it by
+#: about a tenth where the scale shows, and by some 1e-5 where only the normalisation's epsilon sees it.
+_SAME = 0.01
+
+
+def hides_scale(simulate: Callable[[jax.Array], PyTree], x: jax.Array) -> jax.Array:
+    """Whether `simulate` shares the same for dimmed images, () bool.
+
+    Args:
+        simulate: images to payload.
+        x: (B, H, W, C).
+    """
+    shared = jax.lax.map(simulate, jnp.stack([x, _DIMMED * x]))
+    own, dimmed = (jax.tree.map(lambda leaf, i=i: leaf[i], shared) for i in range(2))
+    return squared_l2(own, dimmed) < _SAME**2 * squared_l2(own, jax.tree.map(jnp.zeros_like, own))
+
+
+def stretch(x: jax.Array, quantile: float) -> jax.Array:
+    """Scale all images by one factor, so that `quantile` of all their pixels are at most 1, and clip them to [0, 1].
+
+    Args:
+        x: (B, H, W, C).
+        quantile: in (0, 1].
+    """
+    white = jnp.quantile(x, quantile)
+    return jnp.where(white > 0, jnp.clip(x / jnp.where(white > 0, white, 1.0), 0, 1), x)
