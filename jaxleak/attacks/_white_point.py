@@ -3,7 +3,8 @@
 Normalisation right after the first convolution makes the loss the same for images x and a x (zeros around them scale
 too, a bias cancels, and the epsilon in the denominator is small), so it makes all gradients the same. No matching can
 tell a; priors such as the total variation then pull the images towards black. What is left is what an attacker knows of
-images anyway: that their brightest pixels are about white.
+images anyway: that their brightest pixels are about white. Batches that are normalised apart, those of local steps and
+of clients, hide a factor each; one is taken for all of them.
 """
 
 from collections.abc import Callable
