@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments import _paper
 from experiments._defense_registry import REGISTRY, build
-from experiments._inversion_problem import Case
+from experiments._inversion_case import Case
 from jaxleak import _validate
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from experiments import _defense_registry as registry
 from experiments._fedleak_weights import digest
 from experiments._harness import jsonable, write_json
-from experiments._inversion_problem import Case, build_model, client_defense
+from experiments._inversion_case import Case
+from experiments._inversion_problem import build_model, client_defense
 from jaxleak import _validate, data, protocols
 from jaxleak._base import Batch
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments import _paper
 from experiments._fedleak_jobs import Job, Plan, Sizes
-from experiments._inversion_problem import Case
+from experiments._inversion_case import Case
 from jaxleak import _validate
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}

@@ -12,7 +12,8 @@ from experiments._fedleak_jobs import Job
 from experiments._fedleak_report import console
 from experiments._fedleak_runs import Runner
 from experiments._harness import Progress, RunFolder, default_out
-from experiments._inversion_problem import Case, settings
+from experiments._inversion_case import Case
+from experiments._inversion_problem import settings
 from jaxleak import _validate
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG

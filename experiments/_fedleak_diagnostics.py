@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._inversion_problem import Case, attack, build_model, observe, settings, victim
+from experiments._inversion_case import Case
+from experiments._inversion_problem import attack, build_model, observe, settings, victim
 from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments._fedleak_weights import Training
-from experiments._inversion_problem import Case
+from experiments._inversion_case import Case
 
 Scores = Mapping[str, float]
 

@@ -16,7 +16,8 @@ from experiments import _fedleak_diagnostics as diagnostics
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_weights import digest, trained
 from experiments._harness import RunFolder, jsonable, write_json
-from experiments._inversion_problem import Case, attack, build_model, settings
+from experiments._inversion_case import Case
+from experiments._inversion_problem import attack, build_model, settings
 from jaxleak import data
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints

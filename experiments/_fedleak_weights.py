@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments._harness import jsonable, write_json
-from experiments._inversion_problem import Case, build_model
+from experiments._inversion_case import Case
+from experiments._inversion_problem import build_model
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, PyTree
 

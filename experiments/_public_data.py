@@ -2,21 +2,14 @@
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+from experiments._inversion_case import HELD_OUT, SYNTHETIC, Case
 from jaxleak import attacks, data
 from jaxleak.attacks._decoder import synthetic_slices
 
-if TYPE_CHECKING:
-    from experiments._inversion_problem import Case
-
-#: The samples of the victim's own data set that no client ever holds: the strongest grant, the data distribution.
-HELD_OUT = "held_out"
-#: Random shapes and coloured noise: nobody's data, hence no grant at all.
-SYNTHETIC = "synthetic"
 #: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
 KL = {"ggl": 0.1, "rog": 0.0}
 
@@ -24,7 +17,7 @@ _FIELDS = ("attack", "data", "pool", "public_data", "public_samples", "latent_si
 
 
 def generator_for(
-    case: "Case", seed: int, image_shape: tuple[int, ...], *, captured: bool = False
+    case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False
 ) -> attacks.PublicGenerator | None:
     """The generator that the case's attack is granted, trained on its public data; None for an attack without one.
 
@@ -48,14 +41,14 @@ def generator_for(
 
 
 @functools.lru_cache(maxsize=8)
-def _trained(case: "Case", seed: int, image_shape: tuple[int, ...], captured: bool) -> attacks.PublicGenerator:
+def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool) -> attacks.PublicGenerator:
     images = public_images(case, seed, image_shape, captured=captured)
     return attacks.train_generator(
         jax.random.key(seed), images, case.latent_size, epochs=case.generator_epochs, kl=KL[case.attack]
     )
 
 
-def public_images(case: "Case", seed: int, image_shape: tuple[int, ...], *, captured: bool = False) -> np.ndarray:
+def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False) -> np.ndarray:
     """At most `case.public_samples` images (N, H, W, C) in [0, 1], none of them in the pool of the case's clients.
 
     Clients draw from the first `case.pool` samples of one permutation of the data set; of the same data set only later

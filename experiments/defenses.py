@@ -30,7 +30,7 @@ from experiments._defense_utility import Federation, Utility
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner
 from experiments._harness import Progress, RunFolder, default_out, jsonable, provenance, run_command
-from experiments._inversion_problem import Case
+from experiments._inversion_case import Case
 from jaxleak import _validate
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)

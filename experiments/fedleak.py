@@ -34,7 +34,7 @@ from experiments._fedleak_jobs import DATASETS, Plan, Sizes
 from experiments._fedleak_runs import Runner, samples_in, unavailable
 from experiments._fedleak_weights import Training
 from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
-from experiments._public_data import HELD_OUT
+from experiments._inversion_case import HELD_OUT
 from jaxleak import _validate
 
 #: Minutes that `--preset gpu` may take unless `--budget` says otherwise.

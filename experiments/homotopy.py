@@ -26,7 +26,8 @@ from rich.table import Table
 from experiments import _plots
 from experiments._fedleak_weights import Training, trained
 from experiments._harness import Progress, RunFolder, default_out, run_command
-from experiments._inversion_problem import Case, Outcome, attack
+from experiments._inversion_case import Case
+from experiments._inversion_problem import Outcome, attack
 from jaxleak import _validate
 
 #: Rows by name: what is attacked. `_16` is the width of a ResNet's first stage (64 in full).

@@ -36,8 +36,9 @@ import tyro
 
 from experiments import _plots
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
-from experiments._inversion_problem import Case, Outcome, attack, observe, settings, threat_for, victim
-from experiments._public_data import HELD_OUT, SYNTHETIC, generator_for
+from experiments._inversion_case import HELD_OUT, SYNTHETIC, Case
+from experiments._inversion_problem import Outcome, attack, observe, settings, threat_for, victim
+from experiments._public_data import generator_for
 from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.checkpoint import Checkpoints

@@ -10,7 +10,8 @@ import pytest
 from experiments import _defense_adaptive, _defense_delegated, _defense_registry, _defense_studies, defenses
 from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
 from experiments._defense_studies import points_of
-from experiments._inversion_problem import Case, victim
+from experiments._inversion_case import Case
+from experiments._inversion_problem import victim
 from jaxleak import defenses as family
 from jaxleak import models
 from jaxleak._base import Batch

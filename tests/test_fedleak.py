@@ -12,7 +12,8 @@ from experiments._fedleak_jobs import Job, Sizes
 from experiments._fedleak_runs import Runner, cost, unavailable
 from experiments._fedleak_weights import Training, trained
 from experiments._harness import RunFolder
-from experiments._inversion_problem import Case, settings, victim
+from experiments._inversion_case import Case
+from experiments._inversion_problem import settings, victim
 
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import _fedleak_diagnostics as diagnostics
-from experiments._inversion_problem import Case, build_model
+from experiments._inversion_case import Case
+from experiments._inversion_problem import build_model
 from jaxleak import data, objectives
 from jaxleak.attacks import LABEL_RULES
 

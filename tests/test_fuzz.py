@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments import cafe_scale, invert
-from experiments._inversion_problem import Case
+from experiments._inversion_case import Case
 from experiments._inversion_problem import settings as settings_of
 from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Batch, Observation

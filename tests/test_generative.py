@@ -10,7 +10,8 @@ import pytest
 from experiments import _public_data, fedleak, invert
 from experiments._fedleak_cells import plans
 from experiments._fedleak_jobs import Sizes
-from experiments._inversion_problem import Case, settings
+from experiments._inversion_case import Case
+from experiments._inversion_problem import settings
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets

@@ -1,0 +1,91 @@
+"""The options of one gradient inversion."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
+HELD_OUT = "held_out"
+#: Public data: random shapes and coloured noise, which is nobody's data, hence no grant at all.
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
+
+    attack: str = "fedleak"
+    """A preset of jaxleak.attacks.presets."""
+    iterations: int = 400
+    model: str = "convnet"
+    """A name of jaxleak.models.CLASSIFIERS."""
+    activation: str | None = None
+    """Replaces the model's non-linearity, for example sigmoid."""
+    width: int | None = None
+    """Width of a ResNet's first stage (64 in full)."""
+    init: str | None = None
+    """Initialisation of the weights, for example wide_uniform."""
+    weights: Path | None = None
+    """A safetensors file; otherwise the weights are drawn."""
+    data: str = "natural_patches"
+    pool: int = 256
+    """Size of the data that the client's batch is drawn from."""
+    partition: str = "iid"
+    """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
+    feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
+    federation: int = 100
+    """Clients that a skewed partition divides the pool among."""
+    batch_size: int = 1
+    local_steps: int = 1
+    clients: int = 1
+    """Clients behind one secure aggregation."""
+    learning_rate: float = 1e-4
+    """Of the local steps."""
+    estimate: bool = False
+    """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
+    batch_norm: str = "train"
+    labels: str | None = None
+    """Label strategy: given, joint, or a rule; None keeps the preset's."""
+    restarts: int = 1
+    microbatch: int | None = None
+    homotopy: tuple[float, float] | None = None
+    """Smoothing from this sharpness to that; None keeps the preset's."""
+    finish: float = 0.0
+    """Share of the iterations, at the end of such a homotopy, with exact kinks."""
+    exact_kinks: bool = False
+    """Attack without smoothing."""
+    tv: float | None = None
+    activation_penalty: float | None = None
+    matched_percent: float | None = None
+    """FedLeak's R; 100 matches every gradient entry."""
+    blend: float | None = None
+    """FedLeak's lambda'."""
+    white_point: float | None = None
+    """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
+    probe: str = "ascent"
+    generator: bool = False
+    """Optimise the weights of an untrained generator instead of pixels."""
+    optimizer: str | None = None
+    """In place of the preset's: adam, at 0.05 with cosine decay; or annealed, whose decay begins anew every 1,000
+    iterations (Table 11)."""
+    terms: tuple[str, ...] | None = None
+    """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    public_data: str = HELD_OUT
+    """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
+    holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
+    public_samples: int = 2048
+    """Public images at most."""
+    latent_size: int = 64
+    """Numbers per image that ggl and rog search for."""
+    generator_epochs: int = 40
+    """Passes over the public images."""
+    defense: str | None = None
+    """Of the client's upload: a name of experiments._defense_registry."""
+    strength: float = 0.0
+    """Of the defense."""
+    adaptive: bool = False
+    """The attacker knows the defense and its strength."""
+
+    @property
+    def images(self) -> int:
+        """How many images one payload is made of."""
+        return self.batch_size * self.local_steps * self.clients
