@@ -30,6 +30,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         "unit",
         "grey",
         "one-to-one",
+        "up to scale",
         "cos dist",
         "labels",
     )
@@ -41,7 +42,10 @@ def show(rows: list[dict[str, Any]]) -> None:
             "-" if row["paper"] is None else f"{row['ours'] - row['paper']:+.2f}",
             f"{row['spread']:.2g}" if len(row["seeds"]) > 1 else "-",
             row["unit"],
-            *(f"{row[name]:.3g}" if name in row else "" for name in ("psnr_grey", "psnr", "cosine_distance")),
+            *(
+                f"{row[name]:.3g}" if name in row else ""
+                for name in ("psnr_grey", "psnr", "psnr_up_to_scale", "cosine_distance")
+            ),
             f"{row['label_accuracy']:.0%}" if "label_accuracy" in row else "",
         )
     if table.row_count:

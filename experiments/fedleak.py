@@ -17,9 +17,10 @@ Lung-Colon Cancer and SVHN come as `--lungcolon folder:DIR?size=224` and `--svhn
 `--substitute cifar10`. GGL and ROG are granted public images, which `--public-data` names: `synthetic` for the
 demonstration, `held_out` (a part of the same data that no client holds) or other data for the tables.
 
-The numbers compared with the paper use its scoring, the most similar reconstruction for every image; the one-to-one
-PSNR, that of a grey image, and the final cosine distance stand beside them. Finished runs are not run again: the same
-command goes on where it was, and `--fresh` starts over.
+The numbers compared with the paper use its scoring, the most similar reconstruction for every image. Beside them stand
+the one-to-one PSNR, the same up to one factor (batch normalisation hides how bright images are), that of a grey image,
+and the final cosine distance. Finished runs are not run again: the same command goes on where it was, and `--fresh`
+starts over.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -159,7 +160,8 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
     except (ValueError, FloatingPointError) as error:
         return {**row, "not_run": str(error)}
     values = [plan.read(of_seed) for of_seed in scores]
-    beside = ("psnr", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "test_accuracy", "seconds")
+    psnr = ("psnr", "psnr_up_to_scale", "psnr_grey")
+    beside = (*psnr, "ssim", "cosine_distance", "label_accuracy", "test_accuracy", "seconds")
     row |= {"ours": float(np.mean(values)), "spread": float(np.std(values)), "seeds": list(args.seeds)}
     row |= {"values": values, "note": plan.note}
     row |= {name: float(np.mean([s[0][name] for s in scores])) for name in beside if name in scores[0][0]}
