@@ -91,9 +91,8 @@ _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1",
 
 
 def _optimizer(case: Case) -> optax.GradientTransformation:
-    cycle = {"init_value": 0.05, "peak_value": 0.05, "warmup_steps": 0, "decay_steps": 1000, "end_value": 0.0}
-    cycles = -(-case.iterations // 1000)
-    annealed = optax.adam(optax.sgdr_schedule([cycle] * cycles))
+    cycle = optax.cosine_decay_schedule(0.05, 1000)
+    annealed = optax.adam(lambda count: cycle(count % 1000))
     adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(0.05, case.iterations)
     return presets.signed(adam) if case.attack == "inverting_gradients" else adam
 

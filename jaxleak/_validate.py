@@ -11,19 +11,32 @@ from typing import Any
 import jax
 import numpy as np
 
+#: What the arrays of an attack can hold.
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def positive(**named: float) -> None:
-    """Raise `ValueError` unless every value is > 0 and finite."""
+    """Raise `ValueError` unless every value is > 0 and finite in float32."""
     for name, value in named.items():
-        if not (_is_finite(value) and value > 0):
+        if not (_is_number(value) and value > 0):
             raise ValueError(f"{name} must be > 0, got {value}")
+        _not_too_large(name, value)
+
+
+def count(**named: int) -> None:
+    """Raise `ValueError` unless every value is > 0 and fits the int32 counters of a compiled loop."""
+    positive(**named)
+    for name, value in named.items():
+        if value > np.iinfo(np.int32).max:
+            raise ValueError(f"{name} must be at most {np.iinfo(np.int32).max}, got {value}")
 
 
 def non_negative(**named: float) -> None:
-    """Raise `ValueError` unless every value is >= 0 and finite."""
+    """Raise `ValueError` unless every value is >= 0 and finite in float32."""
     for name, value in named.items():
-        if not (_is_finite(value) and value >= 0):
+        if not (_is_number(value) and value >= 0):
             raise ValueError(f"{name} must be >= 0, got {value}")
+        _not_too_large(name, value)
 
 
 def in_range(low: float, high: float, **named: float) -> None:
@@ -40,13 +53,18 @@ def one_of(allowed: Collection[Any], **named: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
-def _is_finite(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     try:
-        return math.isfinite(value)
+        return not math.isnan(value)
     except OverflowError:  # an integer that no float can hold
         return True
-    except TypeError:  # no number at all
+    except TypeError:
         return False
+
+
+def _not_too_large(name: str, value: float) -> None:
+    if value > LARGEST:
+        raise ValueError(f"{name} must be finite and at most {LARGEST:.2e}, got {value}")
 
 
 def labels_in_range(y: Any, num_classes: int) -> None:

@@ -296,7 +296,7 @@ def test_bad_arguments_are_refused():
         models.resnet10((8, 8, 1), activation="swish")
     with pytest.raises(ValueError, match="init must be one of default, he, glorot, wide_uniform, got 'xavier'"):
         models.convnet((8, 8, 1), init="xavier")
-    with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, lax, got 'fft'"):
+    with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, fourier, lax, got 'fft'"):
         models.convnet((8, 8, 1), form="fft")
     with pytest.raises(ValueError, match=r"channels and strides must be equally many, got \(4,\) and \(1, 2\)"):
         models.convnet((8, 8, 1), channels=(4,), strides=(1, 2))

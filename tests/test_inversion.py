@@ -249,6 +249,7 @@ class TestBadInput:
         [
             ({"labels": "guessed"}, "labels must be one of given, joint"),
             ({"tv": -1.0}, "tv must be >= 0"),
+            ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
             ({"consistency": 1.0}, "group must be > 1"),
             ({"batch_norm": 1.0}, "no batch normalisation"),
@@ -283,6 +284,8 @@ class TestBadInput:
             presets.preset("deep")
         with pytest.raises(ValueError, match="iterations must be > 0"):
             presets.preset("dlg", 0)
+        with pytest.raises(ValueError, match="iterations must be at most 2147483647"):
+            presets.preset("dlg", 2**31)
         with pytest.raises(ValueError, match="noise must be one of"):
             presets.bayes(noise="pink")
 

@@ -51,7 +51,7 @@ def test_conv2d_is_a_cross_correlation_with_zeros_around():
     x, kernel = np.asarray(_random(1, 4, 5, 2)), np.asarray(_random(3, 5, 2, 2, seed=1))
     for form in ("patches", "lax", "auto"):
         np.testing.assert_allclose(conv2d(x, kernel, form=form), reference.conv2d(x, kernel), atol=1e-5)
-    with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, lax, got 'fft'"):
+    with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, fourier, lax, got 'fft'"):
         conv2d(x, kernel, form="fft")
 
 

@@ -357,7 +357,7 @@ def _priors(
 
 
 def _check(model: Classifier, s: Settings, batch_size: int) -> None:
-    _validate.positive(batch_size=batch_size, iterations=s.iterations, group=s.group)
+    _validate.count(batch_size=batch_size, iterations=s.iterations, group=s.group)
     _validate.non_negative(
         tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
     )

@@ -252,6 +252,6 @@ def preset(name: str, iterations: int | None = None, **options: Any) -> Settings
     """
     _validate.one_of(PRESETS, preset=name)
     if iterations is not None:
-        _validate.positive(iterations=iterations)
+        _validate.count(iterations=iterations)
         options["iterations"] = iterations
     return PRESETS[name](**options)

@@ -2,9 +2,9 @@
 
 On CPU, XLA runs the gradients of a convolution's gradients several times slower than the same arithmetic written
 as patches times a matrix, and convolutions inside `lax.scan` or under `vmap` over weights slower still
-(benchmarks/README.md has the ratios). Second-order attacks live there, so on CPU the default is Winograd's algorithm
-where it pays and the patch form where it does not, and `lax.conv` elsewhere. All compute the same function; tests hold
-them together up to second derivatives.
+(benchmarks/README.md has the ratios). Second-order attacks live there, so on CPU the default is the algorithm with the
+fewest operations that pays, Winograd's or Fourier's, and the patch form where neither does; elsewhere it is `lax.conv`.
+All compute the same function; tests hold them together up to second derivatives.
 """
 
 import functools
@@ -16,15 +16,23 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.models._activations import smooth_max
+from jaxleak.models._fourier import fourier_conv, num_products
 from jaxleak.models._winograd import tiles, winograd_conv
 
-Form = Literal["auto", "patches", "winograd", "lax"]
-FORMS: tuple[Form, ...] = ("auto", "patches", "winograd", "lax")
+Form = Literal["auto", "patches", "winograd", "fourier", "lax"]
+FORMS: tuple[Form, ...] = ("auto", "patches", "winograd", "fourier", "lax")
 Padding = int | Literal["SAME"]
 
 #: Fewer channels than this are narrow. Inputs are then gathered row by row first: a pixel's channels fill less than a
 #: cache line, and copying them one pixel at a time, k^2 times, would cost more than the product of matrices.
 NARROW = 16
+
+#: Moving a number through memory costs about as much as so many multiplications in a product of matrices; measured, it
+#: separates the layers that Fourier's algorithm makes faster from the others within a factor of 1.3.
+MOVE = 50
+
+#: Entries of the largest transform that is made for a layer unasked: 28x28 pixels with 5x5 kernels.
+LARGEST = 1_100_000
 
 #: Winograd's algorithm pays with so many channels on either side, and no fewer tiles of 2x2 pixels than channels: else
 #: its transforms, those of kernels too, cost more than it saves.
@@ -52,8 +60,9 @@ def conv2d(
         padding: zeros on every side, as PyTorch counts them; or "SAME", which gives ceil(H / s) rows and puts the odd
             zero at the end. With odd kernels the two agree at stride 1 (padding k // 2), but not at stride 2.
         groups: divides C_in and C_out; groups = C_in is a depthwise convolution.
-        form: "patches" (im2col); "winograd" for 3x3 kernels of stride 1 with one zero around and a single group,
-            patches for all others; "lax"; or "auto": on CPU winograd where it is faster, else patches; lax elsewhere.
+        form: "patches" (im2col); "winograd" for 3x3 kernels, or "fourier" for odd ones, of stride 1 that keep the
+            size in a single group, and patches for all others; "lax"; or "auto": on CPU whichever of winograd,
+            fourier and patches is fastest; lax elsewhere.
 
     Returns:
         (B, H', W', C_out), H' = ceil(H / s) for "SAME", else floor((H + 2 padding - kh) / s) + 1.
@@ -81,10 +90,12 @@ def conv2d(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=groups,
         )
-    fits = (kh, kw, stride, groups) == (3, 3, 1, 1) and rows == columns == (1, 1)
-    pays = min(c_in, c_out) >= WIDE and tiles(x.shape) >= max(c_in, c_out)
-    if fits and (form == "winograd" or (form == "auto" and pays)):
-        return winograd_conv(x, kernel)
+    if stride == groups == 1 and rows == (kh // 2, kh // 2) and columns == (kw // 2, kw // 2):
+        pays = min(c_in, c_out) >= WIDE and tiles(x.shape) >= max(c_in, c_out)
+        if (kh, kw) == (3, 3) and (form == "winograd" or (form == "auto" and pays)):
+            return _with_zeros(winograd_conv(x, kernel), x, (kh, kw))
+        if kh % 2 == kw % 2 == 1 and (form == "fourier" or (form == "auto" and _fourier_pays(x.shape, kernel.shape))):
+            return _with_zeros(fourier_conv(x, kernel), x, (kh, kw))
     if groups == 1:
         if c_in < NARROW:
             # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
@@ -108,6 +119,28 @@ def conv2d(
     weights = kernel.reshape(kh * kw, c_group, groups, c_out // groups)
     out = jnp.einsum("bhwgkc,kcgo->bhwgo", patches, weights)
     return out.reshape(*out.shape[:3], c_out)
+
+
+def _fourier_pays(images: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+    """Whether it costs less than patches, per image. The spectrum of the kernel is shared by a batch."""
+    batch, height, width, c_in = images
+    kh, kw, _, c_out = kernel
+    pixels, pairs, products = height * width, c_in * c_out, num_products((height, width), (kh, kw))
+    if kh == kw == 1 or products * pixels > LARGEST:
+        return False
+    fast = products * (pairs * (1 + (kh * kw + MOVE) / batch) + pixels * (c_in + c_out))
+    return fast < pixels * kh * kw * c_in * (c_out + MOVE)
+
+
+def _with_zeros(y: jax.Array, x: jax.Array, window: tuple[int, int]) -> jax.Array:
+    """y with exact zeros where all of x within the window is zero, as a plain sum of products has them.
+
+    Rounding would leave some 1e-8 there, and ReLUs in the dark parts of an image would pass gradients at random. Only
+    values change: the derivatives of a convolution do not depend on them.
+    """
+    lit = (x != 0).any(axis=-1, keepdims=True)
+    lit = jax.lax.reduce_window(lit, False, jax.lax.bitwise_or, (1, *window, 1), (1, 1, 1, 1), "SAME")
+    return y - jax.lax.stop_gradient(jnp.where(lit, 0, y))
 
 
 def _gather(shifts: list[jax.Array]) -> jax.Array:

@@ -1,13 +1,9 @@
-"""3x3 convolution by Winograd's minimal filtering, closed under differentiation of any order.
+"""3x3 convolution by Winograd's minimal filtering.
 
 An output tile of 2x2 pixels takes 16 products per pair of channels instead of 36: images, kernels and outputs are
 transformed by sums of a few entries, with 16 products of matrices over the channels in between (S. Winograd,
 *Arithmetic Complexity of Computations*, 1980; A. Lavin and S. Gray, *Fast Algorithms for Convolutional Neural
 Networks*, 2016). Rounding errors are those of the plain sum: the transforms only add and halve.
-
-The transforms read slices. Automatic differentiation would transpose those to paddings and lose the gain, so two
-primitives carry their rules by hand: the convolution, and the correlation that is its derivative by the kernel. Both
-are bilinear, and the derivatives of either are the other and itself, so gradients of gradients keep the speed.
 """
 
 import functools
@@ -15,26 +11,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from jaxleak.models._bilinear import Window, closed_convolution, product
 
 # F(2, 3) of one axis: evaluation at 0, 1, -1 and infinity.
 _IMAGE = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 _KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 _OUTPUT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-
-
-def winograd_conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """2-D cross-correlation of stride 1 with one zero around.
-
-    Args:
-        x: (B, H, W, C).
-        kernel: (3, 3, C, O).
-
-    Returns:
-        (B, H, W, O).
-    """
-    return _conv.bind(x[None], kernel[None])[0]
 
 
 def tiles(shape: tuple[int, ...]) -> int:
@@ -43,33 +26,24 @@ def tiles(shape: tuple[int, ...]) -> int:
     return batch * -(-height // 2) * -(-width // 2)
 
 
-# Below, everything has a leading axis G of independent convolutions, so that batching leads back to the primitives.
-
-
 def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """(G, B, H, W, C) and (G, 3, 3, C, O) to (G, B, H, W, O)."""
     groups, batch, height, width, _ = x.shape
     h, w, out = -(-height // 2), -(-width // 2), kernel.shape[-1]
+    kernel = jax.lax.optimization_barrier(kernel)
     entries = [kernel[:, i, j] for i in range(3) for j in range(3)]
     kernels = [u for row in _both_axes(_KERNEL, entries) for u in row]
-    products = [_product(v, u, 2, 1) for v, u in zip(_image_tiles(x), kernels, strict=True)]
+    products = [product(v, u, 2, 1) for v, u in zip(_image_tiles(x), kernels, strict=True)]
     rows = _both_axes(_OUTPUT, [p.reshape(groups, batch, h, w, out) for p in products])
     y = jnp.stack([jnp.stack(row, axis=4) for row in rows], axis=3)
     return y.reshape(groups, batch, 2 * h, 2 * w, out)[:, :, :height, :width]
 
 
-def _correlate(x: jax.Array, y: jax.Array) -> jax.Array:
+def _correlate(x: jax.Array, y: jax.Array, _: Window) -> jax.Array:
     """The derivative of <y, conv(x, kernel)> by the kernel: (G, B, H, W, C), (G, B, H, W, O) to (G, 3, 3, C, O)."""
     pairs = zip(_image_tiles(x), _output_tiles(y), strict=True)
-    rows = _both_axes(_KERNEL.T, [_product(v, e, 1, 1) for v, e in pairs])
+    rows = _both_axes(_KERNEL.T, [product(v, e, 1, 1) for v, e in pairs])
     return jnp.stack([jnp.stack(row, axis=1) for row in rows], axis=1)
-
-
-def _product(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
-    """Contraction of two arrays (G, ., .), one product of matrices per group."""
-    if len(a) == 1:  # XLA is slower with a batch of one
-        return jax.lax.dot_general(a[0], b[0], (((axis_a - 1,), (axis_b - 1,)), ((), ())))[None]
-    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((0,), (0,))))
 
 
 def _image_tiles(x: jax.Array) -> list[jax.Array]:
@@ -77,6 +51,7 @@ def _image_tiles(x: jax.Array) -> list[jax.Array]:
     groups, batch, height, width, channels = x.shape
     h, w = -(-height // 2), -(-width // 2)
     x = jnp.pad(x, ((0, 0), (0, 0), (1, 2 * h + 1 - height), (1, 2 * w + 1 - width), (0, 0)))
+    x = jax.lax.optimization_barrier(x)  # else XLA computes what made x anew for every entry
     # Cut into cells of 2x2, entry (i, j) of every 4x4 window is a contiguous slice of cells.
     x = x.reshape(groups, batch, h + 1, 2, w + 1, 2, channels)
     entries = [x[:, :, i // 2 : i // 2 + h, i % 2, j // 2 : j // 2 + w, j % 2] for i in range(4) for j in range(4)]
@@ -86,7 +61,7 @@ def _image_tiles(x: jax.Array) -> list[jax.Array]:
 def _output_tiles(y: jax.Array) -> list[jax.Array]:
     """The transpose of the outputs' transform: 16 arrays (G, tiles, O)."""
     groups, batch, height, width, out = y.shape
-    y = jnp.pad(y, ((0, 0), (0, 0), (0, height % 2), (0, width % 2), (0, 0)))
+    y = jax.lax.optimization_barrier(jnp.pad(y, ((0, 0), (0, 0), (0, height % 2), (0, width % 2), (0, 0))))
     y = y.reshape(groups, batch, -(-height // 2), 2, -(-width // 2), 2, out)
     entries = [y[:, :, :, i, :, j] for i in range(2) for j in range(2)]
     return [e.reshape(groups, -1, out) for row in _both_axes(_OUTPUT.T, entries) for e in row]
@@ -106,54 +81,5 @@ def _combine(matrix: np.ndarray, entries: list[jax.Array]) -> list[jax.Array]:
     return [functools.reduce(jnp.add, (times(c, entries[i]) for i, c in enumerate(row) if c)) for row in matrix]
 
 
-def _adjoint(kernel: jax.Array) -> jax.Array:
-    """The kernel of the transposed convolution."""
-    return kernel[:, ::-1, ::-1].swapaxes(3, 4)
-
-
-_conv = Primitive("winograd_conv")
-_conv.def_impl(_convolve)
-_conv.def_abstract_eval(lambda x, kernel: x.update(shape=(*x.shape[:-1], kernel.shape[-1])))
-mlir.register_lowering(_conv, mlir.lower_fun(_convolve, multiple_results=False))
-_correlation = Primitive("winograd_correlation")
-_correlation.def_impl(_correlate)
-_correlation.def_abstract_eval(lambda x, y: x.update(shape=(x.shape[0], 3, 3, x.shape[-1], y.shape[-1])))
-mlir.register_lowering(_correlation, mlir.lower_fun(_correlate, multiple_results=False))
-
-# Cotangent and both operands, to the derivatives by the first and by the second.
-ad.defbilinear(
-    _conv,
-    lambda y, _, kernel: _conv.bind(y, _adjoint(kernel)),
-    lambda y, x, _: _correlation.bind(x, y),
-)
-ad.defbilinear(
-    _correlation,
-    lambda kernel, _, y: _conv.bind(y, _adjoint(kernel)),
-    lambda kernel, x, _: _conv.bind(x, kernel),
-)
-
-
-def _batched_conv(operands: tuple[jax.Array, ...], axes: tuple[int | None, ...]) -> tuple[jax.Array, int]:
-    x, kernel = operands
-    if axes[1] is None and axes[0] is not None:  # one kernel for all: more images
-        x = jnp.moveaxis(x, axes[0], 1)
-        y = _conv.bind(x.reshape(x.shape[0], -1, *x.shape[3:]), kernel)
-        return y.reshape(*x.shape[:-1], y.shape[-1]), 1
-    return _by_groups(_conv, operands, axes)
-
-
-def _by_groups(
-    primitive: Primitive, operands: tuple[jax.Array, ...], axes: tuple[int | None, ...]
-) -> tuple[jax.Array, int]:
-    """The new axis becomes part of G."""
-    size = next(a.shape[axis] for a, axis in zip(operands, axes, strict=True) if axis is not None)
-    first = [
-        jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
-        for a, axis in zip(operands, axes, strict=True)
-    ]
-    out = primitive.bind(*(a.reshape(-1, *a.shape[2:]) for a in first))
-    return out.reshape(size, -1, *out.shape[1:]), 0
-
-
-batching.primitive_batchers[_conv] = _batched_conv
-batching.primitive_batchers[_correlation] = functools.partial(_by_groups, _correlation)
+#: (B, H, W, C) and (3, 3, C, O) to (B, H, W, O): 2-D cross-correlation of stride 1 with one zero around.
+winograd_conv = closed_convolution("winograd_conv", _convolve, _correlate)
