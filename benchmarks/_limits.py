@@ -1,4 +1,4 @@
-"""How fast the machine could be: its measured rates, and the arithmetic that an attack's step cannot avoid."""
+"""How fast the machine could be: its measured rates, and the arithmetic of an attack's step by plain sums of products."""
 
 import functools
 import time
@@ -86,7 +86,7 @@ def resnet(side: int, blocks: Sequence[int], classes: int, width: int = 64) -> l
 
 
 class Work(NamedTuple):
-    """What a computation cannot avoid."""
+    """What a computation by plain sums of products cannot avoid."""
 
     flops: float
     bytes: float

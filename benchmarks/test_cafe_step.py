@@ -21,8 +21,8 @@ from jaxleak.models import _networks
 N, K, PARTIES, ROUNDS = 800, 40, 4, 4
 KEY = jax.random.key(0)
 CASES = {
-    **{executor: (executor, "patches") for executor in _problems.EXECUTORS},
-    "jit per step, lax.conv": ("jit per step", "lax"),
+    **{executor: (executor, "auto") for executor in _problems.EXECUTORS},
+    "jit over the loop, patches": ("jit over the loop", "patches"),
     "jit over the loop, lax.conv": ("jit over the loop", "lax"),
 }
 SETTINGS = attacks.table9("mnist")
@@ -31,7 +31,7 @@ LAYERS = [_limits.conv(14, 5, 1, 64), _limits.conv(7, 5, 64, 128), _limits.dense
 
 
 @functools.cache
-def build(form: str = "patches", num_samples: int = N):
+def build(form: str = "auto", num_samples: int = N):
     images = data.load("natural_patches:28", num_samples, 0).x[..., :1]
     tiles, _ = data.image_tiles(images, PARTIES)
     model = models.cafe_vertical(tiles.shape[2:], parties=PARTIES, form=form)
@@ -100,7 +100,7 @@ def test_cafe_step_in_pytorch(benchmark, peers):
     from benchmarks import peers_cafe
 
     _, protocol, private = build()
-    begin, loop = rounds_by("jit per step", "patches", 1)
+    begin, loop = rounds_by("jit per step", "auto", 1)
     after = loop(begin).attack
     _, transcript = protocol.round(KEY, begin.protocol, private)
     params = peers_cafe.party_weights(begin.protocol.params, PARTIES)
@@ -133,7 +133,7 @@ def test_cafe_step_in_pytorch(benchmark, peers):
 @pytest.mark.parametrize("num_samples", [100, 800, 3200])
 @pytest.mark.parametrize("executor", ["op by op", "jit per step", "jit over the loop"])
 def test_private_set(benchmark, executor, num_samples):
-    begin, loop = rounds_by(executor, "patches", 2, num_samples)
+    begin, loop = rounds_by(executor, "auto", 2, num_samples)
     first_call(benchmark, lambda: loop(begin))
     group = f"CAFE iteration, N = {num_samples}, K = {K}, M = {PARTIES}, 28x28"
     measure(benchmark, lambda: loop(begin), group=group, name=executor, per_call=2, rounds=3)
