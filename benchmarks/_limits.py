@@ -1,4 +1,4 @@
-"""How fast the machine could be: its measured rates, and the arithmetic of an attack's step by plain sums of products."""
+"""How fast the machine could be: its measured rates, and the arithmetic of a step by plain sums of products."""
 
 import functools
 import time

@@ -82,9 +82,9 @@ def table(results: dict) -> str:
         lines += [
             f"Its float32 matrix product reached {rates['matrix_rate'] / 1e9:.0f} GFLOP/s, its memory "
             f"{rates['copy_rate'] / 1e9:.1f} GB/s read and written.",
-            "The fraction of the machine's rate is the time that the arithmetic and the transfers of plain sums of products",
-            "(counted by hand in benchmarks/_limits.py) would take at these rates, over the time measured; Winograd's and",
-            "Fourier's convolutions need less arithmetic than that.",
+            "The fraction of the machine's rate is the time that the arithmetic and the transfers of plain sums of",
+            "products (counted by hand in benchmarks/_limits.py) would take at these rates, over the time measured;",
+            "Winograd's and Fourier's convolutions need less arithmetic than that.",
         ]
     if loaded:
         lines += ["", f"**{loaded} of {len(entries)} entries were timed under load; ratios with them mean nothing.**"]
