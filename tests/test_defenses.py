@@ -165,39 +165,3 @@ def test_values_out_of_range_are_refused():
     ):
         with pytest.raises(ValueError, match=match):
             build(**options)
-
-
-def test_everything_exported_is_named():
-    assert set(defenses.__all__) == {
-        "Defense",
-        "Encoding",
-        "HORIZONTAL_PLACES",
-        "Reading",
-        "SPLIT_PLACES",
-        "adaptive_dp_sgd",
-        "bits_on_the_wire",
-        "cancelling_noise",
-        "chain",
-        "clipped_gaussian",
-        "dp_sgd",
-        "epsilon_of",
-        "epsilon_of_schedule",
-        "fake_gradients",
-        "feature_dropout",
-        "gaussian_noise",
-        "gaussian_payload_noise",
-        "guardian",
-        "label_dp_scale",
-        "laplace_noise",
-        "magnitude_noise",
-        "marvell",
-        "noise_multiplier_for",
-        "noise_multiplier_of",
-        "noise_multiplier_shorthand",
-        "outpost",
-        "quantize",
-        "soteria",
-        "sparsify",
-        "vfl_defender",
-        "withhold_top",
-    }
