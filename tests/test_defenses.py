@@ -6,7 +6,6 @@ import pytest
 import reference
 import scipy.stats
 
-from jaxleak import defenses
 from jaxleak.defenses import Defense, chain, clipped_gaussian, fake_gradients, noise_multiplier_for
 
 PAYLOAD = {
