@@ -14,7 +14,7 @@ class Case:
     """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
 
     attack: str = "fedleak"
-    """A preset of jaxleak.attacks.presets."""
+    """A preset of jaxleak.attacks.presets, or patch_embedding."""
     iterations: int = 400
     model: str = "convnet"
     """A name of jaxleak.models.CLASSIFIERS."""

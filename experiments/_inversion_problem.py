@@ -40,6 +40,37 @@ class Outcome(NamedTuple):
     curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
 
 
+#: Attacks without iterations, to which the engine's settings do not apply.
+CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
+
+
+def check(case: Case) -> None:
+    """Raise `ValueError` on an unknown attack or options out of range, before any data are loaded."""
+    if case.attack not in CLOSED_FORM:
+        settings(case)
+    elif case.images != 1:
+        raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
+    elif case.adaptive:
+        raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
+
+
+def iterations_of(case: Case) -> int:
+    """How often the attack looks at the update."""
+    return 1 if case.attack in CLOSED_FORM else case.iterations
+
+
+def build_attack(
+    case: Case,
+    model: models.Classifier,
+    share: protocols.ClientShare,
+    generator: attacks.PublicGenerator | None = None,
+) -> Attack:
+    """The attack of `case` on what `share` gives."""
+    if case.attack in CLOSED_FORM:
+        return CLOSED_FORM[case.attack](model, batch_size=case.images)
+    return attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
+
+
 def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> attacks.Settings:
     """The preset of `case` with the case's changes.
 
@@ -99,11 +130,11 @@ def _optimizer(case: Case) -> optax.GradientTransformation:
 
 def threat_for(case: Case) -> threats.Threat:
     """The narrowest threat that the case works under; printed, so that nobody overlooks a grant."""
-    s = settings(case)
+    s = None if case.attack in CLOSED_FORM else settings(case)
     return threats.Threat(
         index=False,
-        labels=s.labels == "given",
-        statistics=s.batch_norm > 0,
+        labels=s is not None and s.labels == "given",
+        statistics=s is not None and s.batch_norm > 0,
         running_statistics=case.batch_norm == "eval",
     )
 
@@ -193,11 +224,13 @@ def _attack(
     case: Case, image_shape: tuple[int, ...], num_classes: int, generator: attacks.PublicGenerator | None
 ) -> Attack:
     model, share, _ = _client(case, image_shape, num_classes)
-    shown, s = protocols.averaged_share(share) if case.estimate else share, settings(case, generator)
+    shown = protocols.averaged_share(share) if case.estimate else share
     if case.adaptive and case.defense is not None:
-        informed = _defense_adaptive.informed(case.defense, case.strength, model, shown, s, case.images)
+        informed = _defense_adaptive.informed(
+            case.defense, case.strength, model, shown, settings(case, generator), case.images
+        )
         return attacks.inversion(model, *informed, batch_size=case.images)
-    return attacks.inversion(model, shown, s, batch_size=case.images)
+    return build_attack(case, model, shown, generator)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
@@ -228,7 +261,7 @@ def attack(
         observation,
         audit.template_of(side.private),
         key=jax.random.key(seed),
-        iterations=case.iterations,
+        iterations=iterations_of(case),
         restarts=case.restarts,
         microbatch=case.microbatch,
         callbacks=callbacks,

@@ -61,17 +61,22 @@ def split_problem(seed=0):
     return Problem(model, protocol, private, jax.jit(protocol.init)(jax.random.key(1)).params, template_of(private))
 
 
-def client_problem(n=4, **options):
-    """One client whose every round uses all of its n samples: a narrow network with batch normalisation."""
-    model = models.convnet((4, 4, 1), 3, channels=(3,), strides=(2,), batch_norm=True)
+def client_problem(n=4, model=None, **options):
+    """One client whose every round uses all of its n samples: by default a narrow network with batch normalisation."""
+    model = model or models.convnet((4, 4, 1), 3, channels=(3,), strides=(2,), batch_norm=True)
     share = protocols.ClientShare(model, **options)
     size = n // (share.clients * share.local_steps)
-    protocol = protocols.client(share, num_samples=n, batch_size=size, with_statistics=True)
+    protocol = protocols.client(share, num_samples=n, batch_size=size, with_statistics=model.has_batch_norm)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.random((n, 1, 4, 4, 1)), jnp.float32)
     private = Batch(x, jnp.arange(n, dtype=jnp.int32) % 3, jnp.arange(n))
     variables = jax.jit(protocol.init)(jax.random.key(1)).params
     return Problem(model, protocol, private, variables, template_of(private))
+
+
+def transformer():
+    """A vision transformer of four tokens."""
+    return models.vit((4, 4, 1), 3, patch_size=2, width=8, depth=1, heads=2)
 
 
 def _problem(model, n, k, classes, **options):

@@ -28,7 +28,8 @@ class Case(NamedTuple):
     random_start: bool = True
     on_host: bool = False  # reconstructs with NumPy and SciPy, outside of compiled programs
     rtol: float = 1e-3  # eager against compiled
-    setting: str = "aligned"  # "split": bottom and top models; "client": one client's update, all samples in it
+    # "split": bottom and top models; "client": one client's update, all samples in it; "transformer": of one image.
+    setting: str = "aligned"
 
 
 def shortest_plan(num_samples):
@@ -81,6 +82,10 @@ def tiny_public_generator():
     return attacks.train_generator(jax.random.key(0), images, 2, epochs=1, batch_size=4, kl=0.1, channels=2)
 
 
+def patch_embedding(model, share, num_samples):
+    return attacks.patch_embedding(model)
+
+
 def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
     """A case of the engine."""
     # Batch normalisation of small batches and L-BFGS's line search amplify rounding.
@@ -106,6 +111,7 @@ CASES = {
     "inversion_fedleak_upstream": client("fedleak_upstream", GIVEN, candidate=TINY_GENERATOR),
     "inversion_ggl": client("ggl"),
     "inversion_rog": client("rog"),
+    "patch_embedding": Case(patch_embedding, SERVER_WITHOUT_INDICES, random_start=False, setting="transformer"),
     "vflrecon": Case(vflrecon, party_view(0), setting="split"),
     "vflrecon_free": Case(vflrecon_free, party_view(0), on_host=True, setting="split"),
     "cafe_exact": Case(cafe_exact, FIRST_LAYER_ONLY, random_start=False, on_host=True),
@@ -125,6 +131,10 @@ CASES = {
     "bn_regularizer": Case(attacks.bn_regularizer, Threat(statistics=True)),
     "gc_regularizer": Case(attacks.gc_regularizer, options={"candidates": 2}),
 }
+
+
+#: Fixtures with a problem and the transcripts of three of its rounds.
+SETTINGS = {"split": "split", "client": "client_rounds", "transformer": "transformer_rounds"}
 
 
 class Run(NamedTuple):
@@ -159,6 +169,12 @@ def client_rounds():
     return problem, _three_rounds(problem)
 
 
+@pytest.fixture(scope="module")
+def transformer_rounds():
+    problem = reference.client_problem(1, reference.transformer())
+    return problem, _three_rounds(problem)
+
+
 def _three_rounds(problem):
     one_round = jax.jit(problem.protocol.round)
     state, transcripts = jax.jit(problem.protocol.init)(jax.random.key(1)), []
@@ -169,11 +185,12 @@ def _three_rounds(problem):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def run(request, problem, transcripts, split, client_rounds):
+def run(request):
     """Three rounds of one attack, compiled once, initialised from shapes alone."""
     case = CASES[request.param]
+    problem, transcripts = map(request.getfixturevalue, ("problem", "transcripts"))
     if case.setting != "aligned":
-        problem, transcripts = split if case.setting == "split" else client_rounds
+        problem, transcripts = request.getfixturevalue(SETTINGS[case.setting])
     attack = case.build(problem.model, problem.protocol.share, num_samples=N, **case.options)
     chex.clear_trace_counter()
     step = jax.jit(chex.assert_max_traces(attack.step, n=1))
@@ -244,8 +261,8 @@ def test_reconstructions_have_the_private_sets_shape(run):
     x, y = run.problem.template.x, run.problem.template.y
     assert (reconstruction.x.shape, reconstruction.x.dtype) == (x.shape, x.dtype)
     assert (reconstruction.y.shape, reconstruction.y.dtype) == (y.shape, jnp.int32)
-    assert reconstruction.score.shape == (N,)
-    assert (reconstruction.recovered.shape, reconstruction.recovered.dtype) == ((N,), bool)
+    assert reconstruction.score.shape == y.shape
+    assert (reconstruction.recovered.shape, reconstruction.recovered.dtype) == (y.shape, bool)
     assert not np.isnan(reconstruction.score).any()
     best = best_restart(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), reconstruction))
     chex.assert_trees_all_equal(best, reconstruction)

@@ -30,6 +30,7 @@ from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult
 from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, check_payload, inversion
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
+from jaxleak.attacks._patch_embedding import patch_embedding
 from jaxleak.attacks._public_generator import PublicGenerator, train_generator
 from jaxleak.attacks._reconstruction_net import ReconstructionNet
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
@@ -114,6 +115,7 @@ __all__ = [
     "join_runs",
     "norm_labels",
     "normalized_sgd",
+    "patch_embedding",
     "pixels",
     "plan_cafe_exact",
     "presets",
