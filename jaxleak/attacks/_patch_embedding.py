@@ -17,7 +17,7 @@ from jaxleak.attacks._label_rules import infer_labels
 from jaxleak.models import Classifier
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
-CONSISTENT_BELOW = 1e-2
+CONSISTENT_BELOW = 1e-4
 
 
 class PatchEmbeddingState(NamedTuple):
