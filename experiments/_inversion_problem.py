@@ -280,7 +280,9 @@ def attack(
         "seconds": seconds,
     }
     distance = np.asarray(infos.get("distance", np.zeros(0)))
-    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, distance.reshape(len(distance), -1)[:, 0])
+    # One column per restart; no rows where a finished run was resumed.
+    curve = distance[:, 0] if distance.ndim == 2 else distance
+    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, curve)
 
 
 def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray]:

@@ -14,7 +14,7 @@ first is not far above the second, nothing was recovered, whatever the picture l
 The first line takes about a minute and a half on two cores and should print about 40 dB with and without homotopy for
 one image and an advantage for the homotopy with four. The third takes about five minutes per seed and should print 28
 to 40 dB, by how bright the image is, and about 45 up to one factor, which is all that batch normalisation leaves open.
-The fourth takes half an hour on one core and should print 43 dB.
+The fourth takes half an hour on one core and should print 43 dB. Runs resume; `--fresh` starts over.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -27,10 +27,11 @@ from rich.table import Table
 
 from experiments import _plots
 from experiments._fedleak_weights import Training, trained
-from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
 from experiments._inversion_case import Case
 from experiments._inversion_problem import Outcome, attack
 from jaxleak import _validate
+from jaxleak.checkpoint import Checkpoints
 
 #: Rows by name: what is attacked. `_16` is the width of a ResNet's first stage (64 in full).
 ROWS: dict[str, Case] = {
@@ -123,11 +124,16 @@ def main(args: Args) -> list[dict[str, Any]]:
                         note = f"gradient distance {float(np.min(infos['distance'][-1])):.3g}"
                         progress.update(label, done, args.iterations, note)
 
+                    saved = Checkpoints(
+                        folder.checkpoints / row / name.replace(" ", "_") / str(seed),
+                        jsonable(asdict(case)) | {"seed": seed, "weights": args.weights},
+                        fresh=args.fresh,
+                    )
                     variables, reached = None, dict[str, float]()
                     if args.weights == "warm":
                         variables, reached = trained(case, args.warm, seed, folder.path / "weights")
                     with folder.phase(f"{row}/{name}"):
-                        outcome = attack(case, seed, variables=variables, callbacks=(show,))
+                        outcome = attack(case, seed, variables=variables, callbacks=(show,), checkpoints=saved)
                     outcomes.setdefault(name, []).append(outcome._replace(scores=outcome.scores | reached))
                     folder.log(row=row, variant=name, seed=seed, **outcomes[name][-1].scores)
                 cells.append(summary(row, name, outcomes[name]))
@@ -153,9 +159,12 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
         flagged = np.concatenate([np.full(len(o.truth), not o.scores["matched"]) for o in runs])
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
         _plots.contact_sheet(path, truth, estimate, flagged, zoom=4, hide_flagged=False)
-    series = {name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items()}
+    series = {
+        name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items() if len(runs[0].curve)
+    }
     path = folder.figure(f"{row}-distance.png")
-    _plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
+    if series:  # a finished run that was resumed has none
+        _plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:

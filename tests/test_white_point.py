@@ -1,5 +1,7 @@
 """Batch normalisation in training mode hides the images' scale, and nothing else does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from jaxleak import attacks, audit, metrics, models, objectives, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
-from jaxleak.attacks._white_point import hides_scale, stretch
+from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.threats import Threat, view
 
 B, SHAPE, CLASSES = 2, (6, 6, 2), 3
@@ -41,11 +43,15 @@ def test_only_normalisation_by_the_batch_hides_the_scale(case):
 
     @jax.jit
     def both(x, y):
-        def simulate(x):
-            return protocol.share(seen.params, Batch(x[:, None], y, jnp.arange(B)))
+        def simulate(x, sharpness=None):
+            return protocol.share(seen.params, Batch(x[:, None], y, jnp.arange(B)), sharpness=sharpness)
 
         dimmed = simulate(0.5 * x)
-        return hides_scale(simulate, x), objectives.cosine(seen.payload, dimmed), dimmed
+        return (
+            hides_scale(functools.partial(simulate, sharpness=jnp.float32(SOFT)), x),
+            objectives.cosine(seen.payload, dimmed),
+            dimmed,
+        )
 
     hides, distance, dimmed = both(truth.x[:, 0], truth.y)
     assert bool(hides) == hidden

@@ -18,7 +18,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
-from jaxleak.attacks._white_point import hides_scale, stretch
+from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
 from jaxleak.objectives import (
     Distance,
@@ -267,7 +267,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             soft = jax.nn.softmax(logits) if labels is None else labels
 
             def simulate(x: jax.Array) -> PyTree:
-                return share(observation.params, Batch(x[:, None], soft, jnp.arange(batch_size)))
+                return share(
+                    observation.params, Batch(x[:, None], soft, jnp.arange(batch_size)), sharpness=jnp.float32(SOFT)
+                )
 
             x = jnp.where(hides_scale(simulate, x), stretch(x, s.white_point), x)
         if s.enhance is not None:
