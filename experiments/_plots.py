@@ -99,7 +99,7 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         if label != "mean PSNR, dB":
             axes.plot(sizes, np.asarray(sizes) * values[0] / sizes[0], "k:", label="linear in N")
             axes.set_yscale("log")
-            axes.legend()
+            axes.legend(loc="upper left")
         axes.set_xscale("log")
         axes.set_xlabel("private samples N")
         axes.set_ylabel(label)
@@ -120,7 +120,7 @@ def curves(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=5 if len(series) > 8 else None)
+    figure.legend(loc="outside right upper", fontsize=5 if len(series) > 8 else None)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -168,7 +168,7 @@ def trade_off(
     axes.set_ylabel(ylabel)
     axes.set_title(title, fontsize=9)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6)
+    figure.legend(loc="outside right upper", fontsize=6)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
