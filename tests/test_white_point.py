@@ -61,6 +61,23 @@ def test_only_normalisation_by_the_batch_hides_the_scale(case):
     assert (largest < 2e-3) == (float(distance) < 1e-6) == hidden
 
 
+def test_kinks_would_drown_the_answer():
+    # In dark images the normalisation's epsilon counts, and flips ReLUs when they are dimmed further.
+    model = models.convnet((8, 8, 2), CLASSES, channels=(8,) * 4, strides=(1,) * 4, batch_norm=True)
+    share, variables = protocols.ClientShare(model), jax.jit(model.init)(jax.random.key(0))
+    dark = jnp.asarray(0.05 * np.random.default_rng(0).random((B, 8, 8, 2)), jnp.float32)
+
+    @jax.jit
+    def asked(x, sharpness):
+        def simulate(z):
+            return share(variables, Batch(z[:, None], jnp.array([0, 2]), jnp.arange(B)), sharpness=sharpness)
+
+        return hides_scale(simulate, x)
+
+    assert not asked(dark, None)
+    assert asked(dark, jnp.float32(SOFT))
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("quantile", [0.0, 1.0])
 def test_the_answer_is_stretched_where_the_scale_is_hidden_only(case, quantile):
