@@ -1,4 +1,4 @@
-"""The study of the smoothing homotopy: what it passes on and what it stores. Attacks themselves are stubs here."""
+"""The study of the smoothing homotopy: what it passes on and what it stores. Attacks are stubs but in the last test."""
 
 import json
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import homotopy
+from experiments._inversion_case import Case
 from experiments._inversion_problem import Outcome
 
 
@@ -14,7 +15,7 @@ def calls(monkeypatch):
     """Every attack's case, seed and variables; each scores its seed."""
     made = []
 
-    def attack(case, seed, *, variables, callbacks):
+    def attack(case, seed, *, variables, callbacks, checkpoints):
         made.append((case, seed, variables))
         callbacks[0](1, None, {"distance": np.ones((1, 1))})
         names = (
@@ -78,3 +79,15 @@ def test_bad_options_are_refused_at_once(calls, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         _run(tmp_path, **options)
     assert not calls
+
+
+def test_a_finished_run_resumes_from_its_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setitem(homotopy.ROWS, "mlp-b4", Case(model="mlp"))
+    options = {"rows": ("mlp-b4",), "seeds": (0,), "iterations": 2, "variants": ("exact",), "data": "digits"}
+    first, second = _run(tmp_path, **options), _run(tmp_path, **options)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for cell in (*first, *second, *lines):
+        cell.pop("seconds")
+    assert first == second
+    assert lines[0] == lines[1]
