@@ -71,6 +71,8 @@ def vflrecon_free(model, share, num_samples):
 def inversion(model, share, num_samples, name, **changes):
     """A preset of the gradient-inversion engine at its tiniest."""
     trained = {"generator": tiny_public_generator()} if name in attacks.presets.GENERATIVE else {}
+    if name == "ggl":
+        trained["population"] = 6
     settings = attacks.presets.preset(name, 10, **trained)._replace(**changes)
     return attacks.inversion(model, share, settings, batch_size=num_samples)
 
