@@ -203,14 +203,14 @@ def cafe(
 
     def step_1(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
         index = require_index(observation)
-        bias_gradient = require_leaf(observation, "first", "bias", "Step I")
+        bias_gradient = require_leaf(observation, "first", "bias", why="Step I")
         F1, grads = output_step(state.V[index], bias_gradient)
         V, V_optimizer = output_rows.update(grads, state.V_optimizer, state.V, index)
         return state._replace(V=V, V_optimizer=V_optimizer, F1=_mean(state.F1, F1)), _info(F1=F1)
 
     def step_2(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
         index = require_index(observation)
-        kernel_gradient = require_leaf(observation, "first", "kernel", "Step II")
+        kernel_gradient = require_leaf(observation, "first", "kernel", why="Step II")
         F2, grads = feature_step(state.H[index], state.V[index], kernel_gradient)
         H, H_optimizer = feature_rows.update(grads, state.H_optimizer, state.H, index)
         return state._replace(H=H, H_optimizer=H_optimizer, F2=_mean(state.F2, F2)), _info(F2=F2)

@@ -165,11 +165,13 @@ def require_params(observation: Observation) -> PyTree:
     return observation.params
 
 
-def require_leaf(observation: Observation, group: str, leaf: str, why: str) -> jax.Array:
+def require_leaf(observation: Observation, *path: str, why: str) -> jax.Array:
     """One leaf of the payload, or `ValueError` naming the missing grant and what it is for."""
-    value = ((observation.payload or {}).get(group) or {}).get(leaf)
+    value = observation.payload
+    for name in path:
+        value = (value or {}).get(name)
     if value is None:
-        raise ValueError(f"{why} reads the payload's {group}/{leaf}, which the threat does not grant")
+        raise ValueError(f"{why} reads the payload's {'/'.join(path)}, which the threat does not grant")
     return value
 
 

@@ -7,17 +7,22 @@ tokens away is from J. Lu et al., *APRIL: Finding the Achilles' Heel on Privacy 
 solve for the input of the first attention instead.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak.attacks._fake_data import require_leaf
 from jaxleak.attacks._label_rules import infer_labels
 from jaxleak.models import Classifier
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
 CONSISTENT_BELOW = 1e-4
+
+
+_leaf = functools.partial(require_leaf, why="patch_embedding")
 
 
 class PatchEmbeddingState(NamedTuple):
@@ -65,9 +70,9 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         key: jax.Array, state: PatchEmbeddingState, observation: Observation
     ) -> tuple[PatchEmbeddingState, dict[str, jax.Array]]:
         del key, state
-        token_gradients = _leaf(observation.payload, "position")[0, 1:]  # the first token is the class token
-        patches, determined = _solve(token_gradients, _leaf(observation.payload, "embed", "kernel"))
-        kernel_gradient = observation.payload["embed"]["kernel"]
+        token_gradients = _leaf(observation, "position")[0, 1:]  # the first token is the class token
+        kernel_gradient = _leaf(observation, "embed", "kernel")
+        patches, determined = _solve(token_gradients, kernel_gradient)
         misfit = jnp.linalg.norm(patches.T @ token_gradients - kernel_gradient) / jnp.linalg.norm(kernel_gradient)
         return PatchEmbeddingState(patches, misfit, determined), {"distance": misfit}
 
@@ -76,7 +81,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         side = int((entries // channels) ** 0.5)
         grid = state.patches.reshape(height // side, width // side, side, side, channels)
         x = grid.transpose(0, 2, 1, 3, 4).reshape(1, 1, height, width, channels)
-        kernel, bias = (_leaf(observation.payload, model.head, name) for name in ("kernel", "bias"))
+        kernel, bias = (_leaf(observation, model.head, name) for name in ("kernel", "bias"))
         y = infer_labels("bias_rule", kernel, bias, 1)
         recovered = state.determined & (state.misfit < CONSISTENT_BELOW)
         return Reconstruction(x, y, state.misfit[None], recovered[None])
@@ -98,11 +103,3 @@ def _solve(token_gradients: jax.Array, kernel_gradient: jax.Array) -> tuple[jax.
     # Once more for what rounding left.
     patches += least_squares(kernel_gradient - patches.T @ token_gradients)
     return patches, (len(token_gradients) <= token_gradients.shape[1]) & kept.all()
-
-
-def _leaf(payload: PyTree, *path: str) -> jax.Array:
-    for name in path:
-        payload = (payload or {}).get(name)
-    if payload is None:
-        raise ValueError(f"patch_embedding reads the payload's {'/'.join(path)}, which the threat does not grant")
-    return payload

@@ -69,13 +69,6 @@ def closed_convolution(
     return lambda x, kernel: conv.bind(x[None], kernel[None])[0]
 
 
-def product(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
-    """Contraction of two arrays (G, ., .) along these axes, one product of matrices per group."""
-    if len(a) == 1:  # XLA is slower with a batch of one
-        return jax.lax.dot_general(a[0], b[0], (((axis_a - 1,), (axis_b - 1,)), ((), ())))[None]
-    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((0,), (0,))))
-
-
 def _adjoint(kernel: jax.Array) -> jax.Array:
     """The kernel of the transposed convolution."""
     return kernel[:, ::-1, ::-1].swapaxes(3, 4)
