@@ -154,7 +154,9 @@ class TestFiles:
         In a process of its own: the limit counts for all threads of a process, and Orbax leaves writers behind that
         complain, at any later time, that nobody waits for them.
         """
-        done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         message = rf"OSError: cannot write checkpoint 2 to {tmp_path}.*; checkpoint 1 stays valid"
         assert re.search(message, done.stdout), done.stdout
