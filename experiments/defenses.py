@@ -72,7 +72,8 @@ class Args:
     rounds: int = 200
     """Of federated training."""
     learning_rate: float = 0.5
-    """Of its SGD; chosen for the undefended run, and the same for all."""
+    """Of its SGD, also in the upload under attack; chosen for the undefended run of one local step. Twelve steps want
+    --learning-rate 0.2 --rounds 400."""
     clients: int = 8
     samples: int = 800
     """Of all clients together."""
@@ -135,6 +136,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
         batch_norm=args.batch_norm,
         batch_size=args.batch_size,
         iterations=args.iterations,
+        learning_rate=args.learning_rate,
     )
     planned = {}
     for study in chosen:
