@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from experiments._programs import forget_when_many
 from jaxleak import _mesh
 from jaxleak._lock import FolderInUseError, lock_folder
 
@@ -79,7 +80,7 @@ class RunFolder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `seconds[name]`."""
+        """Add the wall time of the block to `seconds[name]`, and give up compiled programs that became too many."""
         begin = time.perf_counter()
         try:
             yield
@@ -87,6 +88,7 @@ class RunFolder:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
             if self.writes:
                 write_json(self.path / "timing.json", self.seconds)
+            forget_when_many()
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import _harness
+from experiments import _harness, _programs
 from experiments._harness import Progress, RunFolder, StoppedBySignal
 from jaxleak import audit
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
@@ -172,6 +172,34 @@ class TestFiles:
         (tmp_path / "run").chmod(0o500)
         with pytest.raises(OSError, match="cannot be written"):
             RunFolder(tmp_path / "run", "study", {}, fresh=False)
+
+
+class TestCompiledPrograms:
+    def test_they_are_given_up_before_the_system_runs_out_of_maps(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_programs, "_LIMIT", tmp_path / "max_map_count")
+        double = jax.jit(lambda x: 2 * x)
+        for limit, kept in ((10_000_000, 1), (2, 0)):
+            (tmp_path / "max_map_count").write_text(str(limit))
+            assert double(1.5) == 3
+            with RunFolder(tmp_path / "run", "study", {}, fresh=False).phase("cell"):
+                assert double._cache_size() == 1
+            assert double._cache_size() == kept
+
+    def test_maps_are_given_back(self):
+        def used():
+            return len(Path("/proc/self/maps").read_text().splitlines())
+
+        before = used()
+        for n in range(8):
+            jax.jit(lambda x, n=n: jnp.cumsum(x) @ x + n)(jnp.ones(50 + n))
+        between = used()
+        assert between > before
+        assert _programs.forget_when_many(share=0.0)
+        assert used() < between
+
+    def test_without_such_a_limit_nothing_happens(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_programs, "_LIMIT", tmp_path / "missing")
+        assert not _programs.forget_when_many(share=0.0)
 
 
 def _halving(poison):
