@@ -257,7 +257,9 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
         running_var = self.variable("batch_stats", "var", jnp.ones, (channels,))
-        mean, var = x.mean(axis=axes), x.var(axis=axes)
+        mean = x.mean(axis=axes)
+        # Not x.var, whose derivatives write out constants of the size of x.
+        var = ((x - mean) ** 2).mean(axis=axes)
         self.sow("statistics", "mean", mean, reduce_fn=_latest, init_fn=_nothing)
         self.sow("statistics", "var", var, reduce_fn=_latest, init_fn=_nothing)
         if mode == "eval":

@@ -103,6 +103,8 @@ def conv2d(
             patches = _gather(_shifts(x, (kh, 1), (stride, 1), (rows, (0, 0))))
         else:
             patches = _gather(_shifts(x, (kh, kw), (stride, stride), (rows, columns)))
+        # Else XLA gathers them once for every product that reads them.
+        patches = jax.lax.optimization_barrier(patches)
         matrix = kernel.reshape(kh * kw * c_in, c_out)
         if c_out >= NARROW:
             return patches @ matrix
