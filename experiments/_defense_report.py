@@ -84,19 +84,17 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
     if not ran:
         return []
     figures = []
-    for steps in sorted({row["local_steps"] for row in ran}):
+    for steps, those in _by_local_steps(ran).items():
         curves: dict[str, list[dict[str, Any]]] = {}
         undefended = None
-        for row in ran:
-            if row["local_steps"] != steps:
-                continue
+        for row in those:
             if row["defense"] is None and row["clients"] == 1:
                 undefended = (row["psnr"], row["accuracy"])
             if row["defense"] is not None or study == "fedleak-fig7":
-                curves.setdefault(row["curve"], []).append(row)
+                curves.setdefault(row["curve"].removesuffix(f", {steps} steps"), []).append(row)
         name = f"{study}-steps{steps}.png"
-        grey = float(np.mean([row["psnr_grey"] for row in ran]))
-        title = f"{study}, {steps} local step{'s' if steps > 1 else ''}; strengths beside the points"
+        grey = float(np.mean([row["psnr_grey"] for row in those]))
+        title = f"{study}, {_of_steps(steps)}; strengths beside the points"
         _plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
         figures.append(name)
     sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
@@ -104,6 +102,15 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         _plots.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
         figures.append(f"{study}-images.png")
     return figures
+
+
+def _by_local_steps(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found = sorted({row["local_steps"] for row in rows})
+    return {steps: [row for row in rows if row["local_steps"] == steps] for steps in found}
+
+
+def _of_steps(steps: int) -> str:
+    return f"{steps} local step{'s' if steps > 1 else ''}"
 
 
 def _reconstructions(folder: RunFolder, runner: Runner, jobs: dict[str, Job], seed: int) -> dict[str, np.ndarray]:
@@ -151,13 +158,15 @@ def markdown(
         lines += ["The paper says besides:", ""]
         lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         lines += [""]
-    if ran and any(row["defense"] for row in ran):
+    for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
+        best = sorted(those, key=lambda row: row["leak"])
         lines += [
-            "Defenses from best to least leak that is left (the better of both attackers, its mean over seeds):",
+            f"Defenses of {_of_steps(steps)}, from best to least leak that is left (the better of both attackers, its mean "
+            "over seeds):",
+            "",
+            ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best),
             "",
         ]
-        best = sorted((row for row in ran if row["defense"]), key=lambda row: row["leak"])
-        lines += [", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best), ""]
     for reason, names in _reasons(rows).items():
         lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
     return "\n".join(lines)

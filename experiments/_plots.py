@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 from PIL import Image
 
 FLAG_COLOUR = (1.0, 0.45, 0.0)
+#: Of an axis of accuracies.
+LEAST_SPAN = 0.2
 
 
 def contact_sheet(
@@ -157,7 +159,8 @@ def trade_off(
             axes.plot(x, y, style, marker=marker, markersize=4, color=f"C{number % 10}")
             for p, at in zip(shown, zip(x, y, strict=True), strict=True):
                 axes.annotate(f"{p['strength']:g}", at, fontsize=5, xytext=(2, 3), textcoords="offset points")
-        axes.plot([], [], "-", color=f"C{number % 10}", label=label)
+        trained = any(_number(p.get("accuracy")) for p in points)
+        axes.plot([], [], "-", color=f"C{number % 10}", label=label if trained else f"{label} (diverged)")
     if undefended is not None:
         axes.plot(*undefended, "k*", markersize=10, label="no defense")
     if grey is not None:
@@ -167,6 +170,10 @@ def trade_off(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, fontsize=9)
+    # Differences of a few samples shall not fill the panel.
+    low, high = axes.get_ylim()
+    wider = max(0.0, LEAST_SPAN - (high - low)) / 2
+    axes.set_ylim(low - wider, high + wider)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=6)
     figure.savefig(path, dpi=150)
