@@ -161,8 +161,7 @@ def markdown(
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])
         lines += [
-            f"Defenses of {_of_steps(steps)}, from best to least leak that is left (the better of both attackers, its mean "
-            "over seeds):",
+            f"Defenses of {_of_steps(steps)}, from least leak to most (the better attacker's mean over seeds):",
             "",
             ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best),
             "",

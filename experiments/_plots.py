@@ -172,8 +172,7 @@ def trade_off(
     axes.set_title(title, fontsize=9)
     # Differences of a few samples shall not fill the panel.
     low, high = axes.get_ylim()
-    wider = max(0.0, LEAST_SPAN - (high - low)) / 2
-    axes.set_ylim(low - wider, high + wider)
+    axes.set_ylim(min(low, high - LEAST_SPAN), high)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=6)
     figure.savefig(path, dpi=150)
