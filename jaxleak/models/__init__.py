@@ -1,7 +1,8 @@
 """Pure functional models, built from Flax Linen modules.
 
-Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`; models of vertical learning are
-split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
+Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`, which `classifier` makes of a
+Linen module of your own (docs/your_model.md); `Activation`, `BatchNorm`, `Conv` and `Dense` are layers for it. Models of
+vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
 from collections.abc import Callable
@@ -10,7 +11,17 @@ from typing import Any
 from jaxleak import _validate
 from jaxleak.models._activations import ACTIVATIONS, activation, smooth_max, soft_relu
 from jaxleak.models._bottom_top import BottomTopModel, bottom_top
-from jaxleak.models._classifier import Classifier, Outputs, classifier, initializers
+from jaxleak.models._classifier import (
+    Activation,
+    BatchNorm,
+    Classifier,
+    Conv,
+    Dense,
+    Outputs,
+    Style,
+    classifier,
+    initializers,
+)
 from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
 from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
@@ -58,10 +69,15 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
 __all__ = [
     "ACTIVATIONS",
     "CLASSIFIERS",
+    "Activation",
+    "BatchNorm",
     "BottomTopModel",
     "Classifier",
+    "Conv",
+    "Dense",
     "Outputs",
     "SplitModel",
+    "Style",
     "activation",
     "all_dense",
     "avg_pool",

@@ -145,7 +145,9 @@ def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = 
     _validate.one_of(("mean", "sum"), reduction=reduction)
     leaves = jax.tree.leaves(activations)
     if not leaves:
-        raise ValueError("activation_penalty needs the activations of at least one layer, got none")
+        raise ValueError(
+            "the activation penalty needs a model that shows the outputs of a layer (models.Activation does)"
+        )
     if reduction == "sum":
         return sum((jnp.sum(absolute(a)) for a in leaves), jnp.zeros(()))
     return sum((jnp.mean(absolute(a)) for a in leaves), jnp.zeros(())) / len(leaves)

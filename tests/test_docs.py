@@ -1,0 +1,30 @@
+"""Programs in the documentation run and find what they say."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def program(page):
+    """The one Python program of a page."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return code
+
+
+def run(page):
+    names = {"__name__": page}
+    exec(compile(program(page), page, "exec"), names)
+    return names
+
+
+def test_a_model_of_ones_own_is_attacked_with_a_captured_gradient():
+    names = run("docs/your_model.md")
+    assert int(names["found"].y[0]) == names["secret"].y[0]
+    assert float(names["metrics"].psnr(names["secret"].x, names["found"].x[:, 0])[0]) > 40
+
+
+def test_the_readmes_program_recovers_nearly_all():
+    names = run("README.md")
+    assert names["found"].recovered.mean() > 0.9
+    assert (names["found"].labels == names["digits"].y).mean() > 0.9
