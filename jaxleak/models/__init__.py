@@ -1,8 +1,8 @@
 """Pure functional models, built from Flax Linen modules.
 
 Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`, which `classifier` makes of a
-Linen module of your own (docs/your_model.md); `Activation`, `BatchNorm`, `Conv` and `Dense` are layers for it. Models of
-vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
+Linen module of your own (docs/your_model.md); `Activation`, `BatchNorm`, `Conv` and `Dense` are layers for it. Models
+of vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
 from collections.abc import Callable
