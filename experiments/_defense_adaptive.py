@@ -16,6 +16,7 @@ from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import Settings, presets
 from jaxleak.defenses import Defense
 from jaxleak.defenses._gaussian import clip_factor
+from jaxleak.defenses._outpost import NOISE, prune_small, risk
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
@@ -24,7 +25,9 @@ SAMPLES = 4
 #: Shadow clients, of random images, labels and weights, that a defense's noise is measured on.
 SHADOWS = 4
 #: Of the mean square: entries of a noise that grows with them have a smallest variance.
-_FLOOR = 1e-3
+_FLOOR = 0.1
+#: Of OUTPOST's largest deviation: how far tensors without noise are trusted.
+_CLEAN = 0.01
 
 Share = Callable[..., PyTree]
 
@@ -37,10 +40,11 @@ def informed(
     | defense | adaptation |
     |---|---|
     | quantization | the transform on the candidate's gradient, straight-through, averaged over samples if random |
-    | Soteria, OUTPOST, sparsification, withheld parts | only entries that arrived non-zero are compared |
+    | Soteria, sparsification, feature dropout, withheld parts | only entries that arrived non-zero are compared |
+    | OUTPOST | likelihood of its noise, tensor by tensor, on the entries that it cannot have pruned |
     | Gaussian, Laplace, DP | likelihood of the known noise, and the known clipping of the candidate's gradient |
     | DP + Soteria | both of these |
-    | magnitude noise | squared differences in units of the noise that the observed entry tells |
+    | magnitude noise | likelihood of the noise that the observed entry tells |
     | Guardian | layers weighed by signal and noise, as measured on shadow clients that run it |
 
     Args:
@@ -61,16 +65,19 @@ def informed(
     if kind == "support":
         return share, settings._replace(selection=observed_support)
     if kind in ("gaussian", "laplace"):
-        return share, _bayes(settings, kind, strength)
+        noise = {"gaussian": objectives.gaussian_likelihood, "laplace": objectives.laplace_likelihood}[kind]
+        return share, _knowing(settings, noise(strength))
     if kind == "magnitude":
-        return share, settings._replace(distance=in_units_of_noise)
+        return share, settings._replace(distance=proportional_likelihood(strength))
+    if kind == "outpost":
+        return share, _knowing(settings, outpost_likelihood(model, strength))
     if kind == "shadow":
         weights = shadow_weights(defense, model, share, images)
         return share, settings._replace(distance=objectives.layer_weighted(settings.distance, weights))
     sigma = registry.sigma_of(strength) * registry.CLIP
     if kind == "update":
-        return clipped(share, registry.CLIP), _bayes(settings, "gaussian", sigma)
-    s = _bayes(settings, "gaussian", sigma / images)
+        return clipped(share, registry.CLIP), _knowing(settings, objectives.gaussian_likelihood(sigma))
+    s = _knowing(settings, objectives.gaussian_likelihood(sigma / images))
     s = s._replace(selection=observed_support) if kind == "private+support" else s
     return clipped_examples(share, registry.CLIP), s
 
@@ -85,7 +92,7 @@ def straight_through(share: Share, defense: Defense, samples: int) -> Share:
         drawn = jax.vmap(lambda key: defense.apply(key, jax.lax.stop_gradient(payload)))(keys)
         return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
 
-    return shared
+    return _described_as(share, shared)
 
 
 def observed_support(observed: PyTree, simulated: PyTree) -> PyTree:
@@ -102,7 +109,7 @@ def clipped(share: Share, clip: float) -> Share:
         factor = clip_factor(payload, clip)
         return jax.tree.map(lambda leaf: factor * leaf, payload)
 
-    return shared
+    return _described_as(share, shared)
 
 
 def clipped_examples(share: Share, clip: float) -> Share:
@@ -113,16 +120,48 @@ def clipped_examples(share: Share, clip: float) -> Share:
         each = jax.vmap(lambda x, y, i: one(params, Batch(x[None], y[None], i[None]), sharpness=sharpness))
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), each(*batch))
 
+    return _described_as(share, shared)
+
+
+def _described_as(share: Share, shared: Share) -> Share:
+    # Attacks read from a share how many steps and clients it has, and its mode of batch normalisation.
+    vars(shared).update(vars(share))
     return shared
 
 
-def in_units_of_noise(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """Mean of squared differences over the squared observed entry, which noise in proportion to it is as large as."""
-    leaves = list(zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), strict=True))
-    entries = sum(a.size for a, _ in leaves)
-    floor = _FLOOR * sum((jnp.sum(a**2) for a, _ in leaves), jnp.zeros(())) / entries
-    safe = jnp.where(floor > 0, floor, 1.0)
-    return sum((jnp.sum((a - b) ** 2 / (a**2 + safe)) for a, b in leaves), jnp.zeros(())) / entries
+def proportional_likelihood(deviation: float) -> objectives.Distance:
+    """Squared differences over the variance of noise that is `deviation` times as large as the observed entry."""
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        leaves = list(zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), strict=True))
+        entries = sum(a.size for a, _ in leaves)
+        floor = _FLOOR * sum((jnp.sum(a**2) for a, _ in leaves), jnp.zeros(())) / entries
+        safe = jnp.where(floor > 0, floor, 1.0)
+        squares = sum((jnp.sum((a - b) ** 2 / (a**2 + safe)) for a, b in leaves), jnp.zeros(()))
+        return squares / (entries * deviation**2)
+
+    return distance
+
+
+def outpost_likelihood(model: Classifier, ratio: float) -> objectives.Distance:
+    """Squared differences over the variance of OUTPOST's noise in that tensor, on the entries that survive pruning.
+
+    Only its most informative entries carry noise, and an entry that was pruned may carry nothing but noise; so what is
+    compared is, in every tensor, as many entries as survive, the largest that arrived. The noise follows from the
+    spread of the weights, here of weights that the attacker draws as the model's are drawn.
+    """
+    drawn = model.init(jax.random.key(0))["params"]
+    deviations = [float(NOISE * risk(leaf)) for leaf in jax.tree.leaves(drawn)]
+    floor = (_CLEAN * max(deviations)) ** 2 or 1.0
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        total = jnp.zeros(())
+        for a, b, sd in zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), deviations, strict=True):
+            kept = prune_small(a, ratio) != 0
+            total += jnp.sum(jnp.where(kept, (a - b) ** 2, 0.0)) / (2 * (sd**2 + floor))
+        return total
+
+    return distance
 
 
 def shadow_weights(defense: Defense, model: Classifier, share: ClientShare, images: int) -> tuple[float, ...]:
@@ -148,7 +187,7 @@ def shadow_weights(defense: Defense, model: Classifier, share: ClientShare, imag
     return tuple(s / (s + n) if s else 1.0 for s, n in zip(signals, noises, strict=True))
 
 
-def _bayes(settings: Settings, noise: str, scale: float) -> Settings:
-    # Labels and smoothing are no matter of the noise: they stay those of the attack that does not know.
-    known = presets.bayes(settings.iterations, noise=noise, scale=scale)
-    return known._replace(labels=settings.labels, smoothing=settings.smoothing)
+def _knowing(settings: Settings, likelihood: objectives.Distance) -> Settings:
+    # A likelihood has units, so the weights of the priors are those of the attack that works with one.
+    bayes = presets.bayes(settings.iterations)
+    return settings._replace(distance=likelihood, tv=bayes.tv, activation=bayes.activation, selection=bayes.selection)

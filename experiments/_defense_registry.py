@@ -18,7 +18,16 @@ DECAY = 0.99
 
 #: What an attacker does who knows the defense; see `experiments._defense_adaptive`.
 Adaptation = Literal[
-    "transform", "support", "gaussian", "laplace", "magnitude", "private", "private+support", "update", "shadow"
+    "transform",
+    "support",
+    "outpost",
+    "gaussian",
+    "laplace",
+    "magnitude",
+    "private",
+    "private+support",
+    "update",
+    "shadow",
 ]
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -101,10 +110,16 @@ def _bits(bits: float, *, stochastic: bool = False) -> Defense:
     return defenses.quantize(int(bits), stochastic=stochastic)
 
 
+def _sent_too(encoding: defenses.Encoding) -> defenses.Encoding:
+    # Ciphertexts are on the wire as well.
+    return encoding
+
+
 #: Every defense of one client's upload, by name. Strengths are listed from weak to strong.
 REGISTRY: dict[str, Entry] = {
     "soteria": Entry(defenses.soteria, RATIOS, "ratio of hidden features", "support"),
-    "outpost": Entry(defenses.outpost, RATIOS, "ratio of pruned entries", "support"),
+    # The authors' decay starts anew in every upload.
+    "outpost": Entry(lambda ratio: defenses.outpost(ratio, decay=0.0), RATIOS, "ratio of pruned entries", "outpost"),
     "quantization": Entry(_bits, BITS, "bits", "transform"),
     "stochastic_quantization": Entry(lambda bits: _bits(bits, stochastic=True), BITS, "bits", "transform"),
     "guardian": Entry(defenses.guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta", "shadow"),
@@ -138,7 +153,7 @@ REGISTRY: dict[str, Entry] = {
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first", "support",
     ),
     "encrypt_bottom": Entry(
-        lambda percent: defenses.sparsify(100.0 - percent)._replace(place="server_view"),
+        lambda percent: defenses.sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, smallest first", "support",
     ),
 }  # fmt: skip
@@ -162,6 +177,8 @@ def build(name: str, strength: float, *, local_steps: int = 1, mixes_examples: b
         raise ValueError(f"{name} acts inside a local step: needs local_steps = 1, got {local_steps}")
     if entry.one_step and mixes_examples:
         raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
+    if name == "dp_update" and mixes_examples:
+        raise ValueError("dp_update has no epsilon where running statistics of batch normalisation go out: take eval")
     return entry.build(strength)
 
 

@@ -118,7 +118,8 @@ def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job("labels", case)
-        return replace(base, jobs=(job,), read=lambda s: 100 * s[0]["fedleak"], note=_join(data_note, note))
+        note = _join(data_note, _changed(f"B {c.batch_size}", f"B {cell['batch_size']}"), "random weights")
+        return replace(base, jobs=(job,), read=lambda s: 100 * s[0]["fedleak"], note=note)
     metric = {"table10-ssim": "ssim", "table11-gd": _distance(cell["method"])}.get(table, "psnr_best_match")
     return replace(base, jobs=(job,), read=lambda s: s[0][metric], note=_join(data_note, note))
 
@@ -149,12 +150,13 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
         learning_rate=sizes.client_learning_rate,
         estimate=sizes.estimate and steps > 1,
         labels=sizes.labels,
-        microbatch=sizes.microbatch,
         optimizer=sizes.idlg_optimizer if method == "idlg" else None,
     )
     if cell["method"] in GENERATIVE and sizes.public_data is not None:
         case = replace(case, public_data=sizes.public_data)
     case = _strategy(_swept(case, cell, sizes), cell)
+    if sizes.microbatch is not None and case.restarts > 1:
+        case = replace(case, microbatch=min(sizes.microbatch, case.restarts))
     training = sizes.warm if _is_pretrained(setting, cell) and sizes.pretrained is None else None
     notes = [
         _changed(model, printed_model),
@@ -186,7 +188,8 @@ def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
     if "lambda_prime" in cell:
         return replace(case, blend=float(cell["lambda_prime"]))
     if "alpha" in cell:
-        # The printed TV is a sum over the batch; ours is a mean, so the weight carries the number of differences.
+        # The printed TV is a sum over the batch; ours is a mean, so the weight carries the number of differences. The
+        # printed activation penalty below is a sum too, but over how many layers is not printed: it stays a mean.
         return replace(case, tv=float(cell["alpha"]) * _TV_DIFFERENCES * case.batch_size)
     if "beta" in cell:
         return replace(case, activation_penalty=float(cell["beta"]))

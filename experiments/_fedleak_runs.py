@@ -51,7 +51,7 @@ class Runner:
 
     def __init__(self, folder: RunFolder, *, fresh: bool, watch: Callable[[str, int, int], None] = lambda *_: None):
         """Results go below `folder`; `fresh` forgets those that are there. `watch(what, done, total)` is told."""
-        self.folder, self.watch = folder, watch
+        self.folder, self.fresh, self.watch = folder, fresh, watch
         self.cells = folder.path / "cells"
         self.cells.mkdir(exist_ok=True)
         self.memory: dict[tuple[Job, int], Result] = {}
@@ -114,7 +114,8 @@ class Runner:
         what = f"{job.case.attack} {job.case.model} B={job.case.images} seed {seed}"
         saved = None
         if cost(job) > CHECKPOINTED:
-            saved = Checkpoints(self.folder.checkpoints / self._path(job, seed).stem, jsonable(asdict(job)))
+            where = self.folder.checkpoints / self._path(job, seed).stem
+            saved = Checkpoints(where, jsonable(asdict(job)), fresh=self.fresh)
         outcome = attack(
             job.case,
             seed,

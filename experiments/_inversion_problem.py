@@ -52,6 +52,10 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
     elif case.adaptive:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
+    if case.defense is not None:
+        _defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
+    elif case.strength or case.adaptive:
+        raise ValueError("strength and adaptive are of a defense, and defense names none")
 
 
 def iterations_of(case: Case) -> int:

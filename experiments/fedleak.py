@@ -108,6 +108,8 @@ class Args:
 def main(args: Args) -> dict[str, float]:
     """Run the demonstration or the tables; returns the metrics."""
     _validate.positive(seeds=len(args.seeds))
+    if args.attack_round > 0 and args.weights != "random":
+        raise ValueError("--attack-round trains from random weights; it does not go with --weights")
     if not args.table and args.preset == "demo":
         return _fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
     return tables(args)

@@ -127,7 +127,7 @@ def main(args: Args) -> list[dict[str, Any]]:
 
                     saved = Checkpoints(
                         folder.checkpoints / row / name.replace(" ", "_") / str(seed),
-                        jsonable(asdict(case)) | {"seed": seed, "weights": args.weights},
+                        jsonable(asdict(case) | {"seed": seed, "weights": args.weights, "warm": config.get("warm")}),
                         fresh=args.fresh,
                     )
                     variables, reached = None, dict[str, float]()

@@ -26,6 +26,7 @@ attack on vision transformers has a closed form. The attacks ggl and rog are gra
 `--public-data`, and train a generator on them.
 """
 
+import hashlib
 import math
 import zipfile
 from dataclasses import asdict, dataclass, field
@@ -144,6 +145,10 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     case = args.case
     if case.weights is None:
         raise ValueError("--payload needs the model's weights: --weights FILE.safetensors")
+    if case.defense is not None:
+        raise ValueError("--payload is attacked as it is; --defense is for simulated clients")
+    if len(args.seeds) > 1:
+        raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
     model = models.build(case.model, args.image_shape, args.num_classes, **options)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
@@ -154,7 +159,12 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )  # fmt: skip
     generator = generator_for(case, args.seeds[0], args.image_shape, captured=True)
-    engine = build_attack(case, model, share, generator)
+    engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
+    files = [Path(file).read_bytes() for file in (args.payload, case.weights) if file is not None]
+    contents = hashlib.sha256(b"".join(files)).hexdigest()
+    saved = Checkpoints(
+        folder.checkpoints / "payload", jsonable(asdict(case)) | {"contents": contents}, fresh=args.fresh
+    )
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     found, _, _ = audit.invert(
         engine,
@@ -163,6 +173,8 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
         key=jax.random.key(args.seeds[0]),
         iterations=iterations_of(case),
         restarts=case.restarts,
+        microbatch=case.microbatch,
+        checkpoints=saved,
     )
     x = np.asarray(found.x[:, 0])
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))

@@ -68,7 +68,7 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
     if threat.statistics and transcript.statistics is None:
         raise ValueError("threat grants statistics, but the protocol was built with with_statistics=False")
     if threat.party is not None:
-        if not threat.party < len(transcript.parties):
+        if not 0 <= threat.party < len(transcript.parties):
             raise ValueError(f"threat is party {threat.party}, but {len(transcript.parties)} parties kept records")
         return Observation(
             round=transcript.round,

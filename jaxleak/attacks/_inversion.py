@@ -20,6 +20,7 @@ from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
+from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import (
     Distance,
     GradientRegularization,
@@ -107,9 +108,10 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     Returns:
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
         x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
-        indices; the score is the data distance on the exact model, before any enhancement or change of scale. Its info
-        has the loss, the data distance and the cosine distance on the model as smoothed, the sharpness, and whether
-        the trial is frozen.
+        indices; the score is the data distance on the exact model, before any enhancement or change of scale. Inferred
+        labels of several local steps or clients are dealt out at random, since their order leaves no trace in a sum.
+        Its info has the loss and the data distance on the model as smoothed, the sharpness, and whether the trial is
+        frozen.
 
     Raises:
         ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
@@ -123,6 +125,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     image = (batch_size, *model.image_shape)
     optimizer = optax.with_extra_args_support(s.optimizer)
     joint = s.labels == "joint"
+    # Of the batch, that were computed one after the other or by several clients.
+    parts = getattr(share, "local_steps", 1) * getattr(share, "clients", 1)
 
     def init(key: jax.Array, template: Batch) -> InversionState:
         if tuple(template.x.shape[1:]) != (1, *model.image_shape):
@@ -157,25 +161,35 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             if observation.labels is None:
                 raise ValueError('labels="given" needs the true labels; the threat must grant labels')
             return soft_labels(observation.labels, model.num_classes)
-        return soft_labels(_infer(model, s, observation, batch_size, state.label_key), model.num_classes)
+        inferred = _infer(model, s, observation, batch_size, state.label_key)
+        if parts > 1:
+            # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
+            order = jax.random.fold_in(jax.random.wrap_key_data(state.label_key), parts)
+            inferred = jax.random.permutation(order, inferred)
+        return soft_labels(inferred, model.num_classes)
+
+    def compare(
+        x: jax.Array, y: jax.Array, mask: PyTree, observation: Observation, sharpness: jax.Array | None
+    ) -> Terms:
+        batch = Batch(x[:, None], y, jnp.arange(batch_size))
+        observed, simulated = observation.payload, share(observation.params, batch, sharpness=sharpness)
+        if mask is None and s.selection is not None:
+            mask = s.selection(observed, simulated)
+        if mask is not None:
+            distance = s.distance(apply_mask(mask, observed), apply_mask(mask, simulated))
+        else:
+            distance = s.distance(observed, simulated)
+        return Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
 
     def objective_for(observation: Observation, labels: jax.Array | None, sharpness: jax.Array | None) -> Callable:
         def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
             x = s.candidate.decode(variables["x"], constants)
             y = jax.nn.softmax(variables["y"]) if labels is None else labels
-            batch = Batch(x[:, None], y, jnp.arange(batch_size))
-            simulated = share(observation.params, batch, sharpness=sharpness)
-            observed = observation.payload
-            if mask is None and s.selection is not None:
-                mask = s.selection(observed, simulated)
-            if mask is not None:
-                distance = s.distance(apply_mask(mask, observed), apply_mask(mask, simulated))
-            else:
-                distance = s.distance(observed, simulated)
-            loss = distance + _priors(model, share, s, observation, x, sharpness)
+            terms = compare(x, y, mask, observation, sharpness)
+            loss = terms.distance + _priors(model, share, s, observation, x, sharpness)
             if s.latent and s.candidate.prior is not None:
                 loss += s.latent * s.candidate.prior(variables["x"])
-            return loss, Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
+            return loss, terms
 
         if s.group == 1:
             return one
@@ -193,7 +207,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         key: jax.Array, state: InversionState, observation: Observation
     ) -> tuple[InversionState, dict[str, jax.Array]]:
         _require(model, observation, s)
-        sharpness = None if smoothing is None else state.sharpness
+        used = state.sharpness
+        sharpness = None if smoothing is None else used
         objective = objective_for(observation, labels_of(state, observation), sharpness)
 
         def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
@@ -245,7 +260,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         info = {
             "loss": loss,
             "distance": terms.distance,
-            "sharpness": state.sharpness,
+            "sharpness": used,
             "frozen": state.failed_at >= 0,
         }
         return state, info
@@ -257,14 +272,16 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         contenders = (state.best, state.variables)
         terms = [exact(variables, state.constants, None)[1] for variables in contenders]
         last_wins = terms[1].distance < terms[0].distance
-        chosen, terms = _where(last_wins, contenders[1], contenders[0]), _where(last_wins, terms[1], terms[0])
+        chosen, found = _where(last_wins, contenders[1], contenders[0]), _where(last_wins, terms[1], terms[0])
         if s.group == 1:
             x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
         else:
             x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
             logits = chosen["y"].mean(axis=0) if joint else ()
+        soft = jax.nn.softmax(logits) if labels is None else labels
+        if s.group > 1:  # the candidates were compared one by one, and the answer is their mean
+            found = compare(x, soft, None, observation, None)
         if s.white_point and model.has_batch_norm:
-            soft = jax.nn.softmax(logits) if labels is None else labels
 
             def simulate(x: jax.Array) -> PyTree:
                 return share(
@@ -275,8 +292,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         if s.enhance is not None:
             x = s.enhance(x)
         y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
-        score = jnp.broadcast_to(terms.distance, (batch_size,))
-        matched = jnp.broadcast_to(terms.cosine_distance < MATCHED_BELOW, (batch_size,))
+        score = jnp.broadcast_to(found.distance, (batch_size,))
+        matched = jnp.broadcast_to(found.cosine_distance < MATCHED_BELOW, (batch_size,))
         return Reconstruction(x[:, None], y, score, matched)
 
     return Attack(init, step, reconstruct)
@@ -350,7 +367,8 @@ def _priors(
     if s.l2:
         total += s.l2 * l2_prior(x)
     if s.activation or s.batch_norm:
-        out = model.apply(observation.params, x, mode="train", sharpness=sharpness)
+        mode: BatchNormMode = getattr(share, "batch_norm", "train")
+        out = model.apply(observation.params, x, mode=mode, sharpness=sharpness)
         if s.activation:
             total += s.activation * activation_penalty(out.activations)
         if s.batch_norm:
@@ -365,6 +383,8 @@ def _check(model: Classifier, s: Settings, batch_size: int) -> None:
     )
     _validate.in_range(0, 1, white_point=s.white_point)
     _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
+    if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
+        raise ValueError(f"smoothing must be None, 'auto' or from attacks.smoothing, got {s.smoothing!r}")
     if s.consistency and s.group == 1:
         raise ValueError("consistency couples a group of candidates, so group must be > 1, got 1")
     if s.latent and s.candidate.prior is None:

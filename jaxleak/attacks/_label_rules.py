@@ -143,9 +143,9 @@ def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
         return _TRUST * jax.nn.softmax(features @ kernel + bias) + (1 - _TRUST) / gradient.size
 
     def counts(p: jax.Array) -> jax.Array:
-        # Never all zero: p - db sums to one.
         raw = jnp.maximum(p - gradient, 0.0)
-        return batch_size * raw / raw.sum()
+        # p - db sums to one, unless noise moved the gradient.
+        return batch_size * jnp.where(raw.sum() > 0, raw / jnp.where(raw.sum() > 0, raw.sum(), 1.0), p)
 
     square = gradient @ gradient
     mean = slope @ gradient / jnp.where(square > 0, square, 1.0)

@@ -85,5 +85,7 @@ def next_sharpness(
     raised = jnp.minimum(sharpness * factor, plan.end)
     if plan.progress_below is not None:
         raised = jnp.where(distance < plan.progress_below, raised, sharpness)
+    if not plan.finish:
+        return raised
     finishing = iteration + 1 >= round(iterations * (1 - plan.finish))
     return jnp.where(finishing, _EXACT, raised)

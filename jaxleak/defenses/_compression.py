@@ -117,7 +117,7 @@ def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
 
     def encode(encoding: Encoding) -> Encoding:
         # Ciphertexts are counted as if encryption did not expand them.
-        return encoding if encrypted else encoding._replace(share=min(encoding.share, 1 - percent / 100))
+        return encoding if encrypted else encoding._replace(share=max(0.0, encoding.share - percent / 100))
 
     return stateless("server_view" if encrypted else "payload", update, encode)
 

@@ -7,9 +7,12 @@ from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
 
+#: Default deviation of the noise, in units of a tensor's risk.
+NOISE = 0.8
+
 
 def outpost(
-    ratio: float = 0.8, *, noise_scale: float = 0.8, fisher_percent: float = 40.0, decay: float = 0.125
+    ratio: float = 0.8, *, noise_scale: float = NOISE, fisher_percent: float = 40.0, decay: float = 0.125
 ) -> Defense:
     """Prune small gradient entries and add noise to those with the largest Fisher information.
 
@@ -22,7 +25,9 @@ def outpost(
 
     Defaults, and the definitions where the paper's text leaves a choice, are those of the authors' framework (Plato).
     Its code averages the squared gradients over each tensor's first axis, which is not the examples' axis; that is not
-    followed here. It also returns the unperturbed gradient, because the perturbed one is assigned to a loop variable.
+    followed here. There, `decay` counts local iterations and starts anew in every upload, so that uploads of one step
+    are always perturbed: decay = 0 here, where it counts rounds. It also returns the unperturbed gradient, because the
+    perturbed one is assigned to a loop variable.
 
     The noise does not scale with the gradient, so its weight depends on the loss's reduction and on the learning stage;
     measure it. A constant tensor, such as a bias that starts at zero, gets none.

@@ -103,6 +103,8 @@ def federated_averaging(
             "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
         )
     own, counts = _padded(parts)
+    if place == "client_payloads" and weighting == "samples" and len(set(map(len, parts))) > 1:
+        raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
     drawn = local_steps * batch_size
 
     def gradient_of(variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
