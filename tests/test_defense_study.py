@@ -15,6 +15,7 @@ from experiments._inversion_problem import victim
 from jaxleak import defenses as family
 from jaxleak import models
 from jaxleak._base import Batch
+from jaxleak.attacks import presets
 from jaxleak.protocols import ClientShare
 
 SHAPE = (8, 8, 1)
@@ -117,6 +118,62 @@ def test_guardians_shadow_weights_say_where_the_noise_is(client):
     )
     assert weak == (1.0,) * len(weak)
     assert 0 < min(strong) < 0.5
+
+
+SETTINGS = presets.preset("fedleak", 10)._replace(
+    labels="given", white_point=0.5, candidate="a candidate", optimizer="one"
+)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "magnitude_noise", "outpost", "dp_sgd", "dp_update"])
+def test_who_knows_the_noise_compares_in_its_units(client, name):
+    """Twice the noise: what is far from it weighs less, and nothing else of the attack changes."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
+    weak, strong = (0.1, 0.9) if name == "outpost" else (1e4, 1e3) if name.startswith("dp") else (0.1, 0.2)
+    distances = []
+    for strength in (weak, strong):
+        _, settings = _defense_adaptive.informed(name, strength, model, share, SETTINGS, 2)
+        distances.append(settings.distance(payload, other))
+        kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "batch_norm", "iterations")
+        assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
+        assert settings.distance(payload, payload) == 0
+    ratio = distances[0] / distances[1]
+    expected = {"gaussian": 4, "laplace": 2, "magnitude_noise": 4, "dp_sgd": 100, "dp_update": 100}
+    if name == "outpost":
+        assert ratio > 2  # only the entries that survive pruning are compared
+    else:
+        np.testing.assert_allclose(ratio, expected[name], rtol=1e-4)
+
+
+def test_who_knows_outpost_trusts_tensors_without_noise(client):
+    """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    distance = _defense_adaptive.outpost_likelihood(model, 0.0)
+    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), model.init(jax.random.key(0))["params"])
+
+    def moved(layer, leaf):
+        other = {**payload, layer: {**payload[layer], leaf: payload[layer][leaf] + 0.1}}
+        # Zeros count as pruned.
+        return float(distance(payload, other)) / jnp.count_nonzero(payload[layer][leaf])
+
+    floor = max(0.8 * v for v in jax.tree.leaves(spread)) * _defense_adaptive._CLEAN
+    for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
+        deviation = 0.8 * spread[layer][leaf]
+        np.testing.assert_allclose(moved(layer, leaf), 0.01 / 2 / (deviation**2 + floor**2), rtol=1e-3)
+
+
+def test_shares_behind_a_defense_say_how_the_client_computes(client):
+    model, *_ = client
+    share = ClientShare(model, local_steps=3, batch_norm="eval")
+    for wrapped in (
+        _defense_adaptive.straight_through(share, family.quantize(4), 1),
+        _defense_adaptive.clipped(share, 1.0),
+        _defense_adaptive.clipped_examples(share, 1.0),
+    ):
+        assert (wrapped.local_steps, wrapped.batch_norm) == (3, "eval")
 
 
 def test_true_epsilon_is_no_shorthand():

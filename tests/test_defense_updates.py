@@ -173,6 +173,7 @@ def test_bits_on_the_wire():
         (withhold_top(80), 13 * 32 + n),
         (withhold_top(80, encrypted=True), 32 * n),
         (withhold_top(100), 0),
+        (chain(sparsify(50), withhold_top(50)), 0),
         (chain(sparsify(25), quantize(4)), 16 * 4 + positions + 32 * tensors),
         (chain(sparsify(25), quantize(1)), n + 32 * tensors),  # one bit cannot say zero
         (chain(sparsify(25), gaussian_payload_noise(1.0)), 32 * n),  # noise fills the zeros

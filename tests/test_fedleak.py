@@ -13,7 +13,7 @@ from experiments._fedleak_runs import Runner, cost, unavailable
 from experiments._fedleak_weights import Training, trained
 from experiments._harness import RunFolder
 from experiments._inversion_case import Case
-from experiments._inversion_problem import settings, victim
+from experiments._inversion_problem import check, settings, victim
 
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
 
@@ -156,6 +156,7 @@ def test_partitions_that_cannot_be_are_refused():
         ({"table": ("table99",)}, "table must be one of table3"),
         ({"table": ("table3",), "budget": 0.0}, "budget must be > 0"),
         ({"seeds": ()}, "seeds must be > 0"),
+        ({"table": ("table7",), "attack_round": 5, "weights": "warm"}, "does not go with --weights"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, options, message):
@@ -177,5 +178,28 @@ def test_results_survive_in_the_folder(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
     job = Job("parameters", Case(data="digits", model="mlp"))
     first = Runner(folder, fresh=False)(job, 0)
-    monkeypatch.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
-    assert Runner(folder, fresh=False)(job, 0).scores == first.scores
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
+        assert Runner(folder, fresh=False)(job, 0).scores == first.scores
+
+
+def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments._fedleak_runs.CHECKPOINTED", -1.0)
+    folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
+    job = Job("invert", Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
+    for _ in range(2):
+        assert Runner(folder, fresh=True)(job, 0).images["curve"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"defense": "soteria", "strength": 2.0}, "ratio must be in"),
+        ({"defense": "dp_sgd", "strength": 10.0, "local_steps": 2}, "needs local_steps = 1, got 2"),
+        ({"strength": 0.5}, "defense names none"),
+        ({"adaptive": True}, "defense names none"),
+    ],
+)
+def test_defenses_are_checked_before_data_are_loaded(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(Case(data="no such data", model="mlp", **changes))

@@ -7,7 +7,7 @@ import pytest
 import reference
 
 from jaxleak import attacks, audit, defenses, models, objectives, protocols
-from jaxleak._base import Batch
+from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
 from jaxleak.attacks._smoothing import next_sharpness
 from jaxleak.checkpoint import Checkpoints
@@ -240,6 +240,8 @@ def test_sharpness_rises_geometrically_then_holds_then_is_exact():
     np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
     assert min(betas[8:]) >= 1e6
     np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), 5), [1, 2, 4, 8, 16], rtol=1e-5)
+    last = next_sharpness(attacks.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
+    assert last == 16  # and so it stays, beyond what was planned
     assert set(sharpnesses(attacks.smoothing(2.0, 16.0, progress_below=0.5), 5, distance=0.9)) == {2.0}
 
 
@@ -251,6 +253,7 @@ class TestBadInput:
             ({"tv": -1.0}, "tv must be >= 0"),
             ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
+            ({"smoothing": "Auto"}, "smoothing must be None, 'auto' or from attacks.smoothing, got 'Auto'"),
             ({"consistency": 1.0}, "group must be > 1"),
             ({"batch_norm": 1.0}, "no batch normalisation"),
         ],
@@ -323,3 +326,42 @@ class TestBadInput:
         template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 1, 5, 5, 1), (2,), (2,))))
         with pytest.raises(ValueError, match="must have shape"):
             attack.init(jax.random.key(0), template)
+
+
+def test_inferred_labels_are_dealt_out_over_local_steps():
+    """Sorted, they would make steps of one class each, which no client's batches are."""
+    model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
+    variables = model.init(jax.random.key(0))
+    y = jnp.repeat(jnp.arange(4), 3)
+    x = jax.random.uniform(jax.random.key(1), (12, 1, 4, 4, 1))
+    answers = []
+    for steps in (1, 6):
+        share = protocols.ClientShare(model, local_steps=steps, learning_rate=1e-3)
+        payload = share(variables, Batch(x, y[jnp.array([0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11])], jnp.arange(12)))
+        settings = attacks.presets.preset("fedleak", 1)._replace(labels="calibrated", smoothing=None)
+        attack = attacks.inversion(model, share, settings, batch_size=12)
+        shape = jax.ShapeDtypeStruct
+        template = Batch(shape((12, 1, 4, 4, 1), "float32"), shape((12,), "int32"), shape((12,), "int32"))
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        answers.append([attack.reconstruct(attack.init(jax.random.key(k), template), seen).y for k in (2, 3)])
+    (one, other), (dealt, again) = answers
+    np.testing.assert_array_equal(one, np.sort(one))
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(np.sort(dealt), np.sort(again))
+    assert (dealt != np.sort(dealt)).any()
+    assert (dealt != again).any()  # another restart, another order
+
+
+def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
+    model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
+    variables, y = model.init(jax.random.key(0)), jnp.array([1, 2])
+    share = protocols.ClientShare(model)
+    payload = share(variables, Batch(jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1)), y, jnp.arange(2)))
+    settings = attacks.presets.preset("gradinversion", 3)._replace(group=3, labels="given")
+    attack = attacks.inversion(model, share, settings, batch_size=2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, payload, labels=y)
+    shape = jax.ShapeDtypeStruct
+    template = Batch(shape((2, 1, 4, 4, 1), "float32"), shape((2,), "int32"), shape((2,), "int32"))
+    found = attack.reconstruct(attack.init(jax.random.key(2), template), seen)
+    simulated = share(variables, Batch(found.x, found.y, jnp.arange(2)))
+    np.testing.assert_allclose(found.score, settings.distance(payload, simulated), rtol=1e-5)

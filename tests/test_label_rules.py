@@ -164,3 +164,10 @@ def test_bad_requests():
         rules.infer_labels("bias_rule", head[0], head[1][:3], 2)
     with pytest.raises(ValueError, match=r"must have shape \(F, C\)"):
         rules.infer_labels("yin", head[1], None, 2)
+
+
+def test_calibrated_answers_where_noise_left_no_class_a_count():
+    """Gradients of the biases above every probability leave nothing to distribute but the prior."""
+    head = [jnp.zeros((3, 2)), jnp.array([2.0, 1.5])]
+    found = rules.infer_labels("calibrated", *head, 4, kernel=jnp.zeros((3, 2)), bias=jnp.zeros(2))
+    np.testing.assert_array_equal(found, rules.infer_labels("bias_rule", *head, 4))

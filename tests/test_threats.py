@@ -79,5 +79,7 @@ def test_a_party_sees_its_own_record_and_nothing_else():
         assert _nan_fields(view(party_view(party, active=True), elsewhere)) == {"labels"}
         own_poison = transcript._replace(parties=poisoned.parties)
         assert _nan_fields(view(party_view(party), own_poison)) == {"party"}
+    with pytest.raises(ValueError, match="threat is party -1, but 2 parties kept records"):
+        view(party_view(0)._replace(party=-1), transcript)
     with pytest.raises(ValueError, match="threat is party 2, but 2 parties kept records"):
         view(party_view(2), transcript)
