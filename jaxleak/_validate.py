@@ -24,9 +24,11 @@ def positive(**named: float) -> None:
 
 
 def count(**named: int) -> None:
-    """Raise `ValueError` unless every value is > 0 and fits the int32 counters of a compiled loop."""
+    """Raise `ValueError` unless every value is whole, > 0 and fits the int32 counters of a compiled loop."""
     positive(**named)
     for name, value in named.items():
+        if value != int(value):
+            raise ValueError(f"{name} must be a whole number, got {value}")
         if value > np.iinfo(np.int32).max:
             raise ValueError(f"{name} must be at most {np.iinfo(np.int32).max}, got {value}")
 
@@ -42,7 +44,7 @@ def non_negative(**named: float) -> None:
 def in_range(low: float, high: float, **named: float) -> None:
     """Raise `ValueError` unless `low <= value <= high` for every value."""
     for name, value in named.items():
-        if not low <= value <= high:
+        if not (_is_number(value) and low <= value <= high):
             raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
 
 

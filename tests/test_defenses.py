@@ -6,7 +6,15 @@ import pytest
 import reference
 import scipy.stats
 
-from jaxleak.defenses import Defense, chain, clipped_gaussian, fake_gradients, noise_multiplier_for
+from jaxleak.defenses import (
+    Defense,
+    chain,
+    clipped_gaussian,
+    fake_gradients,
+    noise_multiplier_for,
+    soteria,
+    withhold_top,
+)
 
 PAYLOAD = {
     "first": {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)},
@@ -164,3 +172,16 @@ def test_values_out_of_range_are_refused():
     ):
         with pytest.raises(ValueError, match=match):
             build(**options)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: soteria(None), "ratio must be in"),
+        (lambda: withhold_top("5"), "percent must be in"),
+        (lambda: fake_gradients(pool_size=1.5), "pool_size must be a whole number, got 1.5"),
+    ],
+)
+def test_what_is_no_number_is_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

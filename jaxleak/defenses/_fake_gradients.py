@@ -48,7 +48,8 @@ def fake_gradients(
     Raises:
         ValueError: on values out of range.
     """
-    _validate.positive(pool_size=pool_size, variance=variance)
+    _validate.count(pool_size=pool_size)
+    _validate.positive(variance=variance)
     _validate.non_negative(max_redraws=max_redraws)
     if not threshold > 0:
         raise ValueError(f"threshold must be > 0, got {threshold}")
