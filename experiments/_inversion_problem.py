@@ -53,6 +53,8 @@ def check(case: Case) -> None:
     elif case.adaptive:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     if case.defense is not None:
+        if not case.strength:
+            raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
         _defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
     elif case.strength or case.adaptive:
         raise ValueError("strength and adaptive are of a defense, and defense names none")

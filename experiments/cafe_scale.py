@@ -1,6 +1,6 @@
 """CAFE at scale: recover hundreds of private samples of a vertical federation from its aggregated gradients.
 
-    python -m experiments.cafe_scale                      # 200 embedded face and background images, two minutes
+    python -m experiments.cafe_scale                      # 200 embedded face and background images, three minutes
     python -m experiments.cafe_scale --preset mnist       # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     python -m experiments.cafe_scale --preset cifar10     # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     python -m experiments.cafe_scale --preset scale       # Steps I and II at N = 1,000, 3,000 and 10,000
@@ -81,7 +81,10 @@ class Args:
         """With the preset's values where none was given."""
         given = {name: value for name, value in vars(self).items() if name != "where" and value is not None}
         defaults = {"solver": "exact", "out": default_out("cafe_scale", self.preset), **PRESETS[self.preset]}
-        return Config(**{**defaults, **given})
+        chosen = {**defaults, **given}
+        if self.images is None:
+            chosen["images"] = min(chosen["images"], chosen["num_samples"])
+        return Config(**chosen)
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,13 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     x = np.asarray(found.x[:, 0])
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
     flagged = ~np.asarray(found.recovered)
-    _plots.contact_sheet(folder.figure("contact_sheet.png"), x, x, flagged, zoom=4, hide_flagged=False)
+    _plots.comparison_sheet(folder.figure("contact_sheet.png"), {"reconstruction": x})
     simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
-    metrics = {"score": float(found.score[0]), "cosine_distance": float(objectives.cosine(payload, simulated))}
+    metrics = {
+        "score": float(found.score[0]),
+        "cosine_distance": float(objectives.cosine(payload, simulated)),
+        "matched": float(not flagged.any()),
+    }
     folder.finish(metrics)
     print_metrics(metrics)
     return metrics

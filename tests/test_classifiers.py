@@ -443,3 +443,8 @@ def test_weights_that_cannot_be_stored_are_refused(tmp_path):
         models.save_weights(tmp_path / "w", {"a": {"b": np.zeros(1)}, "a.b": np.zeros(1)})
     with pytest.raises(ValueError, match=r"a: dtype must be one of .*, got complex64"):
         models.save_weights(tmp_path / "w", {"a": np.zeros(1, np.complex64)})
+
+
+def test_an_option_of_another_model_is_refused_by_name():
+    with pytest.raises(ValueError, match="convnet has no option width; it has channels, strides, window"):
+        models.build("convnet", (8, 8, 1), 10, width=16)

@@ -5,6 +5,7 @@ Linen module of your own (docs/your_model.md); `Activation`, `BatchNorm`, `Conv`
 of vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,12 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
         ValueError: on an unknown name, which the message answers with the known ones, or bad sizes and options.
     """
     _validate.one_of(tuple(CLASSIFIERS), name=name)
-    return CLASSIFIERS[name](image_shape, num_classes, **options)
+    factory = CLASSIFIERS[name]
+    known = [option for option in inspect.signature(factory).parameters if option not in ("image_shape", "num_classes")]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option}; it has {', '.join(known)}")
+    return factory(image_shape, num_classes, **options)
 
 
 __all__ = [

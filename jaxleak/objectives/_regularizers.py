@@ -146,7 +146,7 @@ def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = 
     leaves = jax.tree.leaves(activations)
     if not leaves:
         raise ValueError(
-            "the activation penalty needs a model that shows the outputs of a layer (models.Activation does)"
+            "activation_penalty needs the activations of at least one layer (models.Activation shows them), got none"
         )
     if reduction == "sum":
         return sum((jnp.sum(absolute(a)) for a in leaves), jnp.zeros(()))
