@@ -1,5 +1,6 @@
 """The gradient-inversion engine: what clients share, how a step is made, and what is refused."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -365,3 +366,19 @@ def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
     found = attack.reconstruct(attack.init(jax.random.key(2), template), seen)
     simulated = share(variables, Batch(found.x, found.y, jnp.arange(2)))
     np.testing.assert_allclose(found.score, settings.distance(payload, simulated), rtol=1e-5)
+
+
+def test_a_last_layer_without_bias_or_name_is_explained():
+    class Bare(nn.Module):
+        @nn.compact
+        def __call__(self, x, mode, sharpness):
+            features = x.reshape(len(x), -1)
+            return nn.Dense(3, use_bias=False, name="out")(features), features
+
+    bare = models.classifier(Bare(), image_shape=SHAPE, num_classes=CLASSES, head="out")
+    share = protocols.ClientShare(bare)
+    with pytest.raises(ValueError, match="bias_rule needs the gradient of the bias; corrected_counts does without"):
+        attacks.inversion(bare, share, settings(labels="bias_rule"), batch_size=2)
+    attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
+    with pytest.raises(ValueError, match="the model's head is 'last', which its parameters do not hold"):
+        attacks.inversion(bare._replace(head="last"), share, settings(labels="bias_rule"), batch_size=2)

@@ -341,14 +341,16 @@ def _where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
 def _infer(
     model: Classifier, s: Settings, observation: Observation, batch_size: int, label_key: jax.Array
 ) -> jax.Array:
+    if model.head not in observation.params["params"]:
+        raise ValueError(f"the model's head is {model.head!r}, which its parameters do not hold")
     gradient, weights = observation.payload[model.head], observation.params["params"][model.head]
     return infer_labels(
         s.labels,
         gradient["kernel"],
-        gradient["bias"],
+        gradient.get("bias"),
         batch_size,
         kernel=weights["kernel"],
-        bias=weights["bias"],
+        bias=weights.get("bias"),
         key=jax.random.wrap_key_data(label_key) if s.labels == "random" else None,
     )
 
