@@ -177,8 +177,8 @@ def build(name: str, strength: float, *, local_steps: int = 1, mixes_examples: b
         raise ValueError(f"{name} acts inside a local step: needs local_steps = 1, got {local_steps}")
     if entry.one_step and mixes_examples:
         raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
-    if name == "dp_update" and mixes_examples:
-        raise ValueError("dp_update has no epsilon where running statistics of batch normalisation go out: take eval")
+    if entry.private and mixes_examples:
+        raise ValueError(f"{name} has no epsilon where running statistics of batch normalisation go out: take eval")
     return entry.build(strength)
 
 

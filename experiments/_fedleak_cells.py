@@ -112,14 +112,15 @@ def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         return replace(base, reason="compares models; --model would make them one")
     if table == "table7" and cell["weights"] == "pretrained" and sizes.warm is None and sizes.pretrained is None:
         return replace(base, reason="compares random with pretrained weights: --weights warm or a safetensors file")
+    if table == "table14-label-accuracy":  # always of random weights
+        sizes = replace(sizes, attack_round=None, warm=None, pretrained=None)
     job, note = _inversion(setting, cell, spec, sizes)
     if table == "table14-label-accuracy":
         # Only what the gradient depends on, so that a change of the attack runs nothing again.
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job("labels", case)
-        note = _join(data_note, _changed(f"B {c.batch_size}", f"B {cell['batch_size']}"), "random weights")
-        return replace(base, jobs=(job,), read=lambda s: 100 * s[0]["fedleak"], note=note)
+        return replace(base, jobs=(job,), read=lambda s: 100 * s[0]["fedleak"], note=_join(data_note, note))
     metric = {"table10-ssim": "ssim", "table11-gd": _distance(cell["method"])}.get(table, "psnr_best_match")
     return replace(base, jobs=(job,), read=lambda s: s[0][metric], note=_join(data_note, note))
 

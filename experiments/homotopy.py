@@ -14,7 +14,7 @@ first is not far above the second, nothing was recovered, whatever the picture l
 The first line takes about a minute and a half on two cores and should print about 40 dB with and without homotopy for
 one image and an advantage for the homotopy with four. The third takes about five minutes per seed and should print 28
 to 40 dB, by how bright the image is, and about 45 up to one factor, which is all that batch normalisation leaves open.
-The fourth takes half an hour on one core and should print 43 dB, or 32 to 36 with half the iterations.
+The fourth takes 30 to 45 minutes on one core and should print 43 dB, or 32 to 36 with half the iterations.
 Runs resume; `--fresh` starts over.
 """
 

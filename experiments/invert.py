@@ -45,6 +45,7 @@ from experiments._inversion_problem import (
     Outcome,
     attack,
     build_attack,
+    build_model,
     check,
     iterations_of,
     observe,
@@ -142,15 +143,14 @@ def draw(folder: RunFolder, outcomes: list[Outcome]) -> None:
 
 def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     """Attack a payload from elsewhere; nothing is known of the truth."""
-    case = args.case
+    case, seed = args.case, args.seeds[0]
     if case.weights is None:
         raise ValueError("--payload needs the model's weights: --weights FILE.safetensors")
     if case.defense is not None:
         raise ValueError("--payload is attacked as it is; --defense is for simulated clients")
     if len(args.seeds) > 1:
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
-    options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
-    model = models.build(case.model, args.image_shape, args.num_classes, **options)
+    model = build_model(case, args.image_shape, args.num_classes)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
     payload = load_payload(args.payload, variables["params"])
     attacks.check_payload(payload, variables)
@@ -158,19 +158,18 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
         model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )  # fmt: skip
-    generator = generator_for(case, args.seeds[0], args.image_shape, captured=True)
+    generator = generator_for(case, seed, args.image_shape, captured=True)
     engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
     files = [Path(file).read_bytes() for file in (args.payload, case.weights) if file is not None]
     contents = hashlib.sha256(b"".join(files)).hexdigest()
-    saved = Checkpoints(
-        folder.checkpoints / "payload", jsonable(asdict(case)) | {"contents": contents}, fresh=args.fresh
-    )
+    identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents}
+    saved = Checkpoints(folder.checkpoints / "payload", identity, fresh=args.fresh)
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     found, _, _ = audit.invert(
         engine,
         Observation(jnp.zeros((), jnp.int32), variables, payload),
         audit.template_of(template),
-        key=jax.random.key(args.seeds[0]),
+        key=jax.random.key(seed),
         iterations=iterations_of(case),
         restarts=case.restarts,
         microbatch=case.microbatch,
@@ -179,7 +178,8 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     x = np.asarray(found.x[:, 0])
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
     flagged = ~np.asarray(found.recovered)
-    _plots.comparison_sheet(folder.figure("contact_sheet.png"), {"reconstruction": x})
+    rows = {f"reconstruction, from image {first}": x[first : first + 8] for first in range(0, len(x), 8)}
+    _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
     simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
     metrics = {
         "score": float(found.score[0]),

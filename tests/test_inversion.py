@@ -341,8 +341,7 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
         payload = share(variables, Batch(x, y[jnp.array([0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11])], jnp.arange(12)))
         settings = attacks.presets.preset("fedleak", 1)._replace(labels="calibrated", smoothing=None)
         attack = attacks.inversion(model, share, settings, batch_size=12)
-        shape = jax.ShapeDtypeStruct
-        template = Batch(shape((12, 1, 4, 4, 1), "float32"), shape((12,), "int32"), shape((12,), "int32"))
+        template = audit.template_of(Batch(x, y, y))
         seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
         answers.append([attack.reconstruct(attack.init(jax.random.key(k), template), seen).y for k in (2, 3)])
     (one, other), (dealt, again) = answers
@@ -357,12 +356,12 @@ def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
     variables, y = model.init(jax.random.key(0)), jnp.array([1, 2])
     share = protocols.ClientShare(model)
-    payload = share(variables, Batch(jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1)), y, jnp.arange(2)))
+    x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
+    payload = share(variables, Batch(x, y, jnp.arange(2)))
     settings = attacks.presets.preset("gradinversion", 3)._replace(group=3, labels="given")
     attack = attacks.inversion(model, share, settings, batch_size=2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload, labels=y)
-    shape = jax.ShapeDtypeStruct
-    template = Batch(shape((2, 1, 4, 4, 1), "float32"), shape((2,), "int32"), shape((2,), "int32"))
+    template = audit.template_of(Batch(x, y, y))
     found = attack.reconstruct(attack.init(jax.random.key(2), template), seen)
     simulated = share(variables, Batch(found.x, found.y, jnp.arange(2)))
     np.testing.assert_allclose(found.score, settings.distance(payload, simulated), rtol=1e-5)

@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._payload import named_leaves
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
@@ -299,36 +299,6 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     return Attack(init, step, reconstruct)
 
 
-def check_payload(payload: PyTree, variables: PyTree) -> None:
-    """Compare a payload with the model before a long run.
-
-    Args:
-        payload: a gradient tree, e.g. captured from another framework.
-        variables: of the model that it should belong to.
-
-    Raises:
-        ValueError: naming the first leaf that is missing, unexpected, of another shape or dtype, or not finite.
-    """
-    leaves = {name: dict(_leaves(tree)) for name, tree in (("payload", payload), ("model", variables["params"]))}
-    missing = sorted(leaves["model"].keys() - leaves["payload"].keys())
-    extra = sorted(leaves["payload"].keys() - leaves["model"].keys())
-    if missing or extra:
-        what = f"lacks {', '.join(missing[:3])}" if missing else f"has unknown {', '.join(extra[:3])}"
-        raise ValueError(f"payload of another model: it {what} (of {len(missing) + len(extra)} differing leaves)")
-    for name, weight in leaves["model"].items():
-        value = leaves["payload"][name]
-        if value.shape != weight.shape:
-            raise ValueError(f"payload leaf {name} must have shape {weight.shape}, got {value.shape}")
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ValueError(f"payload leaf {name} must hold floats, got {value.dtype}")
-        if not np.all(np.isfinite(np.asarray(value))):
-            raise ValueError(f"payload leaf {name} holds values that are not finite")
-
-
-def _leaves(tree: PyTree) -> list[tuple[str, jax.Array]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
 def _strong(tree: PyTree) -> PyTree:
     # Some optimizers start from Python numbers; a weak type would compile the next step anew.
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)
@@ -405,8 +375,8 @@ def _check(model: Classifier, s: Settings, batch_size: int) -> None:
 def _require(model: Classifier, observation: Observation, s: Settings) -> None:
     if observation.params is None:
         raise ValueError("gradient inversion needs the model's parameters, which the observation does not hold")
-    known = {name for name, _ in _leaves(observation.payload)}
-    missing = [name for name, _ in _leaves(observation.params["params"]) if name not in known]
+    known = {name for name, _ in named_leaves(observation.payload)}
+    missing = [name for name, _ in named_leaves(observation.params["params"]) if name not in known]
     if missing:
         raise ValueError(f"gradient inversion matches the whole payload, but the threat withholds {', '.join(missing)}")
     if s.batch_norm and observation.statistics is None:

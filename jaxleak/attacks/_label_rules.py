@@ -143,9 +143,8 @@ def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
         return _TRUST * jax.nn.softmax(features @ kernel + bias) + (1 - _TRUST) / gradient.size
 
     def counts(p: jax.Array) -> jax.Array:
-        raw = jnp.maximum(p - gradient, 0.0)
         # p - db sums to one, unless noise moved the gradient.
-        return batch_size * jnp.where(raw.sum() > 0, raw / jnp.where(raw.sum() > 0, raw.sum(), 1.0), p)
+        return batch_size * _normalised(jnp.maximum(p - gradient, 0.0), p)
 
     square = gradient @ gradient
     mean = slope @ gradient / jnp.where(square > 0, square, 1.0)
@@ -247,8 +246,13 @@ def _smallest(values: jax.Array, count: int) -> jax.Array:
 def _shares_below(zero: jax.Array, head: HeadGradient) -> jax.Array:
     """How much of the gradient's mass below `zero` every column has: (C,), summing to one."""
     depth = jnp.sum(zero - head.kernel_gradient, axis=0)
-    total = depth.sum()
-    return jnp.where(total > 0, depth / jnp.where(total > 0, total, 1.0), 1 / depth.size)
+    return _normalised(depth, 1 / depth.size)
+
+
+def _normalised(x: jax.Array, otherwise: jax.Array | float) -> jax.Array:
+    """`x` over its sum, or `otherwise` where that is not positive."""
+    total = x.sum()
+    return jnp.where(total > 0, x / jnp.where(total > 0, total, 1.0), otherwise)
 
 
 def _nearest_counts(wanted: jax.Array, total: int) -> jax.Array:

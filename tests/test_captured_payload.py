@@ -1,0 +1,49 @@
+"""`experiments.invert` on a gradient from elsewhere, here one that it saved itself."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import invert
+from experiments._inversion_case import Case
+from jaxleak import models
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    """Options of an attack on a saved gradient of one digit, and the model's weights."""
+    folder = tmp_path_factory.mktemp("captured")
+    model = models.build("mlp", (8, 8, 1), 10)
+    models.save_weights(folder / "weights.safetensors", model.init(jax.random.key(0)))
+    case = Case(data="digits", model="mlp", pool=8, iterations=3, weights=folder / "weights.safetensors")
+    payload = folder / "payload.npz"
+    invert.main(invert.Args(case=case, save_payload=payload, out=folder / "client"))
+    return {"case": case, "payload": payload, "image_shape": (8, 8, 1), "num_classes": 10}
+
+
+def test_it_is_attacked_and_the_verdict_printed(arguments, tmp_path, capsys):
+    scores = invert.main(invert.Args(**arguments, out=tmp_path))
+    assert scores["matched"] == 0  # three iterations
+    assert "matched" in capsys.readouterr().out
+    with np.load(tmp_path / "reconstruction.npz") as found:
+        assert found["x"].shape == (1, 8, 8, 1)
+    assert (tmp_path / "figures" / "contact_sheet.png").exists()
+
+
+def test_another_start_does_not_resume_this_one(arguments, tmp_path):
+    first = invert.main(invert.Args(**arguments, out=tmp_path))
+    assert invert.main(invert.Args(**arguments, out=tmp_path)) == first
+    with pytest.raises(ValueError, match="seed: 0 there, 1 now"):
+        invert.main(invert.Args(**arguments, out=tmp_path, seeds=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": (0, 1)}, "--seeds takes one number, got 2"),
+        ({"case": Case(model="mlp")}, "needs the model's weights"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        invert.main(invert.Args(**{**arguments, **changes}, out=tmp_path))
