@@ -48,9 +48,13 @@ ROWS: dict[str, Case] = {
     "resnet10-b4": Case(model="resnet10", batch_size=4),
     "resnet10-b16": Case(model="resnet10", batch_size=16),
     "resnet18-b1": Case(model="resnet18"),
+    "resnet34-b1": Case(model="resnet34"),
+    "resnet10_x3-b1": Case(model="resnet10_x3"),
+    "resnet10_x5-b1": Case(model="resnet10_x5"),
     "densenet121-b1": Case(model="densenet121"),
     "mobilenet_v2-b1": Case(model="mobilenet_v2"),
     "vit_tiny-b1": Case(model="vit_tiny"),
+    "vit_small-b1": Case(model="vit_small"),
 }
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.

@@ -38,11 +38,14 @@ DEFENSES = {
     "gaussian": (clipped_gaussian(0.5, 1.0), True),
     "fake_gradients": (fake_gradients(pool_size=3), True),
     "fake_gradients_printed": (fake_gradients(pool_size=3, repair=False), True),
+    "fake_gradients_relative": (fake_gradients(pool_size=3, relative=True), True),
     "noise_on_outputs": (gaussian_noise(0.1), True),
     "noise_on_gradients": (gaussian_noise(0.1, place="cut_gradient"), True),
     "vfl_defender": (vfl_defender(0.5, -0.4), True),
     "vfl_defender_printed": (vfl_defender(0.5, -0.4, reading="paper"), True),
+    "vfl_defender_batch": (vfl_defender(0.5, -0.4, reading="batch"), True),
     "marvell": (marvell(num_classes=2), True),
+    "marvell_of_four_classes": (marvell(num_classes=4), True),
     "gaussian_payload_noise": (gaussian_payload_noise(0.1), True),
     "laplace_noise": (laplace_noise(0.1), True),
     "magnitude_noise": (magnitude_noise(0.1), True),
@@ -129,6 +132,12 @@ def _differs(a, b):
 
 def test_structure_shapes_and_dtypes_are_kept(case):
     chex.assert_trees_all_equal_shapes_and_dtypes(case[2](jax.random.key(0), _payload(case)), _payload(case))
+
+
+def test_half_precision_stays_half_precision(case):
+    defense, payload = case[0], jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _payload(case))
+    shared = jax.eval_shape(lambda key: defense.apply(key, payload, **KNOWN), jax.random.key(0))
+    chex.assert_trees_all_equal_shapes_and_dtypes(shared, payload)
 
 
 def test_it_changes_what_is_shared_and_stays_finite(case):

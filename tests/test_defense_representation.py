@@ -1,5 +1,6 @@
 """Soteria, OUTPOST and Guardian against slow NumPy references on a network small enough to differentiate by hand."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import scipy.optimize
 from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize, soteria
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
+from jaxleak.defenses._representation import mean_cross_entropy
 from jaxleak.defenses._soteria import leakage_ratios
-from jaxleak.models._classifier import classifier
+from jaxleak.models._classifier import BatchNorm, classifier
 
 KEY = jax.random.key(0)
 FEATURES, CLASSES = 10, 3
@@ -21,6 +23,13 @@ class _Small(nn.Module):
     @nn.compact
     def __call__(self, x, mode, sharpness):
         features = nn.relu(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)))
+        return nn.Dense(CLASSES, name="head")(features), features
+
+
+class _Normalised(nn.Module):
+    @nn.compact
+    def __call__(self, x, mode, sharpness):
+        features = nn.sigmoid(BatchNorm()(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)), mode))
         return nn.Dense(CLASSES, name="head")(features), features
 
 
@@ -226,6 +235,27 @@ def test_values_out_of_range_are_refused(build, options, match):
         build(**options)
 
 
+@pytest.mark.parametrize("defense", [soteria(0.5), guardian(100.0, probes=1), feature_dropout(0.3)])
+def test_batch_normalisation_is_the_clients(defense):
+    model = classifier(_Normalised(), image_shape=(2, 3, 1), num_classes=CLASSES)
+    variables = model.init(KEY)
+    known = {"model": model, "variables": variables, "x": X, "y": Y}
+
+    def shared(of_gradient, **given):
+        @jax.jit
+        def both(key):
+            def loss(params):
+                return mean_cross_entropy(model.apply({**variables, "params": params}, X, mode=of_gradient).logits, Y)
+
+            return defense.apply(key, jax.grad(loss)(variables["params"]), **known, **given)
+
+        return both(KEY)
+
+    stated, left_out = shared("eval", mode="eval"), shared("eval")
+    assert not np.allclose(_flat(stated), _flat(left_out), atol=1e-6)
+    np.testing.assert_array_equal(_flat(shared("train", mode="train")), _flat(shared("train")))
+
+
 @pytest.mark.parametrize(
     ("defense", "given", "match"),
     [
@@ -258,7 +288,7 @@ class TestFeatureDropout:
         assert abs(gone.mean() - 0.3) < 4 * np.sqrt(0.21 / gone.size)
 
     def test_rate_zero_is_the_identity(self):
-        assert feature_dropout(0.0).apply(KEY, PAYLOAD, **BATCH) is PAYLOAD
+        chex.assert_trees_all_equal(feature_dropout(0.0).apply(KEY, PAYLOAD, **BATCH), PAYLOAD)
 
     @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
     def test_a_rate_out_of_range_is_refused(self, rate):

@@ -176,6 +176,7 @@ def test_bits_on_the_wire():
         (chain(sparsify(50), withhold_top(50)), 0),
         (chain(sparsify(25), quantize(4)), 16 * 4 + positions + 32 * tensors),
         (chain(sparsify(25), quantize(1)), n + 32 * tensors),  # one bit cannot say zero
+        (chain(quantize(1), sparsify(25)), n + 32 * tensors),  # single bits tie, and ties are sent
         (chain(sparsify(25), gaussian_payload_noise(1.0)), 32 * n),  # noise fills the zeros
     ):
         assert bits_on_the_wire(defense, PAYLOAD) == bits

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from jaxleak import data, defenses, models, protocols
 from jaxleak._base import Batch
@@ -150,9 +151,38 @@ def test_defenses_act_at_their_place(place, samples, undefended):
         assert any(not np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
 
 
+def test_clients_keep_what_error_feedback_left_out(samples):
+    """Against a loop: whole batches, so that no draw matters, and everyone in every round."""
+    model, rate, percent = _mlp(), 0.1, 30
+    federation = protocols.federated_averaging(
+        model, TWO, batch_size=6, learning_rate=rate, defense=defenses.sparsify(percent, error_feedback=True)
+    )
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, samples, 3)
+    share = jax.jit(protocols.ClientShare(model))
+    batches = [Batch(samples.x[part], samples.y[part], samples.index[part]) for part in TWO]
+    flat, rebuild = ravel_pytree(start.variables["params"])
+    left = [np.zeros(len(flat)) for _ in TWO]
+    for _ in range(3):
+        sent = []
+        for client, batch in enumerate(batches):
+            full = (
+                np.asarray(ravel_pytree(share({**start.variables, "params": rebuild(flat)}, batch))[0]) + left[client]
+            )
+            kept = np.abs(full) >= np.sort(np.abs(full))[-int(np.ceil(len(full) * percent / 100))]
+            sent.append(np.where(kept, full, 0.0))
+            left[client] = full - sent[-1]
+        flat = flat - rate * np.mean(sent, axis=0)
+    np.testing.assert_allclose(ravel_pytree(end.variables["params"])[0], flat, atol=1e-5)
+    for client, rest in enumerate(left):
+        carried = ravel_pytree(jax.tree.map(lambda leaf, c=client: leaf[c], end.clients))[0]
+        np.testing.assert_allclose(carried, rest, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"defense": defenses.feature_dropout(0.5), "local_steps": 2}, "needs local_steps = 1, got 2"),
         ({"batch_size": 0}, "batch_size must be > 0"),
         ({"local_steps": 0}, "local_steps must be > 0"),
         ({"clients_per_round": 3}, "clients_per_round must be in"),

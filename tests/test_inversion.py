@@ -159,8 +159,9 @@ class TestClient:
         with pytest.raises(ValueError, match="needs clients = 1, got 2"):
             protocols.client(wide, num_samples=8, batch_size=2, defense=defenses.sparsify(10.0))
         steps = protocols.ClientShare(model, local_steps=2)
-        with pytest.raises(ValueError, match="needs local_steps = 1, got 2"):
-            protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.dp_sgd())
+        for inside in (defenses.dp_sgd(), defenses.feature_dropout(0.5), defenses.chain(defenses.feature_dropout(0.5))):
+            with pytest.raises(ValueError, match="needs local_steps = 1, got 2"):
+                protocols.client(steps, num_samples=8, batch_size=2, defense=inside)
         with pytest.raises(ValueError, match="place must be one of payload"):
             protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
 

@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 import reference
+from jax.flatten_util import ravel_pytree
 
 from jaxleak import audit, models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import Defense, dp_sgd
+from jaxleak.defenses import Defense, adaptive_dp_sgd, dp_sgd
 from jaxleak.threats import party_view, view
 
 N, B, WIDTHS, C = 6, 3, (2, 3), 3
@@ -146,6 +147,22 @@ def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, priva
     kept = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=[_scale("per_example_gradient", 1.0)]))
     for a, b in zip(*map(jax.tree.leaves, (plain, kept)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_that_decays_knows_the_step(model, private):
+    def trained(noise_multiplier, step):
+        protocol = protocols.split_training(
+            model,
+            num_samples=N,
+            batch_size=B,
+            optimizer=optax.sgd(1.0),
+            defenses=[adaptive_dp_sgd(10.0, noise_multiplier, decay=0.5)],
+        )
+        state = protocol.init(jax.random.key(1))._replace(round=jnp.asarray(step))
+        return ravel_pytree(jax.jit(protocol.round)(jax.random.key(2), state, private)[0].params)[0]
+
+    sizes = [float(jnp.abs(trained(1.0, step) - trained(0.0, step)).max()) for step in (0, 40)]
+    assert sizes[0] > 0.1 > 1e-4 > sizes[1]
 
 
 def test_dp_sgd_clips_each_examples_gradient_at_its_owner_and_leaves_the_messages(model, private):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxleak import _tree, _validate
@@ -41,18 +42,22 @@ class Defense(NamedTuple):
         * "per_example_gradient": gradients with a leading example axis (B, ...) on every leaf. Shapes stay, and the
           mean over examples is the gradient that the protocol works with;
         * "representation": as "payload", but the defender uses its model and batch: `apply` must be given the keywords
-          `model` (a `Classifier`), `variables`, `x` (B, H, W, channels) and `y`, and `round` where it says so;
+          `model` (a `Classifier`), `variables`, `x` (B, H, W, channels) and `y`, and `round` where it says so; `mode`,
+          "train" unless given, is that of the client's batch normalisation;
         * "client_payloads": the payloads of all clients of a round together, with a leading client axis;
         * "server_view": what the server can read of the payload. The model is updated with the payload itself.
 
         A protocol refuses a defense whose place it does not have.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`.
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
+    one_step: the payload must be the gradient of a single local step, which the defense computes anew; protocols
+        refuse it for several.
     """
 
     place: str
     transform: optax.GradientTransformationExtraArgs
     encode: Callable[[Encoding], Encoding] = dense
+    one_step: bool = False
 
     def init(self, payload: PyTree) -> PyTree:
         """The state before the first round, for a protocol that lets clients keep state; only shapes are read."""
@@ -68,14 +73,16 @@ class Defense(NamedTuple):
             **extra: whatever the defender knows besides, e.g. `labels`; it reaches the transform as keywords.
 
         Returns:
-            The transformed payload and the new state.
+            The transformed payload, of the same types, and the new state.
 
         Raises:
             FloatingPointError: if the payload is not finite. Inside jit there are no values to look at, and a
                 non-finite payload goes through.
         """
         _validate.finite(_tree.concrete(payload), "payload")
-        return self.transform.update(payload, state, None, key=key, **extra)
+        shared, state = self.transform.update(payload, state, None, key=key, **extra)
+        # Noise is drawn in float32 and the sum rounded: drawn in bfloat16 it would take few different values.
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), shared, payload), state
 
     def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         """`update` for clients that keep no state between rounds: every round is the first."""
@@ -113,16 +120,24 @@ def chain(*defenses: Defense) -> Defense:
             encoding = defense.encode(encoding)
         return encoding
 
-    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode)
+    one_step = any(defense.one_step for defense in defenses)
+    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode, one_step)
 
 
-def stateless(place: str, update: Callable[..., PyTree], encode: Callable[[Encoding], Encoding] = dense) -> Defense:
+def stateless(
+    place: str,
+    update: Callable[..., PyTree],
+    encode: Callable[[Encoding], Encoding] = dense,
+    *,
+    one_step: bool = False,
+) -> Defense:
     """A defense without state from `update(key, payload, **extra) -> payload`.
 
     Args:
         place: see `Defense`.
         update: must accept keywords it does not use.
         encode: see `Defense`.
+        one_step: see `Defense`.
     """
 
     def transform(
@@ -131,7 +146,8 @@ def stateless(place: str, update: Callable[..., PyTree], encode: Callable[[Encod
         del params
         return update(key, updates, **extra), state
 
-    return Defense(place, optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), transform), encode)
+    transformation = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), transform)
+    return Defense(place, transformation, encode, one_step)
 
 
 def per_leaf(

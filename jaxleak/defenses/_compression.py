@@ -64,8 +64,8 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
     """Send only the `percent` largest entries in magnitude of the whole payload; the others become zero.
 
     Of n entries ceil(n percent / 100) are sent, and with them all that tie with the last one. Error feedback (Seide et
-    al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. It needs a protocol that
-    carries the state (`Defense.update`); under `Defense.apply` every round is the first one.
+    al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. `federated_averaging` carries
+    it; under `Defense.apply`, as in `protocols.client`, every round is the first one.
 
     Args:
         percent: share that is sent, in (0, 100]; 100 is the identity.
@@ -75,6 +75,7 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
         ValueError: on a share out of range.
     """
     _magnitudes.share_count(1, percent)
+    share = percent / 100
 
     def init(payload: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, payload) if error_feedback else optax.EmptyState()
@@ -90,7 +91,8 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
     return Defense(
         "payload",
         optax.GradientTransformationExtraArgs(init, update),
-        lambda encoding: encoding._replace(share=min(encoding.share, percent / 100)),
+        # Of a tensor of single bits all magnitudes tie, and ties are sent.
+        lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
-from jaxleak.models._classifier import Classifier
+from jaxleak.models._classifier import BatchNormMode, Classifier
 
 
 def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.Array] = mean_cross_entropy) -> Defense:
@@ -16,14 +16,15 @@ def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.A
 
     Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the
     server does not know; so the gradients of all layers differ from what it can compute for a candidate. Replaces the
-    payload, which must be the gradient of one local step; batch normalisation uses its running statistics.
+    payload, which must be the gradient of one local step.
 
     Args:
         rate: share of the features that is dropped, in [0, 1); 0 is the plain gradient.
         loss: `(logits (B, C), y) -> ()`, the client's; by default the mean cross-entropy.
 
     Returns:
-        A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`.
+        A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`. For attackers
+        who simulate it, it is differentiable in x and takes a `sharpness`.
 
     Raises:
         ValueError: on a rate out of range; when applied without those keywords.
@@ -39,6 +40,8 @@ def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.A
         variables: PyTree = None,
         x: jax.Array | None = None,
         y: jax.Array | None = None,
+        mode: BatchNormMode = "train",
+        sharpness: jax.Array | None = None,
         **extra: object,
     ) -> PyTree:
         del extra
@@ -48,11 +51,12 @@ def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.A
             return payload
 
         def dropped_loss(params: PyTree) -> jax.Array:
-            features = model.apply({**variables, "params": params}, x, mode="eval").features
+            features = model.apply({**variables, "params": params}, x, mode=mode, sharpness=sharpness).features
             kept = jax.random.bernoulli(key, 1 - rate, features.shape)
             head = params[model.head]
-            return loss(jnp.where(kept, features / (1 - rate), 0.0) @ head["kernel"] + head["bias"], y)
+            logits = jnp.where(kept, features / (1 - rate), 0.0) @ head["kernel"]
+            return loss(logits + head["bias"] if "bias" in head else logits, y)
 
         return jax.grad(dropped_loss)(variables["params"])
 
-    return stateless("representation", update)
+    return stateless("representation", update, one_step=True)

@@ -9,7 +9,7 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
 from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
-from jaxleak.models._classifier import Classifier
+from jaxleak.models._classifier import BatchNormMode, Classifier
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -57,13 +57,14 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
         variables: PyTree = None,
         x: jax.Array | None = None,
         y: jax.Array | None = None,
+        mode: BatchNormMode = "train",
         **extra: object,
     ) -> PyTree:
         del extra
         model, x = needs_batch("guardian", model, variables, x)
         y = needs_labels("guardian", y)
         probe_key, sign_key = jax.random.split(key)
-        s = sensitivities(probe_key, model, variables, x, y, probes=probes, loss=loss)
+        s = sensitivities(probe_key, model, variables, x, y, probes=probes, loss=loss, mode=mode)
         scale, mean_s = _root_mean_square(payload), _mean(s)
 
         def perturb(k: jax.Array, leaf: jax.Array, of_leaf: jax.Array) -> jax.Array:
@@ -85,17 +86,19 @@ def sensitivities(
     *,
     probes: int,
     loss: Loss | None = None,
+    mode: BatchNormMode = "train",
 ) -> PyTree:
     """||dg_i/dx||^2 for every entry of the parameters' gradient g, estimated without bias.
 
     Args:
         key: of the probes.
-        model: batch normalisation uses the batch's statistics.
+        model: whose gradient it is.
         variables: of the model.
         x: (B, H, W, channels).
         y: (B,) integers or (B, C) probabilities.
         probes: >= 1.
         loss: see `guardian`.
+        mode: of batch normalisation.
 
     Returns:
         A tree like `variables["params"]`.
@@ -103,7 +106,7 @@ def sensitivities(
 
     def gradient(images: jax.Array) -> PyTree:
         def objective(params: PyTree) -> jax.Array:
-            logits = model.apply({**variables, "params": params}, images).logits
+            logits = model.apply({**variables, "params": params}, images, mode=mode).logits
             return (mean_cross_entropy if loss is None else loss)(logits, y)
 
         return jax.grad(objective)(variables["params"])

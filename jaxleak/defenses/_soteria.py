@@ -7,7 +7,7 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import needs_batch
-from jaxleak.models._classifier import Classifier
+from jaxleak.models._classifier import BatchNormMode, Classifier
 
 
 def soteria(ratio: float) -> Defense:
@@ -42,6 +42,7 @@ def soteria(ratio: float) -> Defense:
         model: Classifier | None = None,
         variables: PyTree = None,
         x: jax.Array | None = None,
+        mode: BatchNormMode = "train",
         **extra: object,
     ) -> PyTree:
         del key, extra
@@ -50,27 +51,28 @@ def soteria(ratio: float) -> Defense:
         hidden = round(ratio * kernel.shape[0])
         if not hidden:
             return payload
-        rank = jnp.argsort(jnp.argsort(leakage_ratios(model, variables, x)))
+        rank = jnp.argsort(jnp.argsort(leakage_ratios(model, variables, x, mode)))
         kept = jnp.where(rank[:, None] < hidden, 0.0, kernel)
         return {**payload, model.head: {**payload[model.head], "kernel": kept}}
 
     return stateless("representation", update)
 
 
-def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array) -> jax.Array:
+def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array, mode: BatchNormMode = "train") -> jax.Array:
     """Sum over the batch of ||dr_i/dx|| / |r_i| for every feature i.
 
     An example whose feature is exactly zero adds nothing, and a feature that is zero for all of them has ratio inf.
 
     Args:
-        model: its features are r; batch normalisation uses the batch's statistics.
+        model: its features are r.
         variables: of the model.
         x: (B, H, W, channels).
+        mode: of batch normalisation.
 
     Returns:
         (F,) float32. One backward pass per feature, one after the other: time grows with F, memory does not.
     """
-    features, pull = jax.vjp(lambda images: model.apply(variables, images).features, x)
+    features, pull = jax.vjp(lambda images: model.apply(variables, images, mode=mode).features, x)
 
     def slopes(unit: jax.Array) -> jax.Array:
         (gradient,) = pull(jnp.broadcast_to(unit, features.shape))

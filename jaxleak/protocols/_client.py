@@ -120,7 +120,7 @@ def client(
         batch_size: B of each local step; a round uses M * E * B <= N different samples.
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
         defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
-            at "server_view" what the server cannot read; for one client, and per example for one local step.
+            at "server_view" what the server cannot read; for one client, and inside a step for one local step.
         secure_aggregation: fraction bits in [0, 30] of `masked_payloads`: several clients upload under masks that
             cancel in the sum, so that the transcript, and with it any threat, has the mean and no single payload. None
             averages in floating point, which grants no more, without the rounding.
@@ -160,6 +160,7 @@ def client(
                 payload = _each_example(share, state.params, batch)
             elif defense.place == "representation":
                 known |= {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y}
+                known["mode"] = share.batch_norm
             payload = defense.apply(noise_key, payload, **known)
             if defense.place == "per_example_gradient":
                 payload = jax.tree.map(lambda leaf: leaf.mean(axis=0), payload)
@@ -181,8 +182,7 @@ def _check_defense(share: ClientShare, defense: Defense) -> None:
     _validate.one_of(("payload", "representation", "per_example_gradient", "server_view"), place=defense.place)
     if share.clients > 1:
         raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
-    if defense.place == "per_example_gradient":
-        if share.local_steps > 1:
-            raise ValueError(f"a defense per example needs local_steps = 1, got {share.local_steps}")
-        if share.model.has_batch_norm and share.batch_norm == "train":
-            raise ValueError("batch normalisation mixes examples; a defense per example needs batch_norm='eval'")
+    if share.local_steps > 1 and (defense.one_step or defense.place == "per_example_gradient"):
+        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
+    if defense.place == "per_example_gradient" and share.model.has_batch_norm and share.batch_norm == "train":
+        raise ValueError("batch normalisation mixes examples; a defense per example needs batch_norm='eval'")

@@ -28,10 +28,11 @@ _EVALUATED_TOGETHER = 200
 
 
 class FederatedState(NamedTuple):
-    """The server's side between two rounds; all there is to carry, since clients keep no state."""
+    """What is carried from one round to the next."""
 
     round: jax.Array  # () int32, rounds done
     variables: PyTree  # {"params", "batch_stats"} of the global model
+    clients: PyTree = ()  # of a defense with memory, such as error feedback: leaves with a leading axis of all clients
 
 
 class FederatedAveraging(NamedTuple):
@@ -80,15 +81,16 @@ def federated_averaging(
         loss: `(logits (B, C), y) -> ()`, with its reduction.
         defense: at any of `jaxleak.defenses.HORIZONTAL_PLACES`. "payload" and "representation" transform each upload,
             "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;
-            "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on.
+            "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on. Where
+            each upload is transformed, a client keeps the defense's state for the next round that it takes part in.
 
     Returns:
         A `FederatedAveraging`. Its `run` is compiled once whatever the number of rounds, and raises FloatingPointError
         if the weights it ends with are not finite.
 
     Raises:
-        ValueError: on arguments out of range, a client without samples, or per-example gradients of a model whose
-            batch normalisation mixes examples.
+        ValueError: on arguments out of range, a client without samples, per-example gradients of a model whose batch
+            normalisation mixes examples, or several local steps with a defense that knows one only.
     """
     _validate.positive(clients=len(parts), batch_size=batch_size, local_steps=local_steps, learning_rate=learning_rate)
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
@@ -102,6 +104,8 @@ def federated_averaging(
         raise ValueError(
             "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
         )
+    if defense is not None and defense.one_step and local_steps > 1:
+        raise ValueError(f"this defense replaces a single step's gradient: needs local_steps = 1, got {local_steps}")
     own, counts = _padded(parts)
     if place == "client_payloads" and weighting == "samples" and len(set(map(len, parts))) > 1:
         raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
@@ -118,8 +122,8 @@ def federated_averaging(
         return jax.vmap(lambda a, b: gradient_of(variables, a[None], b[None])[0])(x, y)
 
     def upload(
-        key: jax.Array, start: PyTree, client: jax.Array, data: Batch, round_: jax.Array
-    ) -> tuple[PyTree, PyTree]:
+        key: jax.Array, start: PyTree, client: jax.Array, kept: PyTree, data: Batch, round_: jax.Array
+    ) -> tuple[PyTree, PyTree, PyTree]:
         batch_key, step_key, upload_key = jax.random.split(key, 3)
         positions = _positions(batch_key, own[client], counts[client], drawn)
         x, y = data.x[positions, 0], data.y[positions]
@@ -143,19 +147,22 @@ def federated_averaging(
         # Summed gradients instead of old minus new weights, whose difference float32 would hardly see at 1e-4.
         payload = jax.tree.map(lambda leaf: leaf / local_steps, total)
         if defense is not None and place == "payload":
-            payload = defense.apply(upload_key, payload, round=round_)
+            payload, kept = defense.update(upload_key, payload, kept, round=round_)
         elif defense is not None and place == "representation":
-            payload = defense.apply(upload_key, payload, model=model, variables=start, x=x, y=y, round=round_)
-        return payload, variables["batch_stats"]
+            known = {"model": model, "variables": start, "x": x, "y": y, "mode": batch_norm, "round": round_}
+            payload, kept = defense.update(upload_key, payload, kept, **known)
+        return payload, variables["batch_stats"], kept
 
     def one_round(key: jax.Array, state: FederatedState, data: Batch) -> FederatedState:
         key = jax.random.fold_in(key, state.round)
         chosen = jax.random.permutation(jax.random.fold_in(key, 0), len(parts))[:chosen_size]
         keys = jax.random.split(jax.random.fold_in(key, 1), chosen_size)
         # One client after the other: vmapped weights would turn convolutions into slow grouped ones.
-        payloads, stats = jax.lax.map(
-            lambda now: upload(now[0], state.variables, now[1], data, state.round), (keys, chosen)
+        of_chosen = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
+        payloads, stats, of_chosen = jax.lax.map(
+            lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
         )
+        clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
         if defense is not None and place == "client_payloads":
             payloads = defense.apply(jax.random.fold_in(key, 2), payloads, round=state.round)
         share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
@@ -163,7 +170,7 @@ def federated_averaging(
         update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
         rate = learning_rate * local_steps
         params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
-        return FederatedState(state.round + 1, {"params": params, "batch_stats": stats})
+        return FederatedState(state.round + 1, {"params": params, "batch_stats": stats}, clients)
 
     @jax.jit
     def advance(key: jax.Array, state: FederatedState, data: Batch, rounds: jax.Array) -> FederatedState:
@@ -171,7 +178,12 @@ def federated_averaging(
 
     def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
         start = model.init(key) if variables is None else variables
-        return FederatedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, start))
+        start = jax.tree.map(jnp.asarray, start)
+        clients: PyTree = ()
+        if defense is not None and place in ("payload", "representation"):
+            one = defense.init(start["params"])
+            clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), one)
+        return FederatedState(jnp.zeros((), jnp.int32), start, clients)
 
     def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
         _validate.non_negative(rounds=rounds)

@@ -55,9 +55,10 @@ def split_training(
         batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
         optimizer: of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keyword
-            `labels`, which the label holder has. One at "per_example_gradient" (DP-SGD) defends what every owner
-            updates its parameters with; the gradients that the label holder sends to the parties stay as they are.
+        defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keywords
+            `labels`, which the label holder has, and `round`, the step. One at "per_example_gradient" (DP-SGD) defends
+            what every owner updates its parameters with; the gradients that the label holder sends to the parties stay
+            as they are.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -79,10 +80,10 @@ def split_training(
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
     transform = default_optimizer() if optimizer is None else optimizer
 
-    def defend(key: jax.Array, place: str, value: PyTree, labels: jax.Array) -> PyTree:
+    def defend(key: jax.Array, place: str, value: PyTree, labels: jax.Array, step: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
             if defense.place == place:
-                value = defense.apply(jax.random.fold_in(key, i), value, labels=labels)
+                value = defense.apply(jax.random.fold_in(key, i), value, labels=labels, round=step)
         return value
 
     def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
@@ -110,14 +111,14 @@ def split_training(
             pulls.append(pull)
             embeddings.append(b)
         output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], tuple(embeddings))
-        output = defend(noise_key, "top_output", output, batch.y)
+        output = defend(noise_key, "top_output", output, batch.y, state.round)
         output_gradient = jax.grad(loss)(output, batch.y)
-        output_gradient = defend(noise_key, "top_output_gradient", output_gradient, batch.y)
+        output_gradient = defend(noise_key, "top_output_gradient", output_gradient, batch.y, state.round)
         top_gradient, cut = pull_top(output_gradient)
-        cut = defend(noise_key, "cut_gradient", cut, batch.y)
+        cut = defend(noise_key, "cut_gradient", cut, batch.y, state.round)
         if by_example:
             examples = _example_gradients(model, params, slices, tuple(embeddings), cut, output_gradient)
-            examples = defend(noise_key, "per_example_gradient", examples, batch.y)
+            examples = defend(noise_key, "per_example_gradient", examples, batch.y, state.round)
             *bottoms, top_gradient = jax.tree.map(lambda leaf: leaf.mean(axis=0), examples)
         else:
             bottoms = [pull(c)[0] for pull, c in zip(pulls, cut, strict=True)]
