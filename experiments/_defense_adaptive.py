@@ -32,15 +32,29 @@ _CLEAN = 0.01
 Share = Callable[..., PyTree]
 
 
+def reads_weights(name: str) -> bool:
+    """Whether who knows the defense of this name draws on the weights of the attacked model."""
+    return registry.REGISTRY[name].adaptation in ("outpost", "shadow")
+
+
 def informed(
-    name: str, strength: float, model: Classifier, share: ClientShare, settings: Settings, images: int
+    name: str,
+    strength: float,
+    model: Classifier,
+    share: ClientShare,
+    settings: Settings,
+    images: int,
+    *,
+    round_: int = 0,
+    variables: PyTree = None,
 ) -> tuple[Share, Settings]:
     """What the attacker runs who knows that the client has this defense.
 
     | defense | adaptation |
     |---|---|
     | quantization | the transform on the candidate's gradient, straight-through, averaged over samples if random |
-    | Soteria, sparsification, feature dropout, withheld parts | only entries that arrived non-zero are compared |
+    | Soteria, sparsification, withheld parts | only entries that arrived non-zero are compared |
+    | feature dropout | the mean of the candidate's gradients under masks of the attacker's own |
     | OUTPOST | likelihood of its noise, tensor by tensor, on the entries that it cannot have pruned |
     | Gaussian, Laplace, DP | likelihood of the known noise, and the known clipping of the candidate's gradient |
     | DP + Soteria | both of these |
@@ -54,6 +68,8 @@ def informed(
         share: what the client computes before its defense.
         settings: of the attack that does not know.
         images: behind one payload.
+        round_: of the payload, for noise that decays.
+        variables: of the model under attack, where `reads_weights` and they are not as drawn; None draws some.
 
     Raises:
         ValueError: on an unknown defense or a strength out of range.
@@ -62,6 +78,8 @@ def informed(
     kind = registry.REGISTRY[name].adaptation
     if kind == "transform":
         return straight_through(share, defense, 1 if name == "quantization" else SAMPLES), settings
+    if kind == "dropout":
+        return dropped_features(share, defense), settings
     if kind == "support":
         return share, settings._replace(selection=observed_support)
     if kind in ("gaussian", "laplace"):
@@ -70,11 +88,11 @@ def informed(
     if kind == "magnitude":
         return share, settings._replace(distance=proportional_likelihood(strength))
     if kind == "outpost":
-        return share, _knowing(settings, outpost_likelihood(model, strength))
+        return share, _knowing(settings, outpost_likelihood(model, strength, variables))
     if kind == "shadow":
-        weights = shadow_weights(defense, model, share, images)
+        weights = shadow_weights(defense, model, share, images, variables)
         return share, settings._replace(distance=objectives.layer_weighted(settings.distance, weights))
-    sigma = registry.sigma_of(strength) * registry.CLIP
+    sigma = registry.sigma_at(name, strength, round_) * registry.CLIP
     if kind == "update":
         return clipped(share, registry.CLIP), _knowing(settings, objectives.gaussian_likelihood(sigma))
     s = _knowing(settings, objectives.gaussian_likelihood(sigma / images))
@@ -91,6 +109,19 @@ def straight_through(share: Share, defense: Defense, samples: int) -> Share:
         keys = jax.random.split(jax.random.key(0), samples)
         drawn = jax.vmap(lambda key: defense.apply(key, jax.lax.stop_gradient(payload)))(keys)
         return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
+
+    return _described_as(share, shared)
+
+
+def dropped_features(share: ClientShare, defense: Defense) -> Share:
+    """The mean gradient under `SAMPLES` draws of the client's dropout, the same draws in every iteration."""
+    keys = jax.random.split(jax.random.key(0), SAMPLES)
+
+    def shared(params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> PyTree:
+        known = {"model": share.model, "variables": params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
+        # What the client would have shared otherwise is not used: the weights only stand for its shapes.
+        drawn = jax.vmap(lambda key: defense.apply(key, params["params"], **known, sharpness=sharpness))(keys)
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
 
     return _described_as(share, shared)
 
@@ -143,15 +174,15 @@ def proportional_likelihood(deviation: float) -> objectives.Distance:
     return distance
 
 
-def outpost_likelihood(model: Classifier, ratio: float) -> objectives.Distance:
+def outpost_likelihood(model: Classifier, ratio: float, variables: PyTree = None) -> objectives.Distance:
     """Squared differences over the variance of OUTPOST's noise in that tensor, on the entries that survive pruning.
 
     Only its most informative entries carry noise, and an entry that was pruned may carry nothing but noise; so what is
     compared is, in every tensor, as many entries as survive, the largest that arrived. The noise follows from the
-    spread of the weights, here of weights that the attacker draws as the model's are drawn.
+    spread of the weights, where none are given of weights that the attacker draws as the model's are drawn.
     """
-    drawn = model.init(jax.random.key(0))["params"]
-    deviations = [float(NOISE * risk(leaf)) for leaf in jax.tree.leaves(drawn)]
+    seen = model.init(jax.random.key(0)) if variables is None else variables
+    deviations = [float(NOISE * risk(leaf)) for leaf in jax.tree.leaves(seen["params"])]
     floor = (_CLEAN * max(deviations)) ** 2 or 1.0
 
     def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -164,20 +195,24 @@ def outpost_likelihood(model: Classifier, ratio: float) -> objectives.Distance:
     return distance
 
 
-def shadow_weights(defense: Defense, model: Classifier, share: ClientShare, images: int) -> tuple[float, ...]:
+def shadow_weights(
+    defense: Defense, model: Classifier, share: ClientShare, images: int, variables: PyTree = None
+) -> tuple[float, ...]:
     """Per tensor signal / (signal + noise), in (0, 1], of the defense on clients that the attacker makes up.
 
-    Shadow clients have random weights, uniform images and random labels: nothing of the victim enters.
+    Shadow clients have uniform images and random labels, and random weights where none are given: nothing of the victim
+    enters but the model that the server sent it.
     """
 
     @jax.jit
     def one(key: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         keys = jax.random.split(key, 4)
-        variables = model.init(keys[0])
+        own = model.init(keys[0]) if variables is None else variables
         x = jax.random.uniform(keys[1], (images, *model.image_shape))
         y = jax.random.randint(keys[2], (images,), 0, model.num_classes)
-        payload = share(variables, Batch(x[:, None], y, jnp.arange(images)))
-        sent = defense.apply(keys[3], payload, model=model, variables=variables, x=x, y=y, round=0)
+        payload = share(own, Batch(x[:, None], y, jnp.arange(images)))
+        known = {"model": model, "variables": own, "x": x, "y": y, "mode": share.batch_norm}
+        sent = defense.apply(keys[3], payload, **known, round=0)
         pairs = list(zip(jax.tree.leaves(payload), jax.tree.leaves(sent), strict=True))
         return [jnp.mean(a**2) for a, _ in pairs], [jnp.mean((b - a) ** 2) for a, b in pairs]
 

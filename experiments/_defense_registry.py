@@ -10,6 +10,7 @@ from jaxleak._base import PyTree
 from jaxleak.defenses import Defense
 from jaxleak.defenses._base import stateless
 from jaxleak.models import Classifier
+from jaxleak.models._classifier import BatchNormMode
 
 #: What FedLeak prints for DP-SGD (section 6.4), and its Soteria in the combination (Figure 5).
 CLIP, DELTA, COMBINED_RATIO = 1.0, 1e-5, 0.5
@@ -28,6 +29,7 @@ Adaptation = Literal[
     "private+support",
     "update",
     "shadow",
+    "dropout",
 ]
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -44,11 +46,17 @@ class Entry(NamedTuple):
     adaptation: Adaptation
     one_step: bool = False  # acts inside the step: on single examples' gradients, or on the forward pass
     private: bool = False  # the number is the papers' shorthand epsilon
+    memory: bool = False  # a client's upload depends on its uploads before
 
 
 def epsilon_defense(epsilon: float) -> Defense:
     """DP-SGD with the noise that FedLeak calls epsilon; `true_epsilon` says what it is worth."""
     return defenses.dp_sgd(CLIP, sigma_of(epsilon))
+
+
+def sigma_at(name: str, epsilon: float, round_: int) -> float:
+    """`sigma_of` in that round of the defense of this name."""
+    return sigma_of(epsilon) * (DECAY**round_ if name.startswith("adaptive") else 1.0)
 
 
 def sigma_of(epsilon: float) -> float:
@@ -82,12 +90,13 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         x: jax.Array,
         y: jax.Array,
         round: jax.Array | int,
+        mode: BatchNormMode,
     ) -> PyTree:
         del payload
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:
-                out = model.apply({**variables, "params": weights}, image[None], mode="eval")
+                out = model.apply({**variables, "params": weights}, image[None], mode=mode)
                 return objectives.cross_entropy(out.logits, label[None])
 
             return jax.grad(loss)(variables["params"])
@@ -95,7 +104,7 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         first, second = jax.random.split(key)
         noisy = per_example.apply(first, jax.vmap(gradient)(x, y), round=round)
         mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), noisy)
-        return representation.apply(second, mean, model=model, variables=variables, x=x, y=y, round=round)
+        return representation.apply(second, mean, model=model, variables=variables, x=x, y=y, round=round, mode=mode)
 
     return stateless("representation", update)
 
@@ -146,7 +155,11 @@ REGISTRY: dict[str, Entry] = {
     "laplace": Entry(defenses.laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale", "laplace"),
     "magnitude_noise": Entry(defenses.magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation", "magnitude"),
     "sparsification": Entry(defenses.sparsify, (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent", "support"),
-    "feature_dropout": Entry(defenses.feature_dropout, (0.1, 0.3, 0.5), "rate", "support", one_step=True),
+    "error_feedback": Entry(
+        lambda percent: defenses.sparsify(percent, error_feedback=True),
+        (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent, the rest added to the next round's", "support", memory=True,
+    ),
+    "feature_dropout": Entry(defenses.feature_dropout, (0.1, 0.3, 0.5), "rate", "dropout", one_step=True),
     "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "support"),
     "encrypt_top": Entry(
         lambda percent: defenses.withhold_top(percent, encrypted=True),
@@ -203,13 +216,12 @@ def true_epsilon(name: str, epsilon: float, *, batch_size: int, own_samples: int
     entry = REGISTRY[name]
     if not entry.private:
         raise ValueError(f"{name} has no epsilon")
-    sigma = sigma_of(epsilon)
+    sigmas = [sigma_at(name, epsilon, t) for t in range(rounds)]
     if name == "dp_update":
         # A replaced batch moves the clipped mean by up to twice the clip.
-        return defenses.epsilon_of(noise_multiplier=sigma / 2, sampling_rate=1.0, steps=rounds, delta=DELTA)
+        return defenses.epsilon_of(noise_multiplier=sigmas[0] / 2, sampling_rate=1.0, steps=rounds, delta=DELTA)
     sampling: dict = {"sampling": "without_replacement", "examples": own_samples, "delta": DELTA}
     rate = batch_size / own_samples
-    if name.startswith("adaptive"):
-        schedule = [sigma * DECAY**t for t in range(rounds)]
-        return defenses.epsilon_of_schedule(noise_multipliers=schedule, sampling_rate=rate, **sampling)
-    return defenses.epsilon_of(noise_multiplier=sigma, sampling_rate=rate, steps=rounds, **sampling)
+    if len(set(sigmas)) > 1:
+        return defenses.epsilon_of_schedule(noise_multipliers=sigmas, sampling_rate=rate, **sampling)
+    return defenses.epsilon_of(noise_multiplier=sigmas[0], sampling_rate=rate, steps=rounds, **sampling)

@@ -188,9 +188,9 @@ def write(path: Path, sections: list[str], provenance: str) -> None:
         "# What defenses cost, and what they save",
         "",
         "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense,",
-        "on samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload of the initial model,",
-        "images matched one to one; at or below a grey image's PSNR nothing was recovered. The attacker infers the",
-        "labels. Dashed: it does not know the defense; solid: it knows the defense and its strength.",
+        "on samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched",
+        "one to one; at or below a grey image's PSNR nothing was recovered. The attacker infers the labels.",
+        "Dashed: it does not know the defense; solid: it knows the defense and its strength.",
         "",
     ]
     path.write_text("\n".join([*top, *sections, provenance, ""]))

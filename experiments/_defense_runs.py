@@ -8,10 +8,12 @@ import numpy as np
 
 from experiments import _defense_registry as registry
 from experiments._defense_studies import Point
-from experiments._defense_utility import Utility
+from experiments._defense_utility import Federation, Utility
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner, unavailable
 from experiments._harness import RunFolder
+from experiments._inversion_case import Case
+from experiments._inversion_problem import check
 
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0
@@ -24,6 +26,11 @@ class Budget:
     """Seconds that are left, for all studies of a command."""
 
     left: float
+
+
+def attack_job(case: Case, federation: Federation) -> Job:
+    """The attack on one upload of that federation."""
+    return Job("invert", case, federation=federation if case.attacked_round else None)
 
 
 def run_points(
@@ -56,11 +63,12 @@ def run_points(
             "strength": point.strength,
             "local_steps": point.case.local_steps,
             "clients": point.case.clients,
+            "attacked_round": point.case.attacked_round,
         }
         rows.append(row)
-        jobs = {"": Job("invert", point.case)}
+        jobs = {"": attack_job(point.case, utility.federation)}
         if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
-            jobs["_adaptive"] = Job("invert", replace(point.case, adaptive=True))
+            jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), utility.federation)
         why = unavailable(point.case.data)
         need = _cost(point, jobs, runner, utility, seeds)
         if why or need > max(budget.left, 0.0):
@@ -86,6 +94,7 @@ def _cost(point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, 
 def _measure(
     point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
+    check(point.case)
     row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
     row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
     for suffix, job in jobs.items():

@@ -97,8 +97,8 @@ def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
 
 
 def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
-    """The rest of the registry: sparsification, Gaussian and Laplace noise, stochastic rounding, feature dropout."""
-    names = ("sparsification", "gaussian", "laplace", "stochastic_quantization", "feature_dropout")
+    """The rest: sparsification, also with error feedback, Gaussian and Laplace noise, stochastic rounding, dropout."""
+    names = ("sparsification", "error_feedback", "gaussian", "laplace", "stochastic_quantization", "feature_dropout")
     return [Point(base, "none", 0.0), *_swept(base, names, strengths)]
 
 

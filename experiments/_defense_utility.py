@@ -1,5 +1,6 @@
 """What a defense costs: the same federation, trained with it and without, scored on held-out samples."""
 
+import functools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -13,8 +14,8 @@ from experiments._fedleak_weights import digest
 from experiments._harness import jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import build_model, client_defense
-from jaxleak import _validate, data, protocols
-from jaxleak._base import Batch
+from jaxleak import _validate, data, models, protocols
+from jaxleak._base import Batch, PyTree
 
 
 @dataclass(frozen=True)
@@ -54,28 +55,51 @@ class Utility:
         of_case = {name: getattr(case, name) for name in names}
         return self.folder / f"{digest(of_case | asdict(self.federation) | {'seed': seed})}.json"
 
+    def weights_path(self, case: Case, seed: int) -> Path:
+        """The file of the global model before the case's attacked round."""
+        return self.path(case, seed).with_suffix(f".round{case.attacked_round}.safetensors")
+
     def __call__(self, case: Case, seed: int) -> dict[str, float]:
         """`test_accuracy` and `train_accuracy` in [0, 1]; NaN, and `diverged` 1, where the weights became infinite.
 
         Samples are disjoint from each other: the first `samples` of the data are the clients', the next the test's.
 
         Raises:
-            ValueError: if the data have too few samples.
+            ValueError: if the data have too few samples, or the training ends before the case's attacked round.
         """
+        _validate.in_range(0, self.federation.rounds, attacked_round=case.attacked_round)
         path = self.path(case, seed)
-        if path.exists():
-            return {name: float(value) for name, value in json.loads(path.read_text()).items()}
-        begin = time.perf_counter()
-        scores = self._train(_trained_as(case), seed)
-        self.slowest = max(self.slowest, time.perf_counter() - begin)
-        write_json(path, jsonable(scores))
-        return scores
+        scores = json.loads(path.read_text()) if path.exists() else {}
+        stored = not case.attacked_round or self.weights_path(case, seed).exists()
+        if not scores or not (stored or scores["diverged"]):
+            begin = time.perf_counter()
+            scores = jsonable(self._train(_trained_as(case), seed))
+            self.slowest = max(self.slowest, time.perf_counter() - begin)
+            write_json(path, scores)
+        return {name: float(value) for name, value in scores.items()}
+
+    def variables(self, case: Case, seed: int) -> PyTree:
+        """The global model before the case's attacked round of this training, which trains if need be.
+
+        Raises:
+            FloatingPointError: if its weights were not finite by then.
+        """
+        self(case, seed)
+        path = self.weights_path(case, seed)
+        if not path.exists():
+            raise FloatingPointError(f"training with seed {seed} diverged before round {case.attacked_round}")
+        model, _ = self._model(case, seed)
+        return models.load_weights(path, jax.eval_shape(model.init, jax.random.key(0)))
+
+    def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
+        f = self.federation
+        dataset = data.load(case.data, f.samples + f.test_samples, seed)
+        return build_model(case, dataset.x.shape[1:], len(dataset.classes)), dataset
 
     def _train(self, case: Case, seed: int) -> dict[str, float]:
         f = self.federation
-        dataset = data.load(case.data, f.samples + f.test_samples, seed)
+        model, dataset = self._model(case, seed)
         x, y = jnp.asarray(dataset.x), jnp.asarray(dataset.y, jnp.int32)
-        model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
         parts = data.partition_clients("iid", seed, dataset.x[: f.samples], dataset.y[: f.samples], f.clients)
         federation = protocols.federated_averaging(
             model,
@@ -88,8 +112,12 @@ class Utility:
         )
         key = jax.random.key(seed)
         private = Batch(x[: f.samples, None], y[: f.samples], jnp.arange(f.samples))
+        run = functools.partial(federation.run, jax.random.fold_in(key, 1))
         try:
-            state = federation.run(jax.random.fold_in(key, 1), federation.init(key), private, f.rounds)
+            state = run(federation.init(key), private, case.attacked_round)
+            if case.attacked_round:
+                models.save_weights(self.weights_path(case, seed), state.variables)
+            state = run(state, private, f.rounds - case.attacked_round)
         except FloatingPointError:
             return {"test_accuracy": float("nan"), "train_accuracy": float("nan"), "diverged": 1.0}
         return {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from experiments._defense_utility import Federation
 from experiments._fedleak_weights import Training
 from experiments._inversion_case import Case
 
@@ -25,7 +26,8 @@ class Job:
 
     kind: Literal["invert", "labels", "fig1", "path", "fig9", "parameters"]
     case: Case
-    training: Training | None = None
+    training: Training | None = None  # of the attacked model, on data that no client of the case has
+    federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
 
 
 @dataclass(frozen=True)

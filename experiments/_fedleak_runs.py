@@ -19,6 +19,7 @@ from experiments._harness import RunFolder, jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import attack, build_model, settings
 from jaxleak import data
+from jaxleak._base import PyTree
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 
@@ -49,9 +50,19 @@ class Result(NamedTuple):
 class Runner:
     """Runs jobs and remembers them, in memory and in the run folder."""
 
-    def __init__(self, folder: RunFolder, *, fresh: bool, watch: Callable[[str, int, int], None] = lambda *_: None):
-        """Results go below `folder`; `fresh` forgets those that are there. `watch(what, done, total)` is told."""
-        self.folder, self.fresh, self.watch = folder, fresh, watch
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        fresh: bool,
+        watch: Callable[[str, int, int], None] = lambda *_: None,
+        federated: Callable[[Case, int], PyTree] | None = None,
+    ):
+        """Results go below `folder`; `fresh` forgets those that are there. `watch(what, done, total)` is told.
+
+        `federated(case, seed)` gives the variables that a job with a federation attacks.
+        """
+        self.folder, self.fresh, self.watch, self.federated = folder, fresh, watch, federated
         self.cells = folder.path / "cells"
         self.cells.mkdir(exist_ok=True)
         self.memory: dict[tuple[Job, int], Result] = {}
@@ -111,6 +122,8 @@ class Runner:
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
+        elif job.federation is not None and self.federated is not None:
+            variables = self.federated(job.case, seed)
         what = f"{job.case.attack} {job.case.model} B={job.case.images} seed {seed}"
         saved = None
         if cost(job) > CHECKPOINTED:

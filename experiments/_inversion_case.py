@@ -84,6 +84,8 @@ class Case:
     """Of the defense."""
     adaptive: bool = False
     """The attacker knows the defense and its strength."""
+    attacked_round: int = 0
+    """Round of the upload, which defenses that change over the rounds go by; the model is what the weights say."""
 
     @property
     def images(self) -> int:

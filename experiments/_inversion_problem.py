@@ -52,10 +52,16 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
     elif case.adaptive:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
+    _validate.non_negative(attacked_round=case.attacked_round)
     if case.defense is not None:
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
         _defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
+        if case.attacked_round and _defense_registry.REGISTRY[case.defense].memory:
+            raise ValueError(
+                f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "
+                f"attacked_round must be 0, got {case.attacked_round}"
+            )
     elif case.strength or case.adaptive:
         raise ValueError("strength and adaptive are of a defense, and defense names none")
 
@@ -225,24 +231,52 @@ def client_defense(case: Case, model: models.Classifier) -> defenses.Defense | N
     return _defense_registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
 
 
-@functools.cache
 def _attack(
-    case: Case, image_shape: tuple[int, ...], num_classes: int, generator: attacks.PublicGenerator | None
+    case: Case,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    generator: attacks.PublicGenerator | None,
+    variables: PyTree,
+) -> Attack:
+    """The attack of `case`, who sees these `variables`; one that does not read them serves all seeds."""
+    reads = case.adaptive and case.defense is not None and _defense_adaptive.reads_weights(case.defense)
+    if not reads or case.attacked_round == 0:
+        return _compiled_attack(case, image_shape, num_classes, generator)
+    return _attack_on(case, image_shape, num_classes, generator, variables)
+
+
+def _attack_on(
+    case: Case,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    generator: attacks.PublicGenerator | None,
+    variables: PyTree = None,
 ) -> Attack:
     model, share, _ = _client(case, image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
-    if case.adaptive and case.defense is not None:
-        informed = _defense_adaptive.informed(
-            case.defense, case.strength, model, shown, settings(case, generator), case.images
-        )
-        return attacks.inversion(model, *informed, batch_size=case.images)
-    return build_attack(case, model, shown, generator)
+    if not case.adaptive or case.defense is None:
+        return build_attack(case, model, shown, generator)
+    informed = _defense_adaptive.informed(
+        case.defense,
+        case.strength,
+        model,
+        shown,
+        settings(case, generator),
+        case.images,
+        round_=case.attacked_round,
+        variables=variables,
+    )
+    return attacks.inversion(model, *informed, batch_size=case.images)
+
+
+_compiled_attack = functools.cache(_attack_on)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
     """What the server sees of one round, and the truth that it does not see."""
     key = jax.random.key(seed)
     state = jax.jit(side.protocol.init)(audit.init_key(key))
+    state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))
     _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
     return threats.view(threat_for(case), transcript), transcript.private
 
@@ -260,7 +294,7 @@ def attack(
     observation, truth = observe(case, seed, side)
     shape = tuple(side.model.image_shape)
     generator = generator_for(case, seed, shape)
-    engine = _attack(_compiled(case), shape, side.model.num_classes, generator)
+    engine = _attack(_compiled(case), shape, side.model.num_classes, generator, observation.params)
     begin = time.perf_counter()
     found, _, infos = audit.invert(
         engine,
@@ -311,7 +345,7 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
 def _compiled(case: Case) -> Case:
     # What the attack's program does not depend on: equal programs are compiled once.
     if not case.adaptive:
-        case = replace(case, defense=None, strength=0.0)  # unknown to the attacker
+        case = replace(case, defense=None, strength=0.0, attacked_round=0)  # unknown to the attacker
     return replace(
         case,
         weights=None,

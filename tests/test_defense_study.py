@@ -1,19 +1,23 @@
 """The study of defenses: every printed strength builds, bad input is refused early, a tiny study runs and resumes."""
 
+import itertools
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from experiments import _defense_adaptive, _defense_delegated, _defense_registry, _defense_studies, defenses
 from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
 from experiments._defense_studies import points_of
+from experiments._defense_utility import Utility
 from experiments._inversion_case import Case
 from experiments._inversion_problem import victim
 from jaxleak import defenses as family
-from jaxleak import models
+from jaxleak import data, models
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
 from jaxleak.protocols import ClientShare
@@ -75,6 +79,7 @@ def test_dp_before_soteria_is_both(client):
     model, share, variables, batch = client
     payload = share(variables, batch)
     known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
+    known["mode"] = "eval"
     key = jax.random.key(3)
     weak = composed(family.dp_sgd(1e6, 0.0), family.soteria(0.0)).apply(key, payload, **known)
     for a, b in zip(jax.tree.leaves(weak), jax.tree.leaves(payload), strict=True):
@@ -147,6 +152,30 @@ def test_who_knows_the_noise_compares_in_its_units(client, name):
         np.testing.assert_allclose(ratio, expected[name], rtol=1e-4)
 
 
+def test_who_knows_that_noise_decays_goes_by_the_round(client):
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
+    first, later = (
+        _defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].distance(payload, other)
+        for t in (0, 10)
+    )
+    np.testing.assert_allclose(later / first, _defense_registry.DECAY**-20, rtol=1e-4)
+
+
+def test_who_knows_of_dropout_averages_over_masks(client):
+    model, share, variables, batch = client
+    none, half = (
+        _defense_adaptive.dropped_features(share, family.feature_dropout(rate))(variables, batch) for rate in (0.0, 0.5)
+    )
+    np.testing.assert_allclose(ravel_pytree(none)[0], ravel_pytree(variables["params"])[0])  # rate 0 returns its input
+    draws = []
+    for key in jax.random.split(jax.random.key(0), _defense_adaptive.SAMPLES):
+        known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
+        draws.append(ravel_pytree(family.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
+    np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
+
+
 def test_who_knows_outpost_trusts_tensors_without_noise(client):
     """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
     model, share, variables, batch = client
@@ -204,6 +233,7 @@ def test_true_epsilon_is_no_shorthand():
         ({"budget": 0.0}, "budget must be > 0"),
         ({"batch_size": 200}, "batch_size must be in"),
         ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+        ({"attacked_round": 201}, "attacked_round must be in"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
@@ -246,6 +276,26 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments._fedleak_runs.Runner._run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+
+
+def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path):
+    strengths = ("adaptive_dp=1000", "outpost=0.5", "error_feedback=10")
+    args = {**TINY, "strengths": strengths, "attacked_round": 1, "out": tmp_path}
+    defenses.main(defenses.Args(**args))
+    rows = {row["id"]: row for row in json.loads((tmp_path / "results.json").read_text())["cells"]}
+    assert "attacked_round must be 0" in rows["error_feedback/10/steps1"]["not_run"]
+    ran = [row for row in rows.values() if "accuracy" in row]
+    assert len(ran) == 3
+    assert all(np.isfinite([row["psnr"], row.get("psnr_adaptive", 0.0)]).all() for row in ran)
+    utility = Utility(tmp_path / "utility", defenses.Args(**args).federation, fresh=False)
+    case = Case(data="digits", model="mlp", attacked_round=1, learning_rate=0.5)
+    plain = utility.variables(case, 0)
+    noisy = utility.variables(replace(case, defense="outpost", strength=0.5), 0)
+    start = models.build("mlp", data.load("digits", 1).x.shape[1:], 10).init(jax.random.key(0))
+    assert len(list((tmp_path / "utility").glob("*.safetensors"))) == 3
+    ends = [ravel_pytree(of["params"])[0] for of in (plain, noisy, start)]
+    assert ends[0].shape == ends[2].shape
+    assert all(float(jnp.abs(a - b).max()) > 1e-3 for a, b in itertools.combinations(ends, 2))
 
 
 def test_what_does_not_fit_is_listed(tmp_path):
