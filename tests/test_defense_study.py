@@ -16,8 +16,8 @@ from experiments._defense_studies import points_of
 from experiments._defense_utility import Utility
 from experiments._inversion_case import Case
 from experiments._inversion_problem import victim
-from jaxleak import defenses as family
 from jaxleak import data, models
+from jaxleak import defenses as family
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
 from jaxleak.protocols import ClientShare
