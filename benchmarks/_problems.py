@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from jaxleak import attacks, audit, data, models, objectives, protocols, threats
 from jaxleak._base import Batch, Observation
@@ -73,8 +74,9 @@ def inversion(
     *,
     restarts: int = 1,
     microbatch: int | None = None,
+    devices: int = 1,
 ) -> Inversion:
-    """The attack of `settings` on the gradient of a batch of photographs."""
+    """The attack of `settings` on the gradient of a batch of photographs; several devices share the restarts."""
     images = data.load(f"natural_patches:{model.image_shape[0]}", batch_size, 0).x
     index = jnp.arange(batch_size)
     private = Batch(jnp.asarray(images)[:, None], index % model.num_classes, index)
@@ -82,9 +84,12 @@ def inversion(
     protocol = protocols.client(share, num_samples=batch_size, batch_size=batch_size)
     _, transcript = jax.jit(protocol.round)(KEY, protocol.init(KEY), private)
     attack = attacks.inversion(model, share, settings, batch_size=batch_size)
-    trials = _invert.Trials(attack, restarts, microbatch or restarts)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",)) if devices > 1 else None
+    trials = _invert.Trials(attack, restarts, microbatch or restarts, mesh)
     start = _invert._start(attack, audit.template_of(private), restarts, KEY)
     begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)
+    if mesh is not None:
+        begin = _invert._placed(begin, mesh)
     return Inversion(model, trials, threats.view(THREAT, transcript), begin, settings)
 
 

@@ -2,7 +2,12 @@
 
 import shutil
 
+import jax
 import pytest
+
+# Of the CPU's cores two make a device each where restarts are shared; everything else runs on the first device, whose
+# threads may use all cores.
+jax.config.update("jax_num_cpu_devices", 2)
 
 
 @pytest.fixture(scope="session")

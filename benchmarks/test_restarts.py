@@ -17,21 +17,24 @@ LAYERS = _limits.convnet(32, (12, 12, 12), STRIDES, 5, CLASSES)
 RESTARTS = (1, 8, 32, 128)
 ITERATIONS = 20
 COMPARED = 32
+#: Form of the convolutions, restarts at once on a device, devices.
 JAX_CASES = {
-    "one by one": ("auto", 1),
-    "four at once": ("auto", 4),
-    "eight at once": ("auto", 8),
-    "all at once": ("auto", COMPARED),
-    "all at once, lax.conv": ("lax", COMPARED),
+    "one by one": ("auto", 1, 1),
+    "four at once": ("auto", 4, 1),
+    "all at once": ("auto", COMPARED, 1),
+    "all at once, lax.conv": ("lax", COMPARED, 1),
+    "two devices, one by one": ("auto", 1, 2),
+    "two devices, two at once": ("auto", 2, 2),
+    "two devices, four at once": ("auto", 4, 2),
 }
 TORCH_CASES = ("PyTorch eager", "PyTorch torch.func.vmap", "PyTorch torch.compile of vmap")
 
 
 @functools.cache
-def problem_of(restarts: int, form: str, at_once: int) -> _problems.Inversion:
+def problem_of(restarts: int, form: str, at_once: int, devices: int = 1) -> _problems.Inversion:
     model = models.build("lenet", (32, 32, 3), CLASSES, form=form, **_problems.LENET)
     settings = _problems.descent("dlg", RATE)
-    return _problems.inversion(model, settings, 1, restarts=restarts, microbatch=at_once)
+    return _problems.inversion(model, settings, 1, restarts=restarts, microbatch=at_once, devices=devices)
 
 
 @functools.cache
@@ -43,12 +46,12 @@ def reference():
 
 @pytest.mark.parametrize("restarts", RESTARTS)
 def test_cost_of_restarts(benchmark, restarts):
-    problem = problem_of(restarts, "auto", restarts)
+    problem = problem_of(restarts, "auto", min(restarts, 2), 2 if restarts > 1 else 1)
     first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
     measure(
         benchmark,
         lambda: problem.run("jit over the loop", ITERATIONS),
-        group="DLG by restarts, one step of all of them at once, LeNet, B = 1, 32x32x3",
+        group="DLG by restarts, one step of all of them, two devices from two on, LeNet, B = 1, 32x32x3",
         name=f"R = {restarts}",
         per_call=ITERATIONS,
         base=restarts == RESTARTS[0],

@@ -6,6 +6,9 @@ import os
 # Nearly all of the suite's time is compilation of tiny programs that run once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Two devices, for what several of them share; everything else runs on the first.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+
 # The older code generator compiles a tiny program in two thirds of the time. An unknown flag would end the process, so
 # this is for releases known to have it.
 if importlib.metadata.version("jaxlib").startswith("0.10."):

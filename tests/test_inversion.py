@@ -73,6 +73,29 @@ def test_restarts_do_not_know_of_each_other(attack, observed):
     np.testing.assert_allclose(together.score[0], scores.min(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("executor", ["scan", "step"])
+def test_devices_share_the_restarts(attack, observed, executor):
+    devices = jax.devices()[:2]
+    alone, a, infos = invert(attack, observed, iterations=3, restarts=4)
+    shared, b, shared_infos = invert(attack, observed, iterations=3, restarts=4, devices=devices, executor=executor)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), (a, infos), (b, shared_infos))
+    np.testing.assert_allclose(shared.x, alone.x, atol=1e-5)
+    assert all(len(leaf.sharding.device_set) == 2 for leaf in jax.tree.leaves(b.attack))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"restarts": 3}, "restarts must be a multiple of the 2 devices and > 1, got 3"),
+        ({"restarts": 4, "microbatch": 3}, r"microbatch must be in \[1, 2\], got 3"),
+        ({"restarts": 4, "executor": "eager"}, "devices share compiled programs"),
+    ],
+)
+def test_restarts_that_devices_cannot_share_are_refused(attack, observed, options, message):
+    with pytest.raises(ValueError, match=message):
+        invert(attack, observed, iterations=1, devices=jax.devices()[:2], **options)
+
+
 def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path):
     whole, _, _ = invert(attack, observed, iterations=200)
     invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))

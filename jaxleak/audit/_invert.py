@@ -2,12 +2,13 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
@@ -39,6 +40,7 @@ def invert(
     callbacks: Iterable[Callable[[int, InversionRun, dict[str, np.ndarray]], None]] = (),
     checkpoints: Checkpoints | None = None,
     executor: Executor = "scan",
+    devices: Sequence[jax.Device] = (),
 ) -> tuple[Reconstruction, InversionRun, dict[str, np.ndarray]]:
     """Show one recorded round to an attack, again and again: gradient inversion.
 
@@ -54,10 +56,13 @@ def invert(
         iterations: total, counted from the attack's start.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: independent trials, vmapped; the one with the lowest score of the attacker's own is returned.
-        microbatch: how many restarts are computed at once; None computes all, smaller needs less memory.
+        microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
+            memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed.
         executor: "scan", "step" or "eager", as in `run`.
+        devices: of this process, e.g. `jax.devices()`, that share the restarts evenly and exchange nothing before the
+            best one is chosen; none takes the default device.
 
     Returns:
         The reconstruction, the final `InversionRun`, and the stacked infos of the iterations run in this call (with an
@@ -70,13 +75,17 @@ def invert(
     """
     _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
-    microbatch = restarts if microbatch is None else microbatch
-    _validate.in_range(1, restarts, microbatch=microbatch)
+    on_device = _on_each_device(restarts, len(devices), executor)
+    microbatch = on_device if microbatch is None else microbatch
+    _validate.in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
-    trials = Trials(attack, restarts, microbatch)
+    trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), ("devices",)) if devices else None)
+    if trials.mesh is not None:
+        state = _placed(state, trials.mesh)
+        observation, key = jax.device_put((observation, key), NamedSharding(trials.mesh, PartitionSpec()))
 
     def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
         if executor == "scan":
@@ -125,11 +134,12 @@ def _what_lowers_memory(trials: "Trials") -> str:
 
 
 class Trials(NamedTuple):
-    """What is compiled: an attack, how many trials of it, and how many of them at once."""
+    """What is compiled: an attack, how many trials of it, how many of them at once, and who shares them."""
 
     attack: Attack
     restarts: int
     microbatch: int
+    mesh: Mesh | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -147,13 +157,39 @@ def _advance(
     if trials.restarts == 1:
         state, info = trials.attack.step(k, carry.attack, observation)
     else:
-        # Batches of trials one after the other, each vmapped: on CPU this is faster than all at once.
-        state, info = jax.lax.map(
-            lambda trial: trials.attack.step(trial[0], trial[1], observation),
-            (jax.random.split(k, trials.restarts), carry.attack),
-            batch_size=trials.microbatch,
-        )
+        state, info = _all_trials(trials)(jax.random.split(k, trials.restarts), carry.attack, observation)
     return InversionRun(carry.iteration + 1, state), info
+
+
+def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Array]]]:
+    """A step of every trial: `(keys (restarts,), states, observation)`, shared out among the devices of a mesh."""
+
+    def in_batches(keys: jax.Array, states: PyTree, seen: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
+        # Batches of trials one after the other, each vmapped: on CPU this is faster than all at once.
+        return jax.lax.map(
+            lambda trial: trials.attack.step(trial[0], trial[1], seen), (keys, states), batch_size=trials.microbatch
+        )
+
+    if trials.mesh is None:
+        return in_batches
+    rows, whole = PartitionSpec("devices"), PartitionSpec()
+    return jax.shard_map(in_batches, mesh=trials.mesh, in_specs=(rows, rows, whole), out_specs=rows, check_vma=False)
+
+
+def _placed(state: InversionRun, mesh: Mesh) -> InversionRun:
+    """Every device gets its trials."""
+    rows, whole = (NamedSharding(mesh, spec) for spec in (PartitionSpec("devices"), PartitionSpec()))
+    return InversionRun(jax.device_put(state.iteration, whole), jax.device_put(state.attack, rows))
+
+
+def _on_each_device(restarts: int, devices: int, executor: str) -> int:
+    if not devices:
+        return restarts
+    if restarts == 1 or restarts % devices:
+        raise ValueError(f"restarts must be a multiple of the {devices} devices and > 1, got {restarts}")
+    if executor == "eager":
+        raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
+    return restarts // devices
 
 
 _step = functools.partial(jax.jit, static_argnums=0)(_advance)
