@@ -76,7 +76,7 @@ def inversion(
     microbatch: int | None = None,
     devices: int = 1,
 ) -> Inversion:
-    """The attack of `settings` on the gradient of a batch of photographs; several devices share the restarts."""
+    """The attack of `settings` on the gradient of a batch of photographs; devices share restarts, or images."""
     images = data.load(f"natural_patches:{model.image_shape[0]}", batch_size, 0).x
     index = jnp.arange(batch_size)
     private = Batch(jnp.asarray(images)[:, None], index % model.num_classes, index)
@@ -89,7 +89,7 @@ def inversion(
     start = _invert._start(attack, audit.template_of(private), restarts, KEY)
     begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)
     if mesh is not None:
-        begin = _invert._placed(begin, mesh)
+        begin = _invert.placed(begin, mesh, batch_size if restarts == 1 else restarts)
     return Inversion(model, trials, threats.view(THREAT, transcript), begin, settings)
 
 

@@ -21,7 +21,7 @@ MODELS = {
     "ResNet10": ("resnet10", {}, 16, 2, ("resnet", (1, 1, 1, 1))),
     "ResNet18": ("resnet18", {}, 16, 1, ("resnet", (2, 2, 2, 2))),
 }
-JAX_CASES = ("jit over the loop", "jit per step", "jit per step, lax.conv")
+JAX_CASES = ("jit over the loop", "jit over the loop, two devices", "jit per step", "jit per step, lax.conv")
 TORCH_CASES = ("PyTorch eager", "PyTorch eager, channels last", "PyTorch torch.func", "PyTorch torch.compile")
 # Compiling the long graph of ResNet18 takes minutes.
 CASES = [
@@ -36,10 +36,10 @@ TOLERANCE = {"ConvNet": 2e-3, "ResNet10": 2e-3, "ResNet18": 1e-2}
 
 
 @functools.cache
-def problem_of(name: str, form: str = "auto") -> _problems.Inversion:
+def problem_of(name: str, form: str = "auto", devices: int = 1) -> _problems.Inversion:
     kind, options, batch, _, _ = MODELS[name]
     model = models.build(kind, (32, 32, 3), 10, form=form, **options)
-    return _problems.inversion(model, _problems.descent("inverting_gradients", RATE), batch)
+    return _problems.inversion(model, _problems.descent("inverting_gradients", RATE), batch, devices=devices)
 
 
 @functools.cache
@@ -84,8 +84,8 @@ def test_inverting_gradients_step(benchmark, name, case, request):
         call = functools.partial(peers.descend, step, start, per_call)
         before, after = peers.images(start), peers.images(first_call(benchmark, call))
     else:
-        executor, _, form = case.partition(", lax")
-        problem = problem_of(name, "lax" if form else "auto")
+        executor, _, special = case.partition(", ")
+        problem = problem_of(name, "lax" if special == "lax.conv" else "auto", 2 if special == "two devices" else 1)
         call = functools.partial(problem.run, executor, per_call)
         state, _ = first_call(benchmark, call)
         before, after = (run.attack.variables["x"] for run in (problem.begin, state))

@@ -11,6 +11,7 @@ from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
 from jaxleak.attacks._smoothing import next_sharpness
+from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
 
@@ -86,11 +87,28 @@ def test_devices_share_the_restarts(attack, observed, executor):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"restarts": 3}, "restarts must be a multiple of the 2 devices and > 1, got 3"),
+        ({"restarts": 3}, "restarts must be a multiple of the 2 devices, got 3"),
         ({"restarts": 4, "microbatch": 3}, r"microbatch must be in \[1, 2\], got 3"),
         ({"restarts": 4, "executor": "eager"}, "devices share compiled programs"),
     ],
 )
+def test_devices_share_the_images_of_a_single_trial(attack, observed):
+    alone, a, infos = invert(attack, observed, iterations=3)
+    shared, b, shared_infos = invert(attack, observed, iterations=3, devices=jax.devices()[:2])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), (a, infos), (b, shared_infos))
+    np.testing.assert_allclose(shared.x, alone.x, atol=1e-4)
+    sharding = b.attack.variables["x"].sharding
+    assert not sharding.is_fully_replicated
+    assert len(sharding.device_set) == 2
+
+
+def test_images_that_devices_cannot_share_are_refused(attack, observed):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("devices",))
+    _, run, _ = invert(attack, observed, iterations=1)
+    with pytest.raises(ValueError, match="number must be a multiple, got 3"):
+        placed(run, mesh, 3)
+
+
 def test_restarts_that_devices_cannot_share_are_refused(attack, observed, options, message):
     with pytest.raises(ValueError, match=message):
         invert(attack, observed, iterations=1, devices=jax.devices()[:2], **options)

@@ -61,8 +61,9 @@ def invert(
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed.
         executor: "scan", "step" or "eager", as in `run`.
-        devices: of this process, e.g. `jax.devices()`, that share the restarts evenly and exchange nothing before the
-            best one is chosen; none takes the default device.
+        devices: of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing before the
+            best one is chosen; of a single trial they share the images, and add up their gradients in every iteration.
+            None takes the default device.
 
     Returns:
         The reconstruction, the final `InversionRun`, and the stacked infos of the iterations run in this call (with an
@@ -75,16 +76,21 @@ def invert(
     """
     _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
-    on_device = _on_each_device(restarts, len(devices), executor)
+    on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
     microbatch = on_device if microbatch is None else microbatch
     _validate.in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
+    if devices and executor == "eager":
+        raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
+    if restarts > 1 and devices and restarts % len(devices):
+        raise ValueError(f"restarts must be a multiple of the {len(devices)} devices, got {restarts}")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), ("devices",)) if devices else None)
     if trials.mesh is not None:
-        state = _placed(state, trials.mesh)
+        images = jax.eval_shape(attack.reconstruct, state.attack, observation).x.shape[0] if restarts == 1 else 0
+        state = placed(state, trials.mesh, images or restarts)
         observation, key = jax.device_put((observation, key), NamedSharding(trials.mesh, PartitionSpec()))
 
     def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
@@ -176,20 +182,17 @@ def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Arr
     return jax.shard_map(in_batches, mesh=trials.mesh, in_specs=(rows, rows, whole), out_specs=rows, check_vma=False)
 
 
-def _placed(state: InversionRun, mesh: Mesh) -> InversionRun:
-    """Every device gets its trials."""
-    rows, whole = (NamedSharding(mesh, spec) for spec in (PartitionSpec("devices"), PartitionSpec()))
-    return InversionRun(jax.device_put(state.iteration, whole), jax.device_put(state.attack, rows))
+def placed(state: InversionRun, mesh: Mesh, rows: int) -> InversionRun:
+    """Every device gets its part of all arrays with so many rows, one per trial or per image, and the rest whole."""
+    if rows % mesh.size:
+        raise ValueError(f"{mesh.size} devices share the images evenly: their number must be a multiple, got {rows}")
 
+    def place(leaf: jax.Array) -> jax.Array:
+        # Where an array has that many rows by chance, results stay the same: the compiler moves what is missing.
+        divided = leaf.ndim > 0 and leaf.shape[0] == rows
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec("devices") if divided else PartitionSpec()))
 
-def _on_each_device(restarts: int, devices: int, executor: str) -> int:
-    if not devices:
-        return restarts
-    if restarts == 1 or restarts % devices:
-        raise ValueError(f"restarts must be a multiple of the {devices} devices and > 1, got {restarts}")
-    if executor == "eager":
-        raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
-    return restarts // devices
+    return jax.tree.map(place, state)
 
 
 _step = functools.partial(jax.jit, static_argnums=0)(_advance)
