@@ -44,7 +44,7 @@ def build_defense(
     |---|---|
     | noise, noise_gradient, noise_cut | variance of Gaussian noise on the top's output, on its gradient, or on the \
 gradients that leave for the parties |
-    | dp_sgd | epsilon of all training, delta 1e-5, clipping norm 1 |
+    | dp_sgd | epsilon of all training as for Poisson sampling, delta 1e-5, clipping norm 1 |
     | label_dp | epsilon of all labels in any party's view, delta 1e-5: noise on the top's output gradient |
     | marvell | power |
     | vfl_defender, vfl_defender_paper, vfl_defender_batch | t_max = -t_min, in units of 1 / batch size, the largest \

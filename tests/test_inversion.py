@@ -84,14 +84,6 @@ def test_devices_share_the_restarts(attack, observed, executor):
     assert all(len(leaf.sharding.device_set) == 2 for leaf in jax.tree.leaves(b.attack))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"restarts": 3}, "restarts must be a multiple of the 2 devices, got 3"),
-        ({"restarts": 4, "microbatch": 3}, r"microbatch must be in \[1, 2\], got 3"),
-        ({"restarts": 4, "executor": "eager"}, "devices share compiled programs"),
-    ],
-)
 def test_devices_share_the_images_of_a_single_trial(attack, observed):
     alone, a, infos = invert(attack, observed, iterations=3)
     shared, b, shared_infos = invert(attack, observed, iterations=3, devices=jax.devices()[:2])
@@ -109,6 +101,14 @@ def test_images_that_devices_cannot_share_are_refused(attack, observed):
         placed(run, mesh, 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"restarts": 3}, "restarts must be a multiple of the 2 devices, got 3"),
+        ({"restarts": 4, "microbatch": 3}, r"microbatch must be in \[1, 2\], got 3"),
+        ({"restarts": 4, "executor": "eager"}, "devices share compiled programs"),
+    ],
+)
 def test_restarts_that_devices_cannot_share_are_refused(attack, observed, options, message):
     with pytest.raises(ValueError, match=message):
         invert(attack, observed, iterations=1, devices=jax.devices()[:2], **options)
