@@ -36,6 +36,7 @@ class RunFolder:
     """`runs/<experiment>/<name>/` with config.json, metrics.jsonl, results.json, checkpoints/ and figures/.
 
     Seconds of finished phases are stored as they happen, so that a resumed run reports the work of all its sittings.
+    config.json is that of the last run that began to work: one that is refused before leaves it as it was.
     While the object lives no other process can open the folder. Of several processes of one run, each of which makes
     and calls this alike, only the first one writes.
     """
@@ -62,12 +63,21 @@ class RunFolder:
             if fresh:
                 for name in ("metrics.jsonl", "results.json", "timing.json"):
                     (self.path / name).unlink(missing_ok=True)
-            write_json(self.path / "config.json", self.config)
+            # Also shows whether the folder can be written at all.
+            self._next_config.write_text(_as_text(self.config))
             self.keep_log_before()
         except FolderInUseError:
             raise
         except OSError as error:
             raise OSError(f"--out {self.path} cannot be written: {error.strerror or error}") from error
+
+    @property
+    def _next_config(self) -> Path:
+        return _partial(self.path / "config.json")
+
+    def _work_begins(self) -> None:
+        if self.writes and self._next_config.exists():
+            os.replace(self._next_config, self.path / "config.json")
 
     @property
     def checkpoints(self) -> Path:
@@ -81,6 +91,7 @@ class RunFolder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to `seconds[name]`, and give up compiled programs that became too many."""
+        self._work_begins()
         begin = time.perf_counter()
         try:
             yield
@@ -92,6 +103,7 @@ class RunFolder:
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
+        self._work_begins()
         if self.writes:
             file = self.path / "metrics.jsonl"
             with _named_when_failing(file), file.open("a") as open_file:
@@ -118,6 +130,7 @@ class RunFolder:
         """Write results.json and return its path."""
         if not self.writes:
             return self.path / "results.json"
+        self._work_begins()
         result = {
             "experiment": self.experiment,
             "status": status,
@@ -248,11 +261,19 @@ def default_out(experiment: str, name: str) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a kill leaves either the old file or the new one."""
-    _write(path, json.dumps(jsonable(value), indent=2) + "\n")
+    _write(path, _as_text(value))
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(jsonable(value), indent=2) + "\n"
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
+    partial = _partial(path)
     with _named_when_failing(path):
         partial.write_text(text)
         os.replace(partial, path)

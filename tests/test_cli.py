@@ -139,10 +139,12 @@ def test_a_folder_that_cannot_be_written_is_refused(refused, tmp_path):
 def test_checkpoints_of_another_configuration_say_which_fields_differ(refused, tmp_path):
     there = Checkpoints(tmp_path / "out" / "checkpoints" / "rounds", {"batch_size": 24, "num_samples": 24, "seed": 0})
     there.save(1, {"anything": np.zeros(2)})
+    (tmp_path / "out" / "config.json").write_text("{}")
     message = refused("--seed", "1")
     assert "batch_size: 24 there, 6 now" in message
     assert "seed: 0 there, 1 now" in message
     assert "num_samples:" not in message
+    assert (tmp_path / "out" / "config.json").read_text() == "{}"
 
 
 def test_the_process_exits_with_1_and_one_line(tmp_path):
