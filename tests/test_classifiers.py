@@ -113,7 +113,7 @@ def test_the_registry_knows_its_networks():
         "lenet", "convnet", "convnet_ig", "mlp", "resnet10", "resnet10_x3", "resnet10_x5", "resnet18", "resnet34",
         "densenet121", "mobilenet_v2", "vit_tiny", "vit_small",
     }  # fmt: skip
-    with pytest.raises(ValueError, match=r"name must be one of lenet, convnet, .*vit_small, got 'alexnet'"):
+    with pytest.raises(ValueError, match=r"model must be one of lenet, convnet, .*vit_small, got 'alexnet'"):
         models.build("alexnet", (28, 28, 1), 10)
 
 

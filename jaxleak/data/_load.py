@@ -80,7 +80,7 @@ def load(spec: str, n: int | None = None, seed: int = 0) -> Dataset:
             raise ValueError(f"{spec}: must be idx:IMAGES,LABELS, two paths with one comma between")
         return _files.idx(spec, _files.existing_file(images), _files.existing_file(labels), n, seed)
     known = ", ".join(sorted([*_EMBEDDED, *_NAMED, *_PATTERNS]))
-    raise ValueError(f"spec must be one of {known}, got {spec!r}")
+    raise ValueError(f"a data specification must be one of {known}, got {spec!r}")
 
 
 def _named(name: str, n: int | None, seed: int) -> Dataset:
