@@ -1,5 +1,6 @@
 """What every study shares: a run folder that survives being killed, provenance, and a progress line."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +31,10 @@ from jaxleak._lock import FolderInUseError, lock_folder
 Arguments = TypeVar("Arguments")
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
+
+
+#: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
+NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
 
 
 class RunFolder:
@@ -302,6 +307,25 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value
+
+
+def digest(what: dict[str, Any]) -> str:
+    """A short name for a configuration."""
+    return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def require_data(rows: Sequence[dict[str, Any]]) -> None:
+    """Raise `FileNotFoundError` if no cell ran, some for lack of data, and none for the budget alone.
+
+    Args:
+        rows: of a table, with `ours`, and where that is None the reason `not_run`.
+    """
+    reasons = dict.fromkeys(row["not_run"] for row in rows if row["ours"] is None)
+    missing = [reason for reason in reasons if reason.startswith(NO_DATA)]
+    if not missing or any(row["ours"] is not None for row in rows) or any(BEYOND_BUDGET in r for r in reasons):
+        return
+    more = f" ({len(missing)} such reasons are listed above)" if len(missing) > 1 else ""
+    raise FileNotFoundError(f"no cell could run: {missing[0]}{more}")
 
 
 def provenance() -> dict[str, Any]:
