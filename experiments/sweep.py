@@ -184,4 +184,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(main, Args, f"{__doc__}\nStudies: {', '.join(STUDIES)}.\n")

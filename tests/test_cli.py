@@ -1,6 +1,7 @@
 """The study's command as a user types it: what it leaves behind, how it continues, and what it refuses."""
 
 import ast
+import importlib
 import json
 import math
 import os
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 
+from experiments.sweep import STUDIES
 from jaxleak.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +109,23 @@ def refused(tmp_path, monkeypatch, capsys):
         return message
 
     return run
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_help_is_for_users(study, capsys):
+    module = importlib.import_module(f"experiments.{study}")
+    with pytest.raises(SystemExit) as stop:
+        tyro.cli(module.Args, args=["--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "type: ignore" not in printed
+    for choice in {
+        "cafe_tables": ("iclr-table4", "linnaeus5"),
+        "fedleak": ("table19", "vit_tiny", "calibrated", "softplus"),
+        "homotopy": ("vit_tiny-b1", "exact"),
+        "vflrecon": ("encryption", "differences", "marvell"),
+    }.get(study, ()):
+        assert choice in printed
 
 
 def test_unknown_data_lists_what_is_known(refused):
