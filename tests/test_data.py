@@ -255,10 +255,10 @@ def test_idx_paths_are_checked(tmp_path):
 
 def test_short_names_need_the_variable_and_the_file(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"cifar10 needs the environment variable JAXLEAK_DATA_DIR.*not set"):
+    with pytest.raises(FileNotFoundError, match=r"cifar10 needs .* JAXLEAK_DATA_DIR.*not set \(docs/data\.md"):
         load("cifar10")
     monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"cifar10 needs .*cifar10\.npz, which does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"cifar10 needs .*cifar10\.npz, which does not .*; docs/data\.md"):
         load("cifar10")
     np.savez(tmp_path / "cifar10.npz", x=_X, y=_Y)
     assert load("cifar10", n=1).name == "cifar10"
