@@ -101,7 +101,8 @@ def main(args: Args) -> dict[str, float]:
     folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
     if args.save_payload is not None:
         side = victim(case, args.seeds[0])
-        observation, _ = observe(case, args.seeds[0], side)
+        with folder.phase("client"):
+            observation, _ = observe(case, args.seeds[0], side)
         save_payload(args.save_payload, observation.payload)
         print(f"payload written to {args.save_payload}")
         if args.save_weights is not None:
