@@ -1,10 +1,13 @@
 """What has to run for a cell of the CAFE tables, and about how long that takes on two CPU cores.
 
-Cells that come from the same run (one curve read at several iterations, say) share it.
+Cells that come from the same run (one curve read at several iterations, say) share it. Finished runs are kept in the
+run folder, so that a killed command does not run them again.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -15,6 +18,7 @@ import optax
 from experiments import _cafe_descent
 from experiments._cafe_exact import observe_and_recover
 from experiments._cafe_problem import Problem, forward_features, horizontal_problem, image_psnr, vertical_problem
+from experiments._harness import digest, write_json
 from jaxleak import attacks, audit, data, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
 from jaxleak.objectives import cross_entropy
@@ -66,24 +70,48 @@ class Cell:
     note: str = ""
 
 
-@dataclass
 class Runner:
-    """Runs settings, each once."""
+    """Runs settings, each once, and remembers them, in memory and in a folder."""
 
-    specs: dict[str, str]  # data specification by dataset name
-    tables: dict[Setting, Any] = field(default_factory=dict)  # V and H by what they depend on
-    done: dict[Setting, dict[str, Any]] = field(default_factory=dict)
+    def __init__(self, specs: dict[str, str], folder: Path, *, fresh: bool):
+        """Results go to `folder`.
+
+        Args:
+            specs: data specification by dataset name.
+            folder: of this runner alone.
+            fresh: forget the results that are there.
+        """
+        self.specs, self.folder = specs, folder
+        self.tables: dict[Setting, Any] = {}  # V and H by what they depend on
+        self.results: dict[Setting, dict[str, Any]] = {}  # of all settings asked for in this sitting
+        folder.mkdir(exist_ok=True)
+        if fresh:
+            for file in folder.glob("*.json"):
+                file.unlink()
+
+    def done(self, setting: Setting) -> bool:
+        """Whether the results are at hand."""
+        return setting in self.results or self._path(setting).exists()
 
     def __call__(self, setting: Setting) -> dict[str, Any]:
         """Results of `setting`, at least `psnr`."""
-        if setting not in self.done:
-            problem = self._problem(setting)
-            if setting.kind == "descent":
-                self.done[setting] = descent(setting, problem, self._tables(setting, problem))
+        if setting not in self.results:
+            path = self._path(setting)
+            if path.exists():
+                self.results[setting] = _numbers(json.loads(path.read_text())["results"])
             else:
-                run = {"exact": exact, "single": single, "training": training}[setting.kind]
-                self.done[setting] = run(setting, problem)
-        return self.done[setting]
+                self.results[setting] = self._run(setting)
+                write_json(path, {"setting": asdict(setting), "results": self.results[setting]})
+        return self.results[setting]
+
+    def _path(self, setting: Setting) -> Path:
+        return self.folder / f"{digest(asdict(setting) | {'data': self.specs[setting.dataset]})}.json"
+
+    def _run(self, setting: Setting) -> dict[str, Any]:
+        problem = self._problem(setting)
+        if setting.kind == "descent":
+            return descent(setting, problem, self._tables(setting, problem))
+        return {"exact": exact, "single": single, "training": training}[setting.kind](setting, problem)
 
     def _tables(self, setting: Setting, problem: Problem) -> "NestedTables | None":
         if setting.method not in ("cafe", "cafe-cosine") or dict(setting.overrides).get("gamma") == 0.0:
@@ -108,6 +136,15 @@ class Runner:
             network=setting.network,
             held_out=100 if setting.kind == "training" else 0,
         )
+
+
+def _numbers(stored: Any) -> Any:
+    # JSON has no NaN, so the harness stores it as text.
+    if isinstance(stored, dict):
+        return {name: _numbers(value) for name, value in stored.items()}
+    if isinstance(stored, list):
+        return [_numbers(value) for value in stored]
+    return float(stored) if isinstance(stored, str) else stored
 
 
 def cost(setting: Setting) -> float:

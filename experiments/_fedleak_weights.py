@@ -1,16 +1,14 @@
 """Trained weights for attacks on a model that is not fresh: FedAvg on samples that the attacked client never holds."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._harness import jsonable, write_json
+from experiments._harness import digest, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import build_model
 from jaxleak import data, models, protocols
@@ -90,8 +88,3 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
     models.save_weights(path, variables)
     write_json(reached, accuracy)
     return variables, accuracy
-
-
-def digest(what: dict[str, Any]) -> str:
-    """A short name for a configuration."""
-    return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """What every study shares: a run folder that survives being killed, provenance, and a progress line."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -32,10 +33,15 @@ Arguments = TypeVar("Arguments")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
 
 
+#: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
+NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
+
+
 class RunFolder:
     """`runs/<experiment>/<name>/` with config.json, metrics.jsonl, results.json, checkpoints/ and figures/.
 
     Seconds of finished phases are stored as they happen, so that a resumed run reports the work of all its sittings.
+    config.json is that of the last run that began to work: one that is refused before leaves it as it was.
     While the object lives no other process can open the folder. Of several processes of one run, each of which makes
     and calls this alike, only the first one writes.
     """
@@ -62,12 +68,21 @@ class RunFolder:
             if fresh:
                 for name in ("metrics.jsonl", "results.json", "timing.json"):
                     (self.path / name).unlink(missing_ok=True)
-            write_json(self.path / "config.json", self.config)
+            # Also shows whether the folder can be written at all.
+            self._next_config.write_text(_as_text(self.config))
             self.keep_log_before()
         except FolderInUseError:
             raise
         except OSError as error:
             raise OSError(f"--out {self.path} cannot be written: {error.strerror or error}") from error
+
+    @property
+    def _next_config(self) -> Path:
+        return _partial(self.path / "config.json")
+
+    def _work_begins(self) -> None:
+        if self.writes and self._next_config.exists():
+            os.replace(self._next_config, self.path / "config.json")
 
     @property
     def checkpoints(self) -> Path:
@@ -81,6 +96,7 @@ class RunFolder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to `seconds[name]`, and give up compiled programs that became too many."""
+        self._work_begins()
         begin = time.perf_counter()
         try:
             yield
@@ -92,6 +108,7 @@ class RunFolder:
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
+        self._work_begins()
         if self.writes:
             file = self.path / "metrics.jsonl"
             with _named_when_failing(file), file.open("a") as open_file:
@@ -118,6 +135,7 @@ class RunFolder:
         """Write results.json and return its path."""
         if not self.writes:
             return self.path / "results.json"
+        self._work_begins()
         result = {
             "experiment": self.experiment,
             "status": status,
@@ -248,11 +266,19 @@ def default_out(experiment: str, name: str) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a kill leaves either the old file or the new one."""
-    _write(path, json.dumps(jsonable(value), indent=2) + "\n")
+    _write(path, _as_text(value))
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(jsonable(value), indent=2) + "\n"
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
+    partial = _partial(path)
     with _named_when_failing(path):
         partial.write_text(text)
         os.replace(partial, path)
@@ -281,6 +307,25 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value
+
+
+def digest(what: dict[str, Any]) -> str:
+    """A short name for a configuration."""
+    return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def require_data(rows: Sequence[dict[str, Any]]) -> None:
+    """Raise `FileNotFoundError` if no cell ran, some for lack of data, and none for the budget alone.
+
+    Args:
+        rows: of a table, with `ours`, and where that is None the reason `not_run`.
+    """
+    reasons = dict.fromkeys(row["not_run"] for row in rows if row["ours"] is None)
+    missing = [reason for reason in reasons if reason.startswith(NO_DATA)]
+    if not missing or any(row["ours"] is not None for row in rows) or any(BEYOND_BUDGET in r for r in reasons):
+        return
+    more = f" ({len(missing)} such reasons are listed above)" if len(missing) > 1 else ""
+    raise FileNotFoundError(f"no cell could run: {missing[0]}{more}")
 
 
 def provenance() -> dict[str, Any]:

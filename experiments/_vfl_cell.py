@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import _paper
+from experiments._harness import NO_DATA
 from experiments._vfl_problem import Case
 
 #: The data that exist here; BHI and CelebA do not.
@@ -72,4 +73,4 @@ def paper_cell(printed: dict[str, Any], case: Case, metric: str, *, suffix: str 
 
 def no_data(printed: dict[str, Any], base: Case) -> Cell:
     """A printed number that has nothing to run."""
-    return Cell(printed["id"], base, "", printed["value"], printed["unit"], missing=f"no data: {printed['dataset']}")
+    return Cell(printed["id"], base, "", printed["value"], printed["unit"], missing=NO_DATA + printed["dataset"])

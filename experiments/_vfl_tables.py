@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments._harness import Progress, RunFolder, jsonable
+from experiments._harness import BEYOND_BUDGET, NO_DATA, Progress, RunFolder, jsonable
 from experiments._vfl_cell import FEATURE, LABEL, Cell
 from experiments._vfl_problem import Case, vertical_problem
 from experiments._vfl_runs import Runs, run_case, task_scores
@@ -129,14 +129,14 @@ def run_cells(
                 continue
             need = sum(cost(cell.case, runner.runs[cell.case]) for s in seeds if not runner.finished(cell.case, s))
             if need > max(left, 0.0):
-                row["not_run"] = f"beyond the budget, needs about {max(1, round(need / 60))} minutes"
+                row["not_run"] = f"{BEYOND_BUDGET}, needs about {max(1, round(need / 60))} minutes"
                 continue
             begin = time.perf_counter()
             try:
                 for seed in seeds:
                     vertical_problem(cell.case, seed)
             except (OSError, ImportError, ValueError) as error:  # nothing has been trained
-                row["not_run"] = str(error)
+                row["not_run"] = (NO_DATA if isinstance(error, FileNotFoundError) else "") + str(error)
                 continue
             try:
                 with folder.phase(cell.id.split("/")[0]):

@@ -5,16 +5,18 @@
     python -m experiments.cafe_tables --table fake-gradients table11 --budget 40
 
 `--budget` is in minutes of two CPU cores. Cells whose estimate does not fit what is left of it are listed, not run; so
-are cells whose data set is missing (set JAXLEAK_DATA_DIR; Linnaeus 5 comes as `--linnaeus5 folder:DIR`). CAFE rows with
-frozen parameters run the exact engine unless `--solver paper` asks for the paper's own gradient descent; baselines and
+are cells whose data set is missing (docs/data.md; Linnaeus 5 comes as `--linnaeus5 folder:DIR`). CAFE rows with frozen
+parameters run the exact engine unless `--solver paper` asks for the paper's own gradient descent; baselines and
 ablations always descend. `--iterations` is the number of Step III iterations of every descending attack (paper: 8,000;
-Steps I and II always take 8,000 each, about seven minutes).
+Steps I and II always take 8,000 each, about seven minutes). Finished runs are not run again: the same command goes on
+where it was, and `--fresh` starts over.
 
 With the exact engine every CAFE cell of Tables 3 and 6 on MNIST and CIFAR-10 should print above 95 dB. The paper's own
 solver at `--solver paper --datasets mnist --iterations 300 --data-learning-rate 0.05` should print about 13.3 dB for
 CAFE, 8.8 for the BN regularizer, 5.9 for GC and 5.1 or less for the others (seed 0, half an hour).
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +39,7 @@ from experiments._cafe_cells import (
     psnr,
     with_seed,
 )
-from experiments._harness import RunFolder, default_out, run_command, write_json
+from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder, default_out, require_data, run_command, write_json
 from jaxleak import _validate
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
@@ -66,6 +68,7 @@ class Args:
     """Which cells to run, and how."""
 
     table: tuple[Literal[NEURIPS + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
+    """Tables of the papers; those of the ICLR submission begin with iclr-."""
     budget: float = 30.0
     """Minutes on two CPU cores."""
     solver: Literal["exact", "paper"] = "exact"
@@ -79,7 +82,7 @@ class Args:
     num_samples: int = 800
     """Private samples behind the NeurIPS tables (paper: 800)."""
     seeds: tuple[int, ...] = (0,)
-    datasets: tuple[str, ...] = tuple(DATASETS.values())
+    datasets: tuple[Literal[tuple(DATASETS.values())], ...] = tuple(DATASETS.values())  # type: ignore[valid-type]
     """Run only cells of these data sets."""
     only: str = ""
     """Run only cells whose id contains this."""
@@ -87,11 +90,17 @@ class Args:
     """Data specification of Linnaeus 5, for example folder:DIR?size=32."""
     out: Path | None = None
     fresh: bool = False
+    """Forget finished runs."""
 
 
-def main(args: Args) -> list[dict[str, Any]]:
-    """Run what fits the budget; returns the cells."""
-    _validate.positive(budget=args.budget, iterations=args.iterations, images=args.images)
+def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
+    """Run what fits the budget; returns the cells.
+
+    Args:
+        args: the options.
+        need_data: raise `FileNotFoundError` in the end if no cell could run for lack of data.
+    """
+    _validate.positive(seeds=len(args.seeds), budget=args.budget, iterations=args.iterations, images=args.images)
     _validate.positive(num_samples=args.num_samples)
     for name in args.datasets:
         _validate.one_of(DATASETS.values(), datasets=name)
@@ -103,17 +112,18 @@ def main(args: Args) -> list[dict[str, Any]]:
     folder = RunFolder(out, "cafe_tables", config, fresh=args.fresh)
     specs = {name: name for name in DATASETS.values()} | ({"linnaeus5": args.linnaeus5} if args.linnaeus5 else {})
     missing = {name: why for name, spec in specs.items() if (why := available(spec))}
-    runner, left, rows = Runner(specs), 60.0 * args.budget, []
+    if not args.linnaeus5:
+        missing["linnaeus5"] = "linnaeus5 needs --linnaeus5, for example folder:DIR?size=32"
+    runner = Runner(specs, folder.path / "cells", fresh=args.fresh)
+    left, rows = 60.0 * args.budget, list[dict[str, Any]]()
     for cell in cells(args):
         row: dict[str, Any] = {"id": cell.id, "paper": cell.paper, "unit": cell.unit, "ours": None}
-        fresh = [s for seed in args.seeds if (s := with_seed(cell.setting, seed)) not in runner.done]
-        need = sum(map(cost, fresh))
         if cell.setting.dataset not in args.datasets or args.only not in cell.id:
             row["not_run"] = "not asked for"
         elif cell.setting.dataset in missing:
-            row["not_run"] = f"no data: {missing[cell.setting.dataset]}"
-        elif need > max(left, 0.0):
-            row["not_run"] = f"needs about {need / 60:.0f} minutes, beyond the budget"
+            row["not_run"] = NO_DATA + missing[cell.setting.dataset]
+        elif (need := _need(runner, cell, args.seeds)) > max(left, 0.0):
+            row["not_run"] = f"needs about {need / 60:.0f} minutes, {BEYOND_BUDGET}"
         else:
             before = sum(folder.seconds.values())
             with folder.phase(cell.id.split("/")[0]):
@@ -138,7 +148,15 @@ def main(args: Args) -> list[dict[str, Any]]:
     ran = [row for row in rows if row["ours"] is not None]
     path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(f"stored in {path}")
+    if need_data:
+        require_data(rows)
     return rows
+
+
+def _need(runner: Runner, cell: Cell, seeds: tuple[int, ...]) -> float:
+    """Estimated seconds of what is not done."""
+    settings = (with_seed(cell.setting, seed) for seed in seeds)
+    return sum(cost(setting) for setting in settings if not runner.done(setting))
 
 
 def cells(args: Args) -> Iterator[Cell]:
@@ -307,7 +325,7 @@ def _step_iterations(step: int) -> Any:
 def show(rows: list[dict[str, Any]]) -> None:
     """Print paper, ours and difference; then what was not run and why."""
     console = Console()
-    table = Table("paper", "ours", "difference", "spread", "unit", "how", "cell")
+    table = Table("cell", "paper", "ours", "difference", "spread", "unit", "how")
     for row in rows:
         if row["ours"] is not None:
             how = row["solver"] + (f", {row['iterations']} iterations" if row["iterations"] else "")
@@ -338,7 +356,7 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
         ("training", "training loss"),
     ):
         series = {}
-        for setting, results in runner.done.items():
+        for setting, results in runner.results.items():
             if setting.kind != kind:
                 continue
             points = np.array(results["curve"])
@@ -354,4 +372,4 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(functools.partial(main, need_data=True), Args, __doc__)

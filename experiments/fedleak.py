@@ -34,9 +34,18 @@ from experiments._fedleak_cells import names, plans
 from experiments._fedleak_jobs import DATASETS, Plan, Sizes
 from experiments._fedleak_runs import Runner, samples_in, unavailable
 from experiments._fedleak_weights import Training
-from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
+from experiments._harness import (
+    BEYOND_BUDGET,
+    NO_DATA,
+    Progress,
+    RunFolder,
+    default_out,
+    jsonable,
+    require_data,
+    run_command,
+)
 from experiments._inversion_case import HELD_OUT
-from jaxleak import _validate
+from jaxleak import _validate, attacks, models
 
 #: Minutes that `--preset gpu` may take unless `--budget` says otherwise.
 GPU_BUDGET = 24 * 60.0
@@ -46,8 +55,8 @@ GPU_BUDGET = 24 * 60.0
 class Args:
     """Which cells to run, and how."""
 
-    table: tuple[str, ...] = ()
-    """table3 to table19, fig1, fig9, or text-*; nothing runs the preset."""
+    table: tuple[Literal[names()], ...] = ()  # type: ignore[valid-type]
+    """Nothing runs the preset."""
     preset: Literal["demo", "gpu"] = "demo"
     """What runs without --table: the demonstration, or every table as printed."""
     budget: float | None = None
@@ -58,18 +67,18 @@ class Args:
     """Run only cells whose id contains this."""
     fedleak: Literal["fedleak", "fedleak_paper", "fedleak_upstream"] = "fedleak"
     """Which preset stands for FedLeak: as we recommend it, as printed, or as published."""
-    model: str | None = None
+    model: Literal[tuple(models.CLASSIFIERS)] | None = None  # type: ignore[valid-type]
     """Replaces the printed model."""
     width: int | None = None
     """Of a ResNet's first stage (64 as printed)."""
-    activation: str | None = None
-    """Replaces ReLU, for example sigmoid."""
+    activation: Literal[tuple(models.ACTIVATIONS)] | None = None  # type: ignore[valid-type]
+    """Replaces ReLU."""
     iterations: int | None = None
     """Replaces the printed 10,000."""
     batch_size: int | None = None
     """Replaces the printed one."""
-    labels: str = "calibrated"
-    """How every attack gets its labels: a rule of jaxleak.attacks.LABEL_RULES, joint, or given (granted)."""
+    labels: Literal["given", "joint", *attacks.LABEL_RULES] = "calibrated"  # type: ignore[valid-type]
+    """How every attack gets its labels: by a rule, jointly with the images, or given (granted)."""
     homotopy: tuple[float, float] | None = None
     """Sharpness from, to, in FedLeak's smoothing; None keeps the preset's."""
     exact_kinks: bool = False
@@ -116,7 +125,12 @@ def main(args: Args) -> dict[str, float]:
 
 
 def tables(args: Args) -> dict[str, float]:
-    """Run what fits the budget, list the rest."""
+    """Run what fits the budget, list the rest.
+
+    Raises:
+        ValueError: on an unknown table or options out of range.
+        FileNotFoundError: in the end, if no cell could run for lack of data.
+    """
     wanted = args.table or names()
     for name in wanted:
         _validate.one_of(names(), table=name)
@@ -142,6 +156,7 @@ def tables(args: Args) -> dict[str, float]:
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
     path = folder.finish(metrics, cells=rows)
     print(f"stored in {path}")
+    require_data(rows)
     return metrics
 
 
@@ -155,7 +170,7 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
         return {**row, "not_run": reason}
     need = sum(runner.cost(job, args.seeds) for job in plan.jobs)
     if need > max(left, 0.0):
-        return {**row, "not_run": f"beyond the budget: about {need / 60:.0f} minutes"}
+        return {**row, "not_run": f"{BEYOND_BUDGET}: about {need / 60:.0f} minutes"}
     try:
         with folder.phase(plan.id.split("/")[0]):
             scores = [[runner(job, seed).scores for job in plan.jobs] for seed in args.seeds]
@@ -174,7 +189,7 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
 def missing(spec: str) -> str:
     """Why a cell's data cannot be had, or nothing."""
     why = unavailable(spec)
-    return f"no data: {why}" if why else ""
+    return NO_DATA + why if why else ""
 
 
 def sizes_of(args: Args) -> Sizes:

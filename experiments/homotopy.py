@@ -78,8 +78,10 @@ TERMS: dict[str, dict[str, Any]] = {
 class Args:
     """Which rows and variants, on what."""
 
-    rows: tuple[str, ...] = ("convnet-b1", "convnet-b4")
-    variants: tuple[str, ...] = ("homotopy", "exact")
+    rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "convnet-b4")  # type: ignore[valid-type]
+    """What is attacked: a model, the width of a ResNet's first stage where it is not 64, and the batch size."""
+    variants: tuple[Literal[tuple(VARIANTS)], ...] = ("homotopy", "exact")  # type: ignore[valid-type]
+    """With the homotopy, with exact kinks, with an untrained generator in place of pixels."""
     terms: bool = False
     """Also leave out, or add, FedLeak's terms one by one."""
     data: str = "natural_patches"
@@ -98,7 +100,9 @@ class Args:
 
 def main(args: Args) -> list[dict[str, Any]]:
     """Run all rows; returns one entry per row and variant."""
-    _validate.positive(iterations=args.iterations)
+    _validate.positive(seeds=len(args.seeds), iterations=args.iterations)
+    if args.homotopy is not None:
+        _validate.positive(homotopy=args.homotopy[0])
     for row in args.rows:
         _validate.one_of(ROWS, rows=row)
     for name in args.variants:
@@ -116,12 +120,23 @@ def main(args: Args) -> list[dict[str, Any]]:
     common: dict[str, Any] = {"data": args.data, "iterations": args.iterations, "homotopy": args.homotopy}
     if args.tv is not None:
         common["tv"] = args.tv
+    cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
+    # All that can be refused is refused before the first run.
+    saved = {
+        (row, name, seed): Checkpoints(
+            folder.checkpoints / row / name.replace(" ", "_") / str(seed),
+            jsonable(asdict(case) | {"seed": seed, "weights": args.weights, "warm": config.get("warm")}),
+            fresh=args.fresh,
+        )
+        for (row, name), case in cases.items()
+        for seed in args.seeds
+    }
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
         for row in args.rows:
             outcomes: dict[str, list[Outcome]] = {}
-            for name, change in changes.items():
-                case = replace(ROWS[row], **{**common, **change})
+            for name in changes:
+                case = cases[row, name]
                 for seed in args.seeds:
                     label = f"{row}, {name}, seed {seed}"
 
@@ -129,16 +144,13 @@ def main(args: Args) -> list[dict[str, Any]]:
                         note = f"gradient distance {float(np.min(infos['distance'][-1])):.3g}"
                         progress.update(label, done, args.iterations, note)
 
-                    saved = Checkpoints(
-                        folder.checkpoints / row / name.replace(" ", "_") / str(seed),
-                        jsonable(asdict(case) | {"seed": seed, "weights": args.weights, "warm": config.get("warm")}),
-                        fresh=args.fresh,
-                    )
                     variables, reached = None, dict[str, float]()
                     if args.weights == "warm":
                         variables, reached = trained(case, args.warm, seed, folder.path / "weights")
                     with folder.phase(f"{row}/{name}"):
-                        outcome = attack(case, seed, variables=variables, callbacks=(show,), checkpoints=saved)
+                        outcome = attack(
+                            case, seed, variables=variables, callbacks=(show,), checkpoints=saved[row, name, seed]
+                        )
                     outcomes.setdefault(name, []).append(outcome._replace(scores=outcome.scores | reached))
                     folder.log(row=row, variant=name, seed=seed, **outcomes[name][-1].scores)
                 cells.append(summary(row, name, outcomes[name]))

@@ -9,7 +9,7 @@
     python -m experiments.invert --data cifar10 --attack patch_embedding --model vit_tiny --seeds 0 1 2 3
     python -m experiments.invert --attack rog --data digits --batch-size 4
     python -m experiments.invert --attack ggl --data mnist --public-data synthetic --iterations 300
-    python -m experiments.invert --save-payload update.npz
+    python -m experiments.invert --batch-size 4 --save-payload update.npz --save-weights model.safetensors
     python -m experiments.invert --payload update.npz --weights model.safetensors --model convnet --batch-size 4
 
 The first line takes about 20 seconds on two cores and should print a PSNR above 30 dB. The third takes three minutes an
@@ -19,7 +19,8 @@ image and should print 38 to 49 dB, or 24 after the 300 iterations of DLG's pape
 
 A payload captured from another framework is an npz file with one float array per parameter, named by its path
 (`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights as safetensors.
-There is then no truth, and only the attacker's own measures are printed. Runs resume; `--fresh` starts over.
+There is then no truth, and only the attacker's own measures are printed. The last two lines make such a pair of files
+from a simulated client, and attack it. Runs resume; `--fresh` starts over.
 
 The sixth takes a few seconds an image, nearly all of them to compile the client, and should print 87 dB: that
 attack on vision transformers has a closed form. The attacks ggl and rog are granted public images beyond the update,
@@ -39,9 +40,11 @@ import numpy as np
 import tyro
 
 from experiments import _plots
+from experiments._defense_registry import REGISTRY
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
 from experiments._inversion_case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion_problem import (
+    CLOSED_FORM,
     Outcome,
     attack,
     build_attack,
@@ -52,10 +55,22 @@ from experiments._inversion_problem import (
     threat_for,
     victim,
 )
-from experiments._public_data import generator_for
-from jaxleak import attacks, audit, models, objectives, protocols
+from experiments._public_data import generator_for, public_images
+from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
+from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
+
+ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
+
+HELP = f"""{__doc__}
+What the options may name:
+    --attack: {", ".join(ATTACKS)}
+    --model: {", ".join(models.CLASSIFIERS)}
+    --labels: given, joint, {", ".join(attacks.LABEL_RULES)}
+    --activation: {", ".join(models.ACTIVATIONS)}
+    --defense: {", ".join(REGISTRY)}
+"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class Args:
     """Classes of the model behind a captured payload."""
     save_payload: Path | None = None
     """Write the simulated client's update to this npz file, and stop."""
+    save_weights: Path | None = None
+    """With --save-payload: write the weights that the update was computed at to this safetensors file."""
     out: Path | None = None
     fresh: bool = False
 
@@ -79,31 +96,38 @@ class Args:
 def main(args: Args) -> dict[str, float]:
     """Attack; returns the metrics."""
     case = args.case
-    check(case)
+    _check(args)
     out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
     folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
-    print(f"the attacker is granted: {granted(case)}")
     if args.save_payload is not None:
         side = victim(case, args.seeds[0])
-        observation, _ = observe(case, args.seeds[0], side)
+        with folder.phase("client"):
+            observation, _ = observe(case, args.seeds[0], side)
         save_payload(args.save_payload, observation.payload)
         print(f"payload written to {args.save_payload}")
+        if args.save_weights is not None:
+            models.save_weights(args.save_weights, observation.params)
+            print(f"weights written to {args.save_weights}")
         return {}
     if args.payload is not None:
         return captured(args, folder)
+    identity = jsonable(asdict(case))
+    saved = {
+        seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
+        for seed in args.seeds
+    }
+    _check_data(case, args.seeds[0])
+    print(f"the attacker is granted: {granted(case)}")
     outcomes = []
     with Progress() as progress:
         for seed in args.seeds:
-            saved = Checkpoints(
-                folder.checkpoints / str(seed), jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh
-            )
 
             def show(done: int, run: Any, infos: dict[str, np.ndarray], seed: int = seed) -> None:
                 distance = float(np.min(infos["distance"][-1]))
                 progress.update(f"seed {seed}", done, iterations_of(case), f"gradient distance {distance:.3g}")
 
             with folder.phase("attack"):
-                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved))
+                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed]))
             folder.log(seed=seed, **outcomes[-1].scores)
     metrics = summary(outcomes)
     draw(folder, outcomes)
@@ -111,6 +135,36 @@ def main(args: Args) -> dict[str, float]:
     print_metrics(metrics)
     print(f"stored in {path}")
     return metrics
+
+
+def _check(args: Args) -> None:
+    """Raise `ValueError` on options out of range, by their names, before any data are loaded."""
+    case = args.case
+    _validate.positive(seeds=len(args.seeds), pool=case.pool, federation=case.federation, restarts=case.restarts)
+    _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps, clients=case.clients)
+    _validate.one_of(ATTACKS, attack=case.attack)
+    _validate.one_of(models.CLASSIFIERS, model=case.model)
+    if case.activation_penalty is not None:
+        _validate.non_negative(activation_penalty=case.activation_penalty)
+    if case.matched_percent is not None:
+        _validate.positive(matched_percent=case.matched_percent)
+        _validate.in_range(0, 100, matched_percent=case.matched_percent)
+    if case.homotopy is not None:
+        first, last = case.homotopy
+        _validate.positive(homotopy=first)
+        if not first <= last:
+            raise ValueError(f"homotopy must not fall, got {first} to {last}")
+    if args.save_weights is not None and args.save_payload is None:
+        raise ValueError("--save-weights goes with --save-payload")
+    check(case)
+
+
+def _check_data(case: Case, seed: int) -> None:
+    """Raise `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
+    side = victim(case, seed)
+    build_attack(case, side.model, side.share)
+    if case.attack in presets.GENERATIVE:
+        public_images(case, seed, tuple(side.model.image_shape))
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
@@ -124,7 +178,7 @@ def granted(case: Case) -> str:
     """The threat in words."""
     threat = threat_for(case)
     extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
-    if case.attack in attacks.presets.GENERATIVE and case.public_data != SYNTHETIC:
+    if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
         extra.append(f"public images ({source})")
     return ", ".join(["the model", "one update", "the batch size", *extra])
@@ -164,17 +218,19 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
     contents = hashlib.sha256(b"".join(files)).hexdigest()
     identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents}
     saved = Checkpoints(folder.checkpoints / "payload", identity, fresh=args.fresh)
+    print(f"the attacker is granted: {granted(case)}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
-    found, _, _ = audit.invert(
-        engine,
-        Observation(jnp.zeros((), jnp.int32), variables, payload),
-        audit.template_of(template),
-        key=jax.random.key(seed),
-        iterations=iterations_of(case),
-        restarts=case.restarts,
-        microbatch=case.microbatch,
-        checkpoints=saved,
-    )
+    with folder.phase("attack"):
+        found, _, _ = audit.invert(
+            engine,
+            Observation(jnp.zeros((), jnp.int32), variables, payload),
+            audit.template_of(template),
+            key=jax.random.key(seed),
+            iterations=iterations_of(case),
+            restarts=case.restarts,
+            microbatch=case.microbatch,
+            checkpoints=saved,
+        )
     x = np.asarray(found.x[:, 0])
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
     flagged = ~np.asarray(found.recovered)
@@ -243,4 +299,4 @@ def _name(path: tuple) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(main, Args, HELP)

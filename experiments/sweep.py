@@ -10,8 +10,9 @@ A line of the file is one run: a module of `experiments` and its options, as its
 
 and goes to `runs/sweep/<file>/<line>`. Whatever starts these commands knows the number: `$SLURM_ARRAY_TASK_ID`,
 `$JOB_COMPLETION_INDEX`, or a loop in the shell. A run that was stopped goes on when its line is started again. `merge`
-writes `merged.json` and `merged.csv` beside the runs and ends with 1 while lines are missing. Lines may be appended to
-a file that has been started; a changed line is refused where its number has run before.
+writes `merged.json` and `merged.csv` beside the runs and ends with 1 while lines are missing or wrong. A line that is
+wrong holds up no other. Lines may be appended to a file that has been started; a changed line is refused where its
+number has run before.
 """
 
 import csv
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -66,41 +68,36 @@ class Line(NamedTuple):
 
 def main(args: Args) -> None:
     """Run a line, in place of this process, or merge."""
-    lines = read_lines(args.sweep)
+    texts = args.sweep.read_text().splitlines()
+    if not texts:
+        raise ValueError(f"{args.sweep} has no lines")
     out = (args.out or default_out("sweep", args.sweep.stem)).absolute()
     if args.action == "merge":
-        missing = merge(lines, out)
+        missing = merge([_line_or_error(text, f"{args.sweep}, line {i}") for i, text in enumerate(texts)], out)
         if missing:
-            raise ValueError(f"{len(missing)} of {len(lines)} runs are not complete: {_ranges(missing)}")
+            raise ValueError(f"{len(missing)} of {len(texts)} runs are not complete: {_ranges(missing)}")
         return
     if args.index is None:
-        raise ValueError(f"--index is missing; {args.sweep} has lines 0 to {len(lines) - 1}")
-    _validate.in_range(0, len(lines) - 1, index=args.index)
+        raise ValueError(f"--index is missing; {args.sweep} has lines 0 to {len(texts) - 1}")
+    _validate.in_range(0, len(texts) - 1, index=args.index)
+    line = parse_line(texts[args.index], f"{args.sweep}, line {args.index}")
     folder = out / str(args.index)
-    if not _same_line(folder, lines[args.index]):
+    if not _same_line(folder, line):
         raise ValueError(f"{folder} belongs to another line than {args.sweep} now has there; choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / LINE_FILE, lines[args.index]._asdict())
-    command = lines[args.index].command(folder)
+    write_json(folder / LINE_FILE, line._asdict())
+    command = line.command(folder)
     sys.stdout.flush()
     # In place of this process, so that the scheduler's signals and the exit status are the run's own.
     os.execv(command[0], command)
 
 
-def read_lines(path: Path) -> list[Line]:
-    """The runs of a file.
+def parse_line(text: str, where: str) -> Line:
+    """The run that one line of the file describes.
 
     Raises:
-        OSError: if it cannot be read.
-        ValueError: naming the line and what is wrong with it.
+        ValueError: naming the line as `where` does, and what is wrong with it.
     """
-    lines = [_line(text, f"{path}, line {i}") for i, text in enumerate(path.read_text().splitlines())]
-    if not lines:
-        raise ValueError(f"{path} has no lines")
-    return lines
-
-
-def _line(text: str, where: str) -> Line:
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -120,6 +117,13 @@ def _line(text: str, where: str) -> Line:
     return Line(content["study"], options)
 
 
+def _line_or_error(text: str, where: str) -> Line | ValueError:
+    try:
+        return parse_line(text, where)
+    except ValueError as error:
+        return error
+
+
 def _option(name: str, value: Any) -> list[str]:
     name = name.replace("_", "-")
     if isinstance(value, bool):
@@ -129,10 +133,18 @@ def _option(name: str, value: Any) -> list[str]:
     return [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
 
 
-def merge(lines: list[Line], out: Path) -> list[int]:
-    """Write merged.json and merged.csv, one row per line, and return the numbers of the lines without a result."""
-    rows, missing = [], []
+def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
+    """Write merged.json and merged.csv, one row per line, and return the numbers of the lines without a result.
+
+    What is wrong with a line, given in its place, is printed; the line then has a row without study and options.
+    """
+    rows, missing = list[dict[str, Any]](), list[int]()
     for i, line in enumerate(lines):
+        if isinstance(line, ValueError):
+            print(line, file=sys.stderr)
+            missing.append(i)
+            rows.append({"index": i, "study": None, "options": {}, "status": "wrong line", "metrics": {}})
+            continue
         folder = out / str(i)
         file = folder / "results.json"
         result = json.loads(file.read_text()) if file.exists() else {"status": "missing"}
@@ -172,4 +184,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(main, Args, f"{__doc__}\nStudies: {', '.join(STUDIES)}.\n")

@@ -48,6 +48,7 @@ which takes ten minutes on two shared cores and should print label_accuracy_shar
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,7 +56,7 @@ from typing import Literal
 import numpy as np
 
 from experiments import _vfl_figures, _vfl_tables
-from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._harness import Progress, RunFolder, default_out, require_data, run_command
 from experiments._vfl_cell import Cell
 from experiments._vfl_cells import TABLES, cells
 from experiments._vfl_defenses import DefenseName
@@ -105,8 +106,8 @@ class Args:
     """Epochs of training after which the task's accuracy is measured, where a defense is on."""
     network_epochs: int = 10
     """Passes of R over the steps of all shadow runs."""
-    fields: tuple[str, ...] = ("gradient", "outputs", "inputs")
-    """What a record holds: gradient, outputs, parameters, inputs, differences."""
+    fields: tuple[Literal[attacks.FIELDS], ...] = ("gradient", "outputs", "inputs")  # type: ignore[valid-type]
+    """What a record holds."""
     select: Literal["fixed", "validation"] = "fixed"
     """Take `--fields`, or choose them by validation on the attacker's own shadow records."""
     shadow_runs: int = 1
@@ -125,8 +126,13 @@ class Args:
         return Case(**{name: getattr(self, name) for name in names - {"data"}}, data=data)
 
 
-def main(args: Args) -> dict[str, float]:
-    """Run the study; returns the metrics: means over data sets and seeds, then each data set's mean and spread."""
+def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
+    """Run the study; returns the metrics: means over data sets and seeds, then each data set's mean and spread.
+
+    Args:
+        args: the options.
+        need_data: raise `FileNotFoundError` in the end if no cell of the tables could run for lack of data.
+    """
     _validate.positive(seeds=args.seeds, batch_size=args.batch_size, shadow_records=args.shadow_records)
     _validate.positive(shadow_runs=args.shadow_runs, network_epochs=args.network_epochs)
     _validate.positive(budget=args.budget, victim_records=args.victim_records, task_epochs=args.task_epochs)
@@ -147,7 +153,7 @@ def main(args: Args) -> dict[str, float]:
     folder = RunFolder(out, "vflrecon", config, fresh=args.fresh or not args.table)
     if args.fresh:
         (folder.path / "cases.jsonl").unlink(missing_ok=True)
-    return _tables(args, folder) if args.table else _study(args, names, folder)
+    return _tables(args, folder, need_data) if args.table else _study(args, names, folder)
 
 
 def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, float]:
@@ -174,7 +180,7 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
     return results
 
 
-def _tables(args: Args, folder: RunFolder) -> dict[str, float]:
+def _tables(args: Args, folder: RunFolder, need_data: bool) -> dict[str, float]:
     wanted: list[tuple[str, Cell]] = []
     for table in args.table:
         wanted += [(table, cell) for cell in cells(table, args.case("sensorless")) if args.only in cell.id]
@@ -194,6 +200,8 @@ def _tables(args: Args, folder: RunFolder) -> dict[str, float]:
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
     path = folder.finish(results, cells=rows)
     print(f"stored in {path}")
+    if need_data:
+        require_data(rows)
     return results
 
 
@@ -230,4 +238,4 @@ def _metric_names(runs: dict[str, list[dict[str, float]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(functools.partial(main, need_data=True), Args, __doc__)

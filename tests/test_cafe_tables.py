@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments import _paper, cafe_tables
-from experiments._cafe_cells import Setting, at_iteration, available, cost, iterations_to
+from experiments import _cafe_cells, _paper, cafe_tables
+from experiments._cafe_cells import Runner, Setting, at_iteration, available, cost, iterations_to
 
 ALL = cafe_tables.NEURIPS + cafe_tables.ICLR
 
@@ -46,13 +46,73 @@ def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, monkeypat
     assert stored["metrics"]["cells_run"] == 0
 
 
+@pytest.fixture
+def ran(monkeypatch):
+    """The batch sizes of all exact runs, none of which does anything; the third is killed."""
+    made = []
+
+    def exact(setting, problem):
+        made.append(setting.batch_size)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return {"psnr": 100.0 + setting.batch_size, "recovered": np.float32(0.5), "curve": [(1, float("nan"))]}
+
+    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
+    monkeypatch.setattr(_cafe_cells, "exact", exact)
+    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    return made
+
+
+def test_a_killed_table_goes_on_where_it_was(ran, tmp_path):
+    args = {"table": ("table3",), "datasets": ("mnist",), "out": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        cafe_tables.main(cafe_tables.Args(**args))
+    *finished, killed = ran
+    rows = cafe_tables.main(cafe_tables.Args(**args))
+    assert ran[3] == killed
+    assert not set(finished) & set(ran[3:])
+    assert all(row["ours"] > 100 for row in rows if "mnist" in row["id"])
+    before = len(ran)
+    assert cafe_tables.main(cafe_tables.Args(**args, budget=1e-6)) == rows  # which costs nothing
+    assert len(ran) == before
+    cafe_tables.main(cafe_tables.Args(**args, fresh=True))
+    assert ran[before:] == [*finished, killed, *ran[4:before]]
+
+
+def test_finished_results_are_read_back_as_they_were(ran, tmp_path):
+    specs, setting = {"mnist": "mnist"}, Setting("exact")
+    first = Runner(specs, tmp_path / "cells", fresh=False)(setting)
+    again = Runner(specs, tmp_path / "cells", fresh=False)
+    assert again.done(setting)
+    np.testing.assert_equal(again(setting), {**first, "curve": [list(point) for point in first["curve"]]})
+    assert not again.done(Setting("exact", seed=1))
+    assert not Runner({"mnist": "npz:other"}, tmp_path / "cells", fresh=False).done(setting)
+    assert not Runner(specs, tmp_path / "cells", fresh=True).done(setting)
+
+
+def test_a_table_without_data_ends_with_an_error_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    args = cafe_tables.Args(table=("table3",), out=tmp_path)
+    rows = cafe_tables.main(args)
+    with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
+        cafe_tables.main(args, need_data=True)
+    assert json.loads((tmp_path / "results.json").read_text())["cells"] == rows
+    printed = capsys.readouterr().out
+    assert "not run (no data: linnaeus5 needs --linnaeus5" in printed
+
+
 def test_missing_data_are_named():
     assert "linnaeus5" in available("linnaeus5")
     assert available("digits") is None
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"budget": 0.0}, "budget must be > 0"), ({"datasets": ("imagenet",)}, "datasets must be")]
+    ("options", "message"),
+    [
+        ({"budget": 0.0}, "budget must be > 0"),
+        ({"seeds": ()}, "seeds must be > 0"),
+        ({"datasets": ("imagenet",)}, "datasets must be"),
+    ],
 )
 def test_bad_options_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):

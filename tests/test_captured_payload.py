@@ -1,8 +1,11 @@
 """`experiments.invert` on a gradient from elsewhere, here one that it saved itself."""
 
+import shlex
+
 import jax
 import numpy as np
 import pytest
+import tyro
 
 from experiments import invert
 from experiments._inversion_case import Case
@@ -47,3 +50,22 @@ def test_another_start_does_not_resume_this_one(arguments, tmp_path):
 def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         invert.main(invert.Args(**{**arguments, **changes}, out=tmp_path))
+
+
+def test_the_pair_of_commands_in_the_docstring_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = "python -m experiments.invert"
+    pair = [line.strip() for line in invert.__doc__.splitlines() if f"{command} " in line and "payload" in line]
+    assert len(pair) == 2
+    for line in pair:
+        words = shlex.split(line.removeprefix(f"    {command}").strip().removeprefix(command))
+        scores = invert.main(tyro.cli(invert.Args, args=[*words, "--iterations", "2"]))
+    assert np.isfinite(scores["cosine_distance"])
+    assert "update.npz" in capsys.readouterr().out
+    with np.load(next(tmp_path.glob("runs/invert/*/reconstruction.npz"))) as found:
+        assert found["x"].shape == (4, 32, 32, 3)
+
+
+def test_weights_are_saved_with_a_payload_only(tmp_path):
+    with pytest.raises(ValueError, match="--save-weights goes with --save-payload"):
+        invert.main(invert.Args(save_weights=tmp_path / "weights.safetensors", out=tmp_path / "run"))

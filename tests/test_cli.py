@@ -1,6 +1,7 @@
 """The study's command as a user types it: what it leaves behind, how it continues, and what it refuses."""
 
 import ast
+import importlib
 import json
 import math
 import os
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 
+from experiments.sweep import STUDIES
 from jaxleak.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +111,23 @@ def refused(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize("study", STUDIES)
+def test_help_is_for_users(study, capsys):
+    module = importlib.import_module(f"experiments.{study}")
+    with pytest.raises(SystemExit) as stop:
+        tyro.cli(module.Args, args=["--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "type: ignore" not in printed
+    for choice in {
+        "cafe_tables": ("iclr-table4", "linnaeus5"),
+        "fedleak": ("table19", "vit_tiny", "calibrated", "softplus"),
+        "homotopy": ("vit_tiny-b1", "exact"),
+        "vflrecon": ("encryption", "differences", "marvell"),
+    }.get(study, ()):
+        assert choice in printed
+
+
 def test_unknown_data_lists_what_is_known(refused):
     message = refused("--data", "imagenet")
     for name in ("imagenet", "digits", "lfw_faces", "mnist"):
@@ -139,10 +159,12 @@ def test_a_folder_that_cannot_be_written_is_refused(refused, tmp_path):
 def test_checkpoints_of_another_configuration_say_which_fields_differ(refused, tmp_path):
     there = Checkpoints(tmp_path / "out" / "checkpoints" / "rounds", {"batch_size": 24, "num_samples": 24, "seed": 0})
     there.save(1, {"anything": np.zeros(2)})
+    (tmp_path / "out" / "config.json").write_text("{}")
     message = refused("--seed", "1")
     assert "batch_size: 24 there, 6 now" in message
     assert "seed: 0 there, 1 now" in message
     assert "num_samples:" not in message
+    assert (tmp_path / "out" / "config.json").read_text() == "{}"
 
 
 def test_the_process_exits_with_1_and_one_line(tmp_path):

@@ -109,7 +109,7 @@ def test_dirichlet_goes_from_single_classes_to_the_overall_mixture(samples):
 
 def test_bad_partitions(samples):
     x, y = samples
-    with pytest.raises(ValueError, match=r"name must be one of iid, label_skew, .* got 'zipf'"):
+    with pytest.raises(ValueError, match=r"partition must be one of iid, label_skew, .* got 'zipf'"):
         data.partition_clients("zipf", 0, x, y, 5)
     with pytest.raises(ValueError, match="one length"):
         data.partition_clients("iid", 0, x[:10], y, 5)

@@ -24,6 +24,16 @@ def test_a_model_of_ones_own_is_attacked_with_a_captured_gradient():
     assert float(names["metrics"].psnr(names["secret"].x, names["found"].x[:, 0])[0]) > 40
 
 
+def test_archives_of_ones_own_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", "")  # which the page sets; pytest then restores it
+    names = run("docs/data.md")
+    assert names["images"].x.shape == (20, 28, 28, 1)
+    assert names["images"].x.max() <= 1
+    assert names["adult"].numeric.shape == (100, 2)
+    assert names["adult"].categorical.shape == (100, 1)
+
+
 def test_the_readmes_program_recovers_nearly_all():
     names = run("README.md")
     assert names["found"].recovered.mean() > 0.9

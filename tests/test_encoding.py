@@ -62,7 +62,10 @@ def test_tables_from_files_and_names(tmp_path):
 
 def test_bad_tables(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    with pytest.raises(FileNotFoundError, match="JAXLEAK_DATA_DIR"):
+    with pytest.raises(FileNotFoundError, match=r"JAXLEAK_DATA_DIR.*docs/data\.md"):
+        data.load_table("criteo")
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"criteo needs .*criteo\.npz.*docs/data\.md"):
         data.load_table("criteo")
 
     def saved(**members):

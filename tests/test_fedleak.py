@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments import _fedleak_report, _paper, fedleak
+from experiments import _fedleak_report, _fedleak_runs, _paper, fedleak
 from experiments._fedleak_cells import NOT_MEASURED, names, plans
 from experiments._fedleak_jobs import Job, Sizes
 from experiments._fedleak_runs import Runner, cost, unavailable
@@ -68,6 +68,16 @@ def test_every_case_has_settings_that_the_threat_grants():
     cases = {job.case for plan in _all(EVERYTHING) for job in plan.jobs if job.kind == "invert"}
     assert len(cases) > 80
     assert all(settings(case).labels != "given" for case in cases)
+
+
+def test_tables_without_data_end_with_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    _fedleak_runs.unavailable.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
+        fedleak.main(fedleak.Args(table=("table15",), out=tmp_path))
+    _fedleak_runs.unavailable.cache_clear()
+    assert "not run (no data" in capsys.readouterr().out
+    assert (tmp_path / "results.json").exists()
 
 
 def test_missing_data_are_a_reason():

@@ -137,6 +137,18 @@ class Empty:
 
 
 class TestFiles:
+    def test_a_run_that_is_refused_before_it_works_leaves_the_configuration(self, tmp_path):
+        def stored():
+            return json.loads((tmp_path / "config.json").read_text())
+
+        RunFolder(tmp_path, "study", {"seed": 0}, fresh=False).log(round=1)
+        again = RunFolder(tmp_path, "study", {"seed": 1}, fresh=False)
+        assert stored() == {"seed": 0}
+        with again.phase("attack"):
+            assert stored() == {"seed": 1}
+        RunFolder(tmp_path, "study", {"seed": 2}, fresh=False).finish({})
+        assert stored() == {"seed": 2}
+
     def test_a_line_written_by_half_is_dropped_on_reopening(self, tmp_path):
         folder = RunFolder(tmp_path, "study", {}, fresh=False)
         folder.log(round=1)

@@ -81,7 +81,6 @@ def test_a_line_that_changed_is_not_mixed_up(file, tmp_path, started):
         ('{"study": "invert", "seed": 1}', "line 0: must be"),
         ('{"study": "sweep"}', "study must be one of .*cafe_scale.*, got 'sweep'"),
         ('{"study": ["invert"]}', "study must be one of"),
-        ('{"study": "invert"}\n{"study": "os"}', "line 1: study must be one of"),
         ('{"study": "invert", "options": {"out": "x"}}', "without out and fresh"),
         ('{"study": "invert", "options": {"a b": 1}}', "'a b' is no name of an option"),
         ('{"study": "invert", "options": {"a": {"b": 1}}}', "a must be a value or a list of values"),
@@ -92,6 +91,22 @@ def test_other_lines_are_refused(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         sweep.main(sweep.Args(file, index=0))
+
+
+def test_a_wrong_line_holds_up_no_other(tmp_path, started, capsys):
+    file = tmp_path / "runs.jsonl"
+    file.write_text('{"study": "os"}\n{"study": "invert", "options": {"seeds": [1]}}\n')
+    args = sweep.Args(file, index=1, out=tmp_path / "out")
+    sweep.main(args)
+    assert started[0][2:5] == ["experiments.invert", "--seeds", "1"]
+    with pytest.raises(ValueError, match="line 0: study must be one of"):
+        sweep.main(sweep.Args(file, index=0, out=args.out))
+    RunFolder(args.out / "1", "study", {}, fresh=False).finish({"psnr": 31.0})
+    with pytest.raises(ValueError, match=r"1 of 2 runs are not complete: 0$"):
+        sweep.main(sweep.Args(file, "merge", out=args.out))
+    assert "line 0: study must be one of" in capsys.readouterr().err
+    rows = list(csv.DictReader((args.out / "merged.csv").open()))
+    assert [(row["status"], row["psnr"]) for row in rows] == [("wrong line", ""), ("complete", "31.0")]
 
 
 def test_the_index_is_checked(file):

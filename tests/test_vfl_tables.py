@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments import _paper, _vfl_runs, _vfl_tables
-from experiments._harness import RunFolder
+from experiments import _paper, _vfl_problem, _vfl_runs, _vfl_tables, vflrecon
+from experiments._harness import RunFolder, require_data
 from experiments._vfl_cell import Cell
 from experiments._vfl_cells import TABLES, cells
 from experiments._vfl_figures import draw
@@ -132,6 +132,27 @@ def test_correlations_by_hand():
     constant = correlations({"victims": victims, "estimate": np.zeros_like(victims)}, seed=0)
     assert constant["correlation_reconstructed"] == 0
     assert correlations({"victims": victims[:, :3], "estimate": estimate[:, :3]}, seed=0) == {}
+
+
+def test_tables_without_data_end_with_an_error_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    _vfl_problem._table.cache_clear()
+    args = vflrecon.Args(table=("encryption",), out=tmp_path)
+    assert vflrecon.main(args)["cells_run"] == 0
+    with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
+        vflrecon.main(args, need_data=True)
+    assert "not run (no data" in capsys.readouterr().out
+
+
+def test_missing_data_are_an_error_only_where_nothing_else_kept_cells_from_running():
+    missing = {"ours": None, "not_run": "no data: CelebA"}
+    with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: CelebA$"):
+        require_data([missing, missing, {"ours": None, "not_run": "not asked for"}])
+    with pytest.raises(FileNotFoundError, match="2 such reasons are listed above"):
+        require_data([missing, {"ours": None, "not_run": "no data: BHI"}])
+    require_data([missing, {"ours": None, "not_run": "beyond the budget"}])
+    require_data([missing, {"ours": 1.0}])
+    require_data([])
 
 
 def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):

@@ -219,7 +219,7 @@ def partition_clients(
         ValueError: if the name is unknown, x and y differ in length, or as the partition raises.
         TypeError: on an option that the partition does not have.
     """
-    _validate.one_of(CLIENT_PARTITIONS, name=name)
+    _validate.one_of(CLIENT_PARTITIONS, partition=name)
     x, y = np.asarray(x), np.asarray(y)
     if x.shape[:1] != y.shape[:1]:
         raise ValueError(f"x and y must have one length, got shapes {x.shape} and {y.shape}")

@@ -39,7 +39,7 @@ def draw(available: int, n: int | None, seed: int, name: str) -> np.ndarray:
         ValueError: if n exceeds `available`.
     """
     if n is not None and n > available:
-        raise ValueError(f"n must be at most {available}, the number of samples that {name} has, got {n}")
+        raise ValueError(f"{name} has {available} samples, fewer than the {n} asked for")
     return np.random.default_rng(seed).permutation(available)[:n]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak.data._dataset import checked_labels
 from jaxleak.data._files import existing_file
-from jaxleak.data._load import load
+from jaxleak.data._load import HOW_TO_MAKE, load
 
 Scaling = Literal["minmax", "quantile"]
 Categories = Literal["hashed", "one_hot"]
@@ -157,9 +157,12 @@ def _npz_table(spec: str) -> Table:
         folder = os.environ.get("JAXLEAK_DATA_DIR")
         if not folder:
             raise FileNotFoundError(
-                f"{spec} needs the environment variable JAXLEAK_DATA_DIR, the folder with {spec}.npz; it is not set"
+                f"{spec} needs the environment variable JAXLEAK_DATA_DIR, the folder with {spec}.npz; it is not set "
+                f"({HOW_TO_MAKE})"
             )
-        path = existing_file(Path(folder) / f"{spec}.npz")
+        path = Path(folder).expanduser() / f"{spec}.npz"
+        if not path.is_file():
+            raise FileNotFoundError(f"{spec} needs {path}, which does not exist; {HOW_TO_MAKE}")
     members = _read_members(path)
     if "y" not in members or not ({"x", "x_cat", "x_num"} & members.keys()):
         raise ValueError(f"{path} must have an array y, and x or x_num and x_cat")

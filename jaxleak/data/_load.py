@@ -25,6 +25,8 @@ _NAMED = (
     "yale32",
 )
 _PATTERNS = ("folder:DIR", "idx:IMAGES,LABELS", "natural_patches:SIZE", "npz:FILE", "tfds:NAME/SPLIT")
+#: Ends the message about a file that is not there.
+HOW_TO_MAKE = "docs/data.md says what is in it and how to make it"
 _MNIST_IMAGES = "raw/mnist/train-images-idx3-ubyte.gz"
 _MNIST_LABELS = "raw/mnist/train-labels-idx1-ubyte.gz"
 
@@ -80,18 +82,19 @@ def load(spec: str, n: int | None = None, seed: int = 0) -> Dataset:
             raise ValueError(f"{spec}: must be idx:IMAGES,LABELS, two paths with one comma between")
         return _files.idx(spec, _files.existing_file(images), _files.existing_file(labels), n, seed)
     known = ", ".join(sorted([*_EMBEDDED, *_NAMED, *_PATTERNS]))
-    raise ValueError(f"spec must be one of {known}, got {spec!r}")
+    raise ValueError(f"a data specification must be one of {known}, got {spec!r}")
 
 
 def _named(name: str, n: int | None, seed: int) -> Dataset:
     if not os.environ.get(_VARIABLE):
         raise FileNotFoundError(
-            f"{name} needs the environment variable {_VARIABLE}, the folder that holds {name}.npz; it is not set"
+            f"{name} needs the environment variable {_VARIABLE}, the folder that holds {name}.npz; it is not set "
+            f"({HOW_TO_MAKE})"
         )
     root = Path(os.environ[_VARIABLE]).expanduser()
     path = root / f"{name}.npz"
     if not path.is_file():
-        raise FileNotFoundError(f"{name} needs {path}, which does not exist ({_VARIABLE} is {root})")
+        raise FileNotFoundError(f"{name} needs {path}, which does not exist ({_VARIABLE} is {root}); {HOW_TO_MAKE}")
     raw = root / _MNIST_IMAGES, root / _MNIST_LABELS
     have_raw = name == "mnist" and all(file.is_file() for file in raw)
     if have_raw and n is not None and n > _files.count(path):

@@ -63,7 +63,7 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
     Raises:
         ValueError: on an unknown name, which the message answers with the known ones, or bad sizes and options.
     """
-    _validate.one_of(tuple(CLASSIFIERS), name=name)
+    _validate.one_of(tuple(CLASSIFIERS), model=name)
     factory = CLASSIFIERS[name]
     known = [option for option in inspect.signature(factory).parameters if option not in ("image_shape", "num_classes")]
     for option in options:
