@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import _defense_registry as registry
-from experiments._fedleak_weights import digest
-from experiments._harness import jsonable, write_json
+from experiments._harness import digest, jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import build_model, client_defense
 from jaxleak import _validate, data, models, protocols

@@ -1,5 +1,6 @@
 """Options for several devices and several processes, and their start."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ def start(options: Devices) -> Mesh | None:
     several = options.distributed or any(value is not None for value in named)
     if options.devices is not None:
         _validate.positive(devices=options.devices)
-        jax.config.update("jax_num_cpu_devices", options.devices)
+        with contextlib.suppress(RuntimeError):  # JAX has started: those that it has must do
+            jax.config.update("jax_num_cpu_devices", options.devices)
     if several:
         _join(options)
     elif options.devices is None:

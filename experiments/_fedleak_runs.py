@@ -14,8 +14,8 @@ import numpy as np
 
 from experiments import _fedleak_diagnostics as diagnostics
 from experiments._fedleak_jobs import Job
-from experiments._fedleak_weights import digest, trained
-from experiments._harness import RunFolder, jsonable, write_json
+from experiments._fedleak_weights import trained
+from experiments._harness import RunFolder, digest, jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import attack, build_model, settings
 from jaxleak import data

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -42,10 +42,25 @@ class Outcome(NamedTuple):
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
+ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
 
 
 def check(case: Case) -> None:
-    """Raise `ValueError` on an unknown attack or options out of range, before any data are loaded."""
+    """Raise `ValueError` on unknown names or options out of range, before any data are loaded."""
+    _validate.positive(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
+    _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps)
+    _validate.one_of(ATTACKS, attack=case.attack)
+    _validate.one_of(models.CLASSIFIERS, model=case.model)
+    if case.activation_penalty is not None:
+        _validate.non_negative(activation_penalty=case.activation_penalty)
+    if case.matched_percent is not None:
+        _validate.positive(matched_percent=case.matched_percent)
+        _validate.in_range(0, 100, matched_percent=case.matched_percent)
+    if case.homotopy is not None:
+        first, last = case.homotopy
+        _validate.positive(homotopy=first)
+        if not first <= last:
+            raise ValueError(f"homotopy must not fall, got {first} to {last}")
     if case.attack not in CLOSED_FORM:
         settings(case)
     elif case.images != 1:
@@ -288,8 +303,9 @@ def attack(
     variables: PyTree = None,
     callbacks: tuple[Callable[[int, InversionRun, dict[str, np.ndarray]], None], ...] = (),
     checkpoints: Checkpoints | None = None,
+    devices: Sequence[jax.Device] = (),
 ) -> Outcome:
-    """Run `case` with one seed, and score it."""
+    """Run `case` with one seed, and score it; `variables`, `devices` and the rest as in `victim` and `audit.invert`."""
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
     shape = tuple(side.model.image_shape)
@@ -306,6 +322,7 @@ def attack(
         microbatch=case.microbatch,
         callbacks=callbacks,
         checkpoints=checkpoints,
+        devices=devices,
     )
     x = jax.block_until_ready(found.x)
     seconds = time.perf_counter() - begin

@@ -9,6 +9,7 @@
     python -m experiments.invert --data cifar10 --attack patch_embedding --model vit_tiny --seeds 0 1 2 3
     python -m experiments.invert --attack rog --data digits --batch-size 4
     python -m experiments.invert --attack ggl --data mnist --public-data synthetic --iterations 300
+    python -m experiments.invert --attack dlg --model lenet --restarts 32 --devices 2
     python -m experiments.invert --batch-size 4 --save-payload update.npz --save-weights model.safetensors
     python -m experiments.invert --payload update.npz --weights model.safetensors --model convnet --batch-size 4
 
@@ -30,6 +31,7 @@ attack on vision transformers has a closed form. The attacks ggl and rog are gra
 import hashlib
 import math
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,12 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments import _plots
+from experiments import _distributed, _plots
 from experiments._defense_registry import REGISTRY
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
 from experiments._inversion_case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion_problem import (
-    CLOSED_FORM,
+    ATTACKS,
     Outcome,
     attack,
     build_attack,
@@ -60,8 +62,6 @@ from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
-
-ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
 
 HELP = f"""{__doc__}
 What the options may name:
@@ -89,6 +89,8 @@ class Args:
     """Write the simulated client's update to this npz file, and stop."""
     save_weights: Path | None = None
     """With --save-payload: write the weights that the update was computed at to this safetensors file."""
+    devices: int | None = None
+    """Devices that share the restarts, or the images of a single trial; on CPU that many are made."""
     out: Path | None = None
     fresh: bool = False
 
@@ -96,6 +98,8 @@ class Args:
 def main(args: Args) -> dict[str, float]:
     """Attack; returns the metrics."""
     case = args.case
+    mesh = _distributed.start(_distributed.Devices(devices=args.devices))
+    devices = () if mesh is None else tuple(mesh.devices.flat)
     _check(args)
     out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
     folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
@@ -110,7 +114,7 @@ def main(args: Args) -> dict[str, float]:
             print(f"weights written to {args.save_weights}")
         return {}
     if args.payload is not None:
-        return captured(args, folder)
+        return captured(args, folder, devices)
     identity = jsonable(asdict(case))
     saved = {
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
@@ -127,7 +131,7 @@ def main(args: Args) -> dict[str, float]:
                 progress.update(f"seed {seed}", done, iterations_of(case), f"gradient distance {distance:.3g}")
 
             with folder.phase("attack"):
-                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed]))
+                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
     metrics = summary(outcomes)
     draw(folder, outcomes)
@@ -139,24 +143,10 @@ def main(args: Args) -> dict[str, float]:
 
 def _check(args: Args) -> None:
     """Raise `ValueError` on options out of range, by their names, before any data are loaded."""
-    case = args.case
-    _validate.positive(seeds=len(args.seeds), pool=case.pool, federation=case.federation, restarts=case.restarts)
-    _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps, clients=case.clients)
-    _validate.one_of(ATTACKS, attack=case.attack)
-    _validate.one_of(models.CLASSIFIERS, model=case.model)
-    if case.activation_penalty is not None:
-        _validate.non_negative(activation_penalty=case.activation_penalty)
-    if case.matched_percent is not None:
-        _validate.positive(matched_percent=case.matched_percent)
-        _validate.in_range(0, 100, matched_percent=case.matched_percent)
-    if case.homotopy is not None:
-        first, last = case.homotopy
-        _validate.positive(homotopy=first)
-        if not first <= last:
-            raise ValueError(f"homotopy must not fall, got {first} to {last}")
+    _validate.positive(seeds=len(args.seeds))
     if args.save_weights is not None and args.save_payload is None:
         raise ValueError("--save-weights goes with --save-payload")
-    check(case)
+    check(args.case)
 
 
 def _check_data(case: Case, seed: int) -> None:
@@ -195,7 +185,7 @@ def draw(folder: RunFolder, outcomes: list[Outcome]) -> None:
         _plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
 
 
-def captured(args: Args, folder: RunFolder) -> dict[str, float]:
+def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
     """Attack a payload from elsewhere; nothing is known of the truth."""
     case, seed = args.case, args.seeds[0]
     if case.weights is None:
@@ -230,6 +220,7 @@ def captured(args: Args, folder: RunFolder) -> dict[str, float]:
             restarts=case.restarts,
             microbatch=case.microbatch,
             checkpoints=saved,
+            devices=devices,
         )
     x = np.asarray(found.x[:, 0])
     np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))

@@ -1,5 +1,7 @@
 """`experiments.invert`: what it refuses, in the words of its options, and when it says what the attacker is granted."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments import invert
@@ -51,3 +53,12 @@ def test_seeds_are_needed(tmp_path):
 def test_help_lists_every_name():
     for name in (*presets.PRESETS, "patch_embedding", *models.CLASSIFIERS, *REGISTRY):
         assert f" {name}" in invert.HELP
+
+
+def test_devices_share_the_images(tmp_path):
+    args = invert.Args(Case(data="digits", model="mlp", batch_size=2, iterations=3), devices=2, out=tmp_path)
+    shared = invert.main(args)
+    alone = invert.main(invert.Args(args.case, out=tmp_path / "alone"))
+    assert shared["psnr"] == pytest.approx(alone["psnr"], abs=1e-2)
+    with pytest.raises(ValueError, match="multiple, got 3"):
+        invert.main(invert.Args(replace(args.case, batch_size=3), devices=2, out=tmp_path / "three"))
