@@ -126,21 +126,8 @@ def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
             row["not_run"] = f"needs about {need / 60:.0f} minutes, {BEYOND_BUDGET}"
         else:
             before = sum(folder.seconds.values())
-            with folder.phase(cell.id.split("/")[0]):
-                values = [cell.read(runner(with_seed(cell.setting, seed))) for seed in args.seeds]
+            row |= _measured(runner, folder, cell, args.seeds)
             left -= sum(folder.seconds.values()) - before
-            setting = cell.setting
-            row |= {
-                "ours": float(np.mean(values)),
-                "spread": float(np.std(values)),
-                "seeds": list(args.seeds),
-                "solver": setting.kind,
-                "iterations": setting.iterations or None,
-                **{
-                    name: runner(with_seed(setting, args.seeds[0])).get(name) for name in ("recovered", "feature_error")
-                },
-                "note": cell.note,
-            }
             folder.log(**row)
         rows.append(row)
     show(rows)
@@ -151,6 +138,26 @@ def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
     if need_data:
         require_data(rows)
     return rows
+
+
+def _measured(runner: Runner, folder: RunFolder, cell: Cell, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """What a cell's row says after its runs, or why they cannot be made on this machine."""
+    settings = [with_seed(cell.setting, seed) for seed in seeds]
+    try:
+        with folder.phase(cell.id.split("/")[0]):
+            results = [runner(setting) for setting in settings]
+    except MemoryError as error:
+        return {"not_run": str(error)}
+    values = [cell.read(result) for result in results]
+    return {
+        "ours": float(np.mean(values)),
+        "spread": float(np.std(values)),
+        "seeds": list(seeds),
+        "solver": cell.setting.kind,
+        "iterations": cell.setting.iterations or None,
+        **{name: results[0].get(name) for name in ("recovered", "feature_error")},
+        "note": cell.note,
+    }
 
 
 def _need(runner: Runner, cell: Cell, seeds: tuple[int, ...]) -> float:
@@ -244,7 +251,7 @@ def _neurips_cells(args: Args, table: str, cell: dict[str, Any]) -> Iterator[Cel
     elif table == "table11":
         yield from _table11(args, cell, base)
     elif table == "text-fake-gradients":
-        sgd = "pool of 1 instead of 1000; exact engine, nothing left out"
+        sgd = f"{args.num_samples} images, pool of 1 instead of 1000; exact engine, nothing left out"
         if cell["defense"] == "none":
             yield Cell(*base, Setting("exact", dataset="cifar10", images=args.images), psnr)
         else:

@@ -46,6 +46,24 @@ def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, monkeypat
     assert stored["metrics"]["cells_run"] == 0
 
 
+def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+    def exact(setting, problem):
+        if setting.dataset == "mnist":
+            raise MemoryError("out of memory: this needs about 21 GB")
+        return {"psnr": 100.0}
+
+    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
+    monkeypatch.setattr(_cafe_cells, "exact", exact)
+    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    args = cafe_tables.Args(table=("table3",), only="cafe", seeds=(0, 1), out=tmp_path)
+    rows = {row["id"]: row for row in cafe_tables.main(args) if "cafe" in row["id"] and "linnaeus" not in row["id"]}
+    assert any(row["ours"] == 100.0 for row in rows.values())
+    refused = [row for name, row in rows.items() if "mnist" in name]
+    assert refused
+    assert all(row["not_run"].startswith("out of memory") for row in refused)
+    assert "out of memory: this needs about 21 GB" in capsys.readouterr().out
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """The batch sizes of all exact runs, none of which does anything; the third is killed."""

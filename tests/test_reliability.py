@@ -281,6 +281,14 @@ class TestMemory:
         with pytest.raises(MemoryError, match=r"fewer images at once \(batch_size\)"):
             _invert(_halving(0.0), executor=executor)
 
+    def test_a_state_that_does_not_fit_is_refused_before_it_is_there(self):
+        def init(key, template):
+            return jnp.zeros((2**30, 2**20))
+
+        attack = Attack(init, None, None)
+        with pytest.raises(MemoryError, match=r"needs about 4.5e\+06 GB, .* free; attack fewer samples"):
+            audit.start(attack, None, Batch(jnp.zeros((1, 1)), jnp.zeros(1), jnp.zeros(1)), key=jax.random.key(0))
+
     def test_an_allocation_that_fails_says_the_same(self):
         lowered = jax.jit(lambda x: x + 1).lower(jnp.zeros(3))
 

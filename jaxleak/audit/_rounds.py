@@ -5,6 +5,7 @@ resumed from a checkpoint ends with the same bits as one that was never interrup
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
-from jaxleak.audit._memory import within_memory
+from jaxleak.audit._memory import require_bytes, within_memory
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
 
@@ -42,10 +43,18 @@ def init_key(key: jax.Array) -> jax.Array:
 
 
 def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array, restarts: int = 1) -> RunState:
-    """The state before round 0; `restarts` independent initial states of the attack share every observation."""
+    """The state before round 0; `restarts` independent initial states of the attack share every observation.
+
+    Raises:
+        MemoryError: if what the attack carries does not fit, before any of it is there.
+        ValueError: on a number of restarts < 1.
+    """
     _validate.positive(restarts=restarts)
     template = template_of(private)
     attack_key = jax.random.fold_in(key, 2)
+    carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
+    need = restarts * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in carried)
+    require_bytes(need, jax.local_devices()[0], "attack fewer samples (num_samples), or with fewer restarts")
     if restarts == 1:
         attack_state = attack.init(attack_key, template)
     else:
