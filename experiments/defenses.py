@@ -13,10 +13,10 @@ and 7.3, the largest 10 % of the entries .925 and 16.5 (an attacker who knows: 3
 
 Every point trains the same federation with the defense and attacks one upload with the recommended FedLeak, which
 infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. `--budget`
-(minutes) is shared by all studies; what does not fit is listed. Data, model, batch and rounds are CPU sizes and not the
-papers': `--data cifar10 --model resnet10 --batch-norm eval --batch-size 16 --iterations 10000` comes closer. Epsilon is
-the papers' shorthand for a noise level; the true one by accounting stands beside it. Finished runs are not run again: a
-killed study goes on, and `--fresh` starts over.
+(minutes) is shared by all studies, evenly, and what one leaves goes to the next; what does not fit is listed. Data,
+model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
+--batch-size 16 --iterations 10000` comes closer. Epsilon is the papers' shorthand for a noise level; the true one by
+accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -53,7 +53,7 @@ class Args:
     seeds: tuple[int, ...] = (0,)
     """Each changes data, weights, batch, noise and start together."""
     budget: float = 30.0
-    """Minutes, for all studies."""
+    """Minutes, for all studies; each gets an equal share of what is left."""
     only: tuple[str, ...] = ()
     """Of the FedLeak studies: only these defenses, and none."""
     strengths: tuple[str, ...] = ()
@@ -102,15 +102,18 @@ def main(args: Args) -> dict[str, float]:
     out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
-    budget, sections, cells = Budget(60.0 * args.budget), list[str](), list[dict[str, Any]]()
+    left, sections, cells = 60.0 * args.budget, list[str](), list[dict[str, Any]]()
     with Progress() as progress:
         utility = Utility(folder.path / "utility", args.federation, fresh=args.fresh)
         runner = Runner(folder, fresh=args.fresh, watch=progress.update, federated=utility.variables)
-        for study in chosen:
+        for number, study in enumerate(chosen):
+            share = left / (len(chosen) - number)  # what a study does not need goes to those after it
+            budget = Budget(share)
             if study in delegated.DELEGATED:
                 rows, section = _delegated(args, study, folder, budget)
             else:
                 rows, section = _here(args, study, planned[study], folder, runner, utility, budget)
+            left -= share - budget.left
             sections.append(section)
             cells += [{"study": study, **row} for row in rows]
     made = provenance()
