@@ -54,6 +54,10 @@ def contact_sheet(
     Image.fromarray((sheet * 255).round().astype(np.uint8)).save(path)
 
 
+#: Of a label in the font size of sheets, with some room.
+_INCHES_PER_LETTER = 0.08
+
+
 def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 8, zoom: int = 3) -> None:
     """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
 
@@ -65,8 +69,9 @@ def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 
     """
     count, height, width, _ = next(iter(rows.values())).shape
     count = min(count, columns)
+    inches = max(count * width * zoom / 80, _INCHES_PER_LETTER * max(map(len, rows)))
     figure, panels = plt.subplots(
-        len(rows), 1, figsize=(max(3.0, count * width * zoom / 80), len(rows) * (height * zoom / 80 + 0.3)),
+        len(rows), 1, figsize=(max(3.0, inches), len(rows) * (height * zoom / 80 + 0.3)),
         layout="constrained", squeeze=False,
     )  # fmt: skip
     for axes, (label, images) in zip(panels[:, 0], rows.items(), strict=True):
@@ -74,6 +79,7 @@ def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 
         for i, image in enumerate(np.clip(images[:count], 0, 1)):
             strip[:, i * (width + 1) : i * (width + 1) + width] = np.broadcast_to(image, (height, width, 3))
         axes.imshow(strip, interpolation="nearest")
+        axes.set_anchor("W")
         axes.set_title(label, fontsize=8, loc="left", pad=2)
         axes.axis("off")
     figure.savefig(path, dpi=80)
