@@ -52,6 +52,7 @@ def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
         invert.main(invert.Args(**{**arguments, **changes}, out=tmp_path))
 
 
+@pytest.mark.slow
 def test_the_pair_of_commands_in_the_docstring_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = "python -m experiments.invert"

@@ -145,6 +145,7 @@ class TestPublicImages:
         assert "public images" not in invert.granted(Case())
 
 
+@pytest.mark.slow
 def test_invert_runs_a_generative_attack(tmp_path):
     case = Case(
         attack="rog", iterations=3, data="digits", model="mlp", pool=8, public_samples=32, latent_size=4,

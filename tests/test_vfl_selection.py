@@ -121,6 +121,7 @@ def test_bad_input():
             vertical_problem(case, seed=0)
 
 
+@pytest.mark.slow
 def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
     asked = []
     original = attacks.select_fields
