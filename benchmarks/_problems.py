@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
-from jaxleak import attacks, audit, data, models, objectives, protocols, threats
+from jaxleak import _mesh, attacks, audit, data, models, objectives, protocols, threats
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
 from jaxleak.audit import _invert
@@ -84,7 +83,7 @@ def inversion(
     protocol = protocols.client(share, num_samples=batch_size, batch_size=batch_size)
     _, transcript = jax.jit(protocol.round)(KEY, protocol.init(KEY), private)
     attack = attacks.inversion(model, share, settings, batch_size=batch_size)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",)) if devices > 1 else None
+    mesh = _mesh.device_mesh(devices) if devices > 1 else None
     trials = _invert.Trials(attack, restarts, microbatch or restarts, mesh)
     start = _invert._start(attack, audit.template_of(private), restarts, KEY)
     begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)

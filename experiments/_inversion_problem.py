@@ -254,10 +254,10 @@ def _attack(
     variables: PyTree,
 ) -> Attack:
     """The attack of `case`, who sees these `variables`; one that does not read them serves all seeds."""
-    reads = case.adaptive and case.defense is not None and _defense_adaptive.reads_weights(case.defense)
-    if not reads or case.attacked_round == 0:
-        return _compiled_attack(case, image_shape, num_classes, generator)
-    return _attack_on(case, image_shape, num_classes, generator, variables)
+    # Only who knows the defense has a round, see `_compiled`.
+    if case.attacked_round and case.defense is not None and _defense_adaptive.reads_weights(case.defense):
+        return _attack_on(case, image_shape, num_classes, generator, variables)
+    return _compiled_attack(case, image_shape, num_classes, generator)
 
 
 def _attack_on(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from jaxleak import _validate
+from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._memory import within_memory
@@ -76,22 +76,22 @@ def invert(
     """
     _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
-    on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
-    microbatch = on_device if microbatch is None else microbatch
-    _validate.in_range(1, on_device, microbatch=microbatch)
-    _validate.finite(observation.payload, "the observed payload")
     if devices and executor == "eager":
         raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
     if restarts > 1 and devices and restarts % len(devices):
         raise ValueError(f"restarts must be a multiple of the {len(devices)} devices, got {restarts}")
+    on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
+    microbatch = on_device if microbatch is None else microbatch
+    _validate.in_range(1, on_device, microbatch=microbatch)
+    _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
-    trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), ("devices",)) if devices else None)
+    trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:
         images = jax.eval_shape(attack.reconstruct, state.attack, observation).x.shape[0] if restarts == 1 else 0
         state = placed(state, trials.mesh, images or restarts)
-        observation, key = jax.device_put((observation, key), NamedSharding(trials.mesh, PartitionSpec()))
+        observation, key = jax.device_put((observation, key), _mesh.replicated(trials.mesh))
 
     def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
         if executor == "scan":
@@ -178,7 +178,7 @@ def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Arr
 
     if trials.mesh is None:
         return in_batches
-    rows, whole = PartitionSpec("devices"), PartitionSpec()
+    rows, whole = PartitionSpec(_mesh.AXIS), PartitionSpec()
     return jax.shard_map(in_batches, mesh=trials.mesh, in_specs=(rows, rows, whole), out_specs=rows, check_vma=False)
 
 
@@ -189,8 +189,8 @@ def placed(state: InversionRun, mesh: Mesh, rows: int) -> InversionRun:
 
     def place(leaf: jax.Array) -> jax.Array:
         # Where an array has that many rows by chance, results stay the same: the compiler moves what is missing.
-        divided = leaf.ndim > 0 and leaf.shape[0] == rows
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec("devices") if divided else PartitionSpec()))
+        has_rows = leaf.ndim > 0 and leaf.shape[0] == rows
+        return jax.device_put(leaf, _mesh.divided(mesh, leaf.ndim, 0) if has_rows else _mesh.replicated(mesh))
 
     return jax.tree.map(place, state)
 

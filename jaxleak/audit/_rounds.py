@@ -5,7 +5,6 @@ resumed from a checkpoint ends with the same bits as one that was never interrup
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     template = template_of(private)
     attack_key = jax.random.fold_in(key, 2)
     carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
-    need = restarts * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in carried)
+    need = restarts * sum(leaf.size * leaf.dtype.itemsize for leaf in carried)
     require_bytes(need, jax.local_devices()[0], "attack fewer samples (num_samples), or with fewer restarts")
     if restarts == 1:
         attack_state = attack.init(attack_key, template)
