@@ -11,7 +11,7 @@ from experiments._defense_studies import Point
 from experiments._defense_utility import Federation, Utility
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner, unavailable
-from experiments._harness import RunFolder
+from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder
 from experiments._inversion_case import Case
 from experiments._inversion_problem import check
 
@@ -70,9 +70,9 @@ def run_points(
         if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
             jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), utility.federation)
         why = unavailable(point.case.data)
-        need = _cost(point, jobs, runner, utility, seeds)
+        need = 0.0 if why else _cost(point, jobs, runner, utility, seeds)
         if why or need > max(budget.left, 0.0):
-            row["not_run"] = f"no data: {why}" if why else f"beyond the budget: about {need / 60:.1f} minutes"
+            row["not_run"] = NO_DATA + why if why else f"{BEYOND_BUDGET}: about {need / 60:.1f} minutes"
             continue
         before = sum(folder.seconds.values())
         try:

@@ -33,7 +33,7 @@ class Training:
 def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[PyTree, dict[str, float]]:
     """Variables of the case's model after training, and what they reach.
 
-    The client of the case draws from the first `case.pool` samples of the data; training sees only later ones. (Crops
+    The client of the case draws from the first `case.taken` samples of the data; training sees only later ones. (Crops
     of `natural_patches` may overlap across that line.) Results are kept in `folder` and read from there the next time.
 
     Args:
@@ -50,16 +50,16 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
         FloatingPointError: if training diverged.
     """
     dataset = data.load(case.data, None, seed)
-    x, y = dataset.x[case.pool :], dataset.y[case.pool :]
+    x, y = dataset.x[case.taken :], dataset.y[case.taken :]
     held_out = int(len(y) * TEST_SHARE)
     if held_out < 1:
         raise ValueError(
-            f"{case.data} has {len(dataset.y)} samples, of which the clients' pool takes {case.pool}: none left to "
+            f"{case.data} has {len(dataset.y)} samples, of which the clients' pool takes {case.taken}: none left to "
             "train on; take a smaller pool"
         )
     model = build_model(case, x.shape[1:], len(dataset.classes))
     like = jax.eval_shape(model.init, jax.random.key(0))
-    depends_on = ("model", "activation", "width", "init", "data", "pool")
+    depends_on = ("model", "activation", "width", "init", "data", "pool", "skip")
     what = {name: getattr(case, name) for name in depends_on} | asdict(training) | {"seed": seed}
     path = folder / f"{digest(what)}.safetensors"
     reached = path.with_suffix(".json")

@@ -29,6 +29,8 @@ class Case:
     data: str = "natural_patches"
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
+    skip: int = 0
+    """Samples of the data before that pool: others', for example those that a federation trained on."""
     partition: str = "iid"
     """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
     feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
@@ -86,6 +88,11 @@ class Case:
     """The attacker knows the defense and its strength."""
     attacked_round: int = 0
     """Round of the upload, which defenses that change over the rounds go by; the model is what the weights say."""
+
+    @property
+    def taken(self) -> int:
+        """From this sample of the data on, nothing is the clients'."""
+        return self.skip + self.pool
 
     @property
     def images(self) -> int:

@@ -67,7 +67,7 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
     elif case.adaptive:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
-    _validate.non_negative(attacked_round=case.attacked_round)
+    _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
     if case.defense is not None:
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
@@ -168,12 +168,13 @@ def threat_for(case: Case) -> threats.Threat:
 
 def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     """The client's data and protocol. The seed changes the data drawn, the weights and the batch."""
-    dataset = data.load(case.data, case.pool, seed)
+    dataset = data.load(case.data, case.taken, seed)
     if dataset.x.ndim != 4:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
     model, share, protocol = _client(case, dataset.x.shape[1:], len(dataset.classes))
     if case.weights is not None:
         variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
     own = client_samples(case.partition, dataset, case.federation, case.images, seed)
     if variables is not None or len(own) != case.pool:
         protocol = _protocol(case, share, variables, threat_for(case).statistics, len(own))
@@ -370,6 +371,7 @@ def _compiled(case: Case) -> Case:
         microbatch=None,
         data="natural_patches",
         pool=case.images,
+        skip=0,
         partition="iid",
         federation=100,
         public_data=HELD_OUT,

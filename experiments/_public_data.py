@@ -13,7 +13,7 @@ from jaxleak.attacks._decoder import synthetic_slices
 #: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
 KL = {"ggl": 0.1, "rog": 0.0}
 
-_FIELDS = ("attack", "data", "pool", "public_data", "public_samples", "latent_size", "generator_epochs")
+_FIELDS = ("attack", "data", "pool", "skip", "public_data", "public_samples", "latent_size", "generator_epochs")
 
 
 def generator_for(
@@ -51,7 +51,7 @@ def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool
 def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False) -> np.ndarray:
     """At most `case.public_samples` images (N, H, W, C) in [0, 1], none of them in the pool of the case's clients.
 
-    Clients draw from the first `case.pool` samples of one permutation of the data set; of the same data set only later
+    Clients draw from the first `case.taken` samples of one permutation of the data set; of the same data set only later
     ones are taken. Images of another one are resized, and exact copies of the pool's images are dropped wherever they
     come from.
 
@@ -67,15 +67,15 @@ def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captur
             "crops of natural_patches overlap, so that its held-out part shows the victim's pixels: take other data "
             f"or --public-data {SYNTHETIC}"
         )
-    x = data.load(spec, None, seed).x[case.pool if own else 0 :]
+    x = data.load(spec, None, seed).x[case.taken if own else 0 :]
     if x.ndim != 4:
         raise ValueError(f"public data must be images (N, H, W, C), got {spec} of shape {x.shape}")
     x = _fitted(x[: case.public_samples], image_shape)
     if not captured:
-        private = {image.tobytes() for image in data.load(case.data, case.pool, seed).x}
+        private = {image.tobytes() for image in data.load(case.data, case.taken, seed).x}
         x = x[[image.tobytes() not in private for image in x]]
     if len(x) < 2:
-        raise ValueError(f"{spec} leaves {len(x)} public images beside a pool of {case.pool}: take a smaller pool")
+        raise ValueError(f"{spec} leaves {len(x)} public images beside {case.taken} samples: take a smaller pool")
     return x
 
 

@@ -3,6 +3,7 @@
     python -m experiments.defenses
     python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 --seeds 0 1 2 --budget 120
     python -m experiments.defenses --study fedleak-fig5 further --attacked-round 200 --seeds 0 1 2 --budget 120
+    python -m experiments.defenses --attacked-round 200 --unseen --only none --seeds 0 1 2
     python -m experiments.defenses --study fedleak-fig5 --only dp_soteria --strengths dp_soteria=1000,100
     python -m experiments.defenses --study cafe-fake-gradients cafe-table11 vfl-table5 vfl-table6 --budget 90
     python -m experiments.defenses --study all --out runs/defenses/all --budget 600
@@ -19,6 +20,7 @@ model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --mod
 accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
+import functools
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,11 +32,22 @@ from experiments._defense_registry import REGISTRY
 from experiments._defense_runs import Budget, attack_job, run_points
 from experiments._defense_utility import Federation, Utility
 from experiments._fedleak_runs import Runner
-from experiments._harness import Progress, RunFolder, default_out, jsonable, provenance, run_command
+from experiments._harness import (
+    BEYOND_BUDGET,
+    Progress,
+    RunFolder,
+    default_out,
+    jsonable,
+    provenance,
+    require_data,
+    run_command,
+)
 from experiments._inversion_case import Case
 from jaxleak import _validate
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
+
+ONLY = ("none", *REGISTRY, "secure_aggregation")
 
 #: Of the demonstration: defenses that an attacker who knows them is run against.
 DEMO_ADAPTIVE = ("soteria", "sparsification")
@@ -44,9 +57,8 @@ DEMO_ADAPTIVE = ("soteria", "sparsification")
 class Args:
     """Which studies to run, and how large."""
 
-    study: tuple[str, ...] = ()
-    """fedleak-fig4, -fig5, -fig7, -fig8, further, cafe-fake-gradients, cafe-table11, vfl-table5, vfl-table6, or all;
-    nothing runs the preset."""
+    study: tuple[Literal[(*STUDIES, "all")], ...] = ()  # type: ignore[valid-type]
+    """Nothing runs the preset."""
     preset: Literal["demo"] = "demo"
     out: Path | None = None
     """Run folder; default runs/defenses/<studies>."""
@@ -54,8 +66,8 @@ class Args:
     """Each changes data, weights, batch, noise and start together."""
     budget: float = 30.0
     """Minutes, for all studies; each gets an equal share of what is left."""
-    only: tuple[str, ...] = ()
-    """Of the FedLeak studies: only these defenses, and none."""
+    only: tuple[Literal[ONLY], ...] = ()  # type: ignore[valid-type]
+    """Of the FedLeak studies: only these defenses, and what has none."""
     strengths: tuple[str, ...] = ()
     """In place of a defense's own: soteria=0.1,0.9 and so on."""
     adaptive: bool = True
@@ -80,6 +92,8 @@ class Args:
     """Of all clients together."""
     attacked_round: int = 0
     """Rounds of that training before the attacked upload; 0 attacks the initial model."""
+    unseen: bool = False
+    """The attacked upload is of test samples, on which that federation did not train."""
     test_samples: int = 400
     fresh: bool = False
 
@@ -90,8 +104,12 @@ class Args:
         return Federation(**{name: getattr(self, name) for name in names})
 
 
-def main(args: Args) -> dict[str, float]:
+def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
     """Run the demonstration or the studies; returns the metrics.
+
+    Args:
+        args: the options.
+        need_data: raise `FileNotFoundError` in the end if no point or cell could run for lack of data.
 
     Raises:
         ValueError: on an unknown study, defense or strength, or sizes out of range; nothing has run then.
@@ -122,6 +140,8 @@ def main(args: Args) -> dict[str, float]:
     metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
     path = folder.finish(metrics, cells=cells)
     print(f"stored in {path}; the report is {folder.path / 'report.md'}")
+    if need_data:
+        require_data([{**row, "ours": row.get("ours", row.get("accuracy"))} for row in cells])
     return metrics
 
 
@@ -134,7 +154,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
     _validate.in_range(0, args.rounds, attacked_round=args.attacked_round)
     delegated.check(chosen, args.seeds)
     for name in args.only:
-        _validate.one_of((*REGISTRY, "secure_aggregation"), only=name)
+        _validate.one_of(ONLY, only=name)
     strengths = studies.parse_strengths(args.strengths)
     base = Case(
         data=args.data,
@@ -146,6 +166,8 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
         learning_rate=args.learning_rate,
         attacked_round=args.attacked_round,
     )
+    if args.unseen:
+        base = replace(base, skip=args.samples, pool=args.test_samples)
     planned = {}
     for study in chosen:
         if study in delegated.DELEGATED:
@@ -187,7 +209,8 @@ def _here(
     f = args.federation
     settings = [
         f"Data {args.data}, model {args.model}, batch {args.batch_size}, {args.iterations} iterations of the attack.",
-        f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0.",
+        f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
+        + ("not among those of that training." if args.unseen else "of that training."),
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
         "Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta 1e-5, clip 1; the true epsilon is by "
@@ -201,7 +224,7 @@ def _here(
 
 def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tuple[list[dict[str, Any]], str]:
     if budget.left <= 0:
-        return [{"id": study, "not_run": "beyond the budget"}], f"## {study}\n\nNot run (beyond the budget).\n"
+        return [{"id": study, "not_run": BEYOND_BUDGET}], f"## {study}\n\nNot run ({BEYOND_BUDGET}).\n"
     before = sum(folder.seconds.values())
     with folder.phase(study):
         rows, figures = delegated.run(
@@ -227,4 +250,4 @@ def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, __doc__)
+    run_command(functools.partial(main, need_data=True), Args, __doc__)

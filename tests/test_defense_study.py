@@ -298,6 +298,22 @@ def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path)
     assert all(float(jnp.abs(a - b).max()) > 1e-3 for a, b in itertools.combinations(ends, 2))
 
 
+def test_unseen_samples_are_none_of_the_federations():
+    args = defenses.Args(unseen=True)
+    case = defenses._checked(args, ("demo",))["demo"][0].case
+    own, attacked = data.load("digits", args.samples, 0), victim(case, 0).private
+    assert len(attacked.x) == args.test_samples
+    assert not {x.tobytes() for x in np.asarray(attacked.x)} & {x.tobytes() for x in own.x}
+
+
+def test_without_data_the_command_fails_after_listing_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    args = defenses.Args(**TINY | {"data": "cifar10", "strengths": ("quantization=1",)}, out=tmp_path)
+    with pytest.raises(FileNotFoundError, match="no cell could run: no data"):
+        defenses.main(args, need_data=True)
+    assert all("no data" in row["not_run"] for row in json.loads((tmp_path / "results.json").read_text())["cells"])
+
+
 def test_what_does_not_fit_is_listed(tmp_path):
     metrics = defenses.main(defenses.Args(study=("fedleak-fig7", "fedleak-fig5"), budget=1e-6, out=tmp_path))
     assert metrics["cells_run"] == 0
