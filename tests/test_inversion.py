@@ -315,6 +315,18 @@ class TestBadInput:
         with pytest.raises(ValueError, match="the threat must grant labels"):
             attack.step(jax.random.key(0), state, observed[1])
 
+    def test_a_payload_that_only_broadcasts_against_the_model(self, attack, observed):
+        state = jax.eval_shape(attack.init, jax.random.key(0), audit.template_of(observed[2]))
+        seen = observed[1]
+        for change, message in (
+            (lambda leaf: leaf[:1], r"payload leaf \['head'\]\['bias'\] must have shape \(3,\), got \(1,\)"),
+            (lambda leaf: leaf.astype(jnp.int32), "must hold floats, got int32"),
+        ):
+            head = {**seen.payload["head"], "bias": change(seen.payload["head"]["bias"])}
+            other = seen._replace(payload={**seen.payload, "head": head})
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(attack.step, jax.random.key(0), state, other)
+
     def test_running_statistics_that_are_not_granted(self):
         problem = reference.client_problem(2, batch_norm="eval")
         transcript = reference.first_transcript(problem)

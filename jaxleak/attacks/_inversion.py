@@ -16,7 +16,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
-from jaxleak.attacks._payload import named_leaves
+from jaxleak.attacks._payload import check_shapes, named_leaves
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
@@ -379,5 +379,7 @@ def _require(model: Classifier, observation: Observation, s: Settings) -> None:
     missing = [name for name, _ in named_leaves(observation.params["params"]) if name not in known]
     if missing:
         raise ValueError(f"gradient inversion matches the whole payload, but the threat withholds {', '.join(missing)}")
+    # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
+    check_shapes(observation.payload, observation.params)
     if s.batch_norm and observation.statistics is None:
         raise ValueError("batch_norm > 0 matches the batch's statistics; the threat must grant statistics")
