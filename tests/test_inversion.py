@@ -269,23 +269,31 @@ class TestGradientRegularization:
             objectives.gradient_regularization(probe="step", exact=True)
 
 
-def sharpnesses(plan, iterations, distance=0.0):
+def sharpnesses(plan, distances):
     beta, out = jnp.float32(plan.start), []
-    for t in range(iterations):
+    for t, distance in enumerate(distances):
         out.append(float(beta))
-        beta = next_sharpness(plan, beta, jnp.asarray(t), iterations, jnp.float32(distance))
+        beta = next_sharpness(plan, beta, jnp.asarray(t), len(distances), jnp.float32(distance))
     return out
 
 
 def test_sharpness_rises_geometrically_then_holds_then_is_exact():
-    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), 10)
+    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), [0.0] * 10)
     np.testing.assert_allclose(betas[:5], [1, 2, 4, 8, 16], rtol=1e-5)
     np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
     assert min(betas[8:]) >= 1e6
-    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), 5), [1, 2, 4, 8, 16], rtol=1e-5)
+    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
     last = next_sharpness(attacks.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
     assert last == 16  # and so it stays, beyond what was planned
-    assert set(sharpnesses(attacks.smoothing(2.0, 16.0, progress_below=0.5), 5, distance=0.9)) == {2.0}
+
+
+def test_sharpness_waits_for_progress():
+    """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
+    waiting = attacks.smoothing(1.0, 16.0, progress_below=0.5)
+    assert set(sharpnesses(waiting, [0.9] * 5)) == {1.0}
+    betas = sharpnesses(waiting, [0.9, 0.4, 0.3, 0.5, 0.1])
+    np.testing.assert_allclose(betas, [1, 1, 2, 4, 4], rtol=1e-5)
+    np.testing.assert_allclose(sharpnesses(waiting, [0.1] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
 
 
 class TestBadInput:
