@@ -60,7 +60,9 @@ class Case:
     exact_kinks: bool = False
     """Attack without smoothing."""
     tv: float | None = None
+    """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
     activation_penalty: float | None = None
+    """Weight of the mean absolute activation; of the sum in fedleak_paper."""
     matched_percent: float | None = None
     """FedLeak's R; 100 matches every gradient entry."""
     blend: float | None = None

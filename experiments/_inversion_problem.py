@@ -104,7 +104,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
 
     Without a generator, settings of attacks that need one are only good for being read.
     """
-    options: dict[str, Any] = {"batch_size": case.images} if case.attack in ("fedleak", "fedleak_paper") else {}
+    options: dict[str, Any] = {"batch_size": case.images} if case.attack == "fedleak" else {}
     if case.attack in presets.GENERATIVE:
         _validate.positive(
             public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs

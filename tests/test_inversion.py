@@ -10,6 +10,7 @@ import reference
 from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
+from jaxleak.attacks._inversion import _variation
 from jaxleak.attacks._smoothing import next_sharpness
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
@@ -305,6 +306,9 @@ class TestBadInput:
             ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
             ({"smoothing": "Auto"}, "smoothing must be None, 'auto' or from attacks.smoothing, got 'Auto'"),
+            ({"tv_kind": "huber"}, "tv_kind must be one of anisotropic, isotropic, sum, truncated, got 'huber'"),
+            ({"tv_threshold": 1.0}, 'tv_threshold is read by tv_kind="truncated" only'),
+            ({"activation_reduction": "max"}, "activation_reduction must be one of mean, sum"),
             ({"consistency": 1.0}, "group must be > 1"),
             ({"batch_norm": 1.0}, "no batch normalisation"),
         ],
@@ -389,6 +393,26 @@ class TestBadInput:
         template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 1, 5, 5, 1), (2,), (2,))))
         with pytest.raises(ValueError, match="must have shape"):
             attack.init(jax.random.key(0), template)
+
+
+def test_the_paper_s_priors_are_the_printed_sums(model, observed):
+    """At any image size: alpha times all differences, beta times all outputs of non-linearities."""
+    attack = engine(model, observed[0], presets.fedleak_paper(3)._replace(labels="calibrated"))
+    state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
+    x = np.asarray(state.variables["x"])
+    _, info = jax.jit(attack.step)(jax.random.key(0), state, observed[1])
+    weights = observed[1].params["params"]
+    (dense,) = (layer for name, layer in weights.items() if name != model.head)
+    hidden = 1 / (1 + np.exp(-(x.reshape(B, -1) @ dense["kernel"] + dense["bias"])))
+    variation = np.abs(np.diff(x, axis=1)).sum() + np.abs(np.diff(x, axis=2)).sum()
+    np.testing.assert_allclose(info["loss"] - info["distance"], 1e-5 * variation + 1e-4 * hidden.sum(), rtol=1e-2)
+
+
+def test_total_variation_may_be_truncated_as_cafe_does():
+    x = jax.random.uniform(jax.random.key(0), (B, *SHAPE))
+    s = settings(tv_kind="truncated", tv_threshold=2.0)
+    np.testing.assert_allclose(_variation(s, x), objectives.total_variation(x).mean(), rtol=1e-6)
+    assert _variation(s._replace(tv_threshold=50.0), x) == 0
 
 
 def test_inferred_labels_are_dealt_out_over_local_steps():

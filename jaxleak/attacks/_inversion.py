@@ -34,6 +34,8 @@ from jaxleak.objectives import (
     mean_total_variation,
     regularized_gradient,
     soft_labels,
+    summed_total_variation,
+    truncated_tv,
 )
 
 #: `share(variables, batch, sharpness=...) -> payload`, differentiable in the batch: what the client ran.
@@ -43,6 +45,10 @@ SmoothableShare: TypeAlias = Callable[..., PyTree]
 #: A convention: in our runs attacks that scored as a grey image ended at 0.017 and more. Among a generator's images one
 #: that resembles the truth may already be below: digits of 13 dB reached 0.004.
 MATCHED_BELOW = 0.01
+
+
+TVKind = Literal["anisotropic", "isotropic", "sum", "truncated"]
+TV_KINDS: tuple[TVKind, ...] = ("anisotropic", "isotropic", "sum", "truncated")
 
 
 class Settings(NamedTuple):
@@ -58,9 +64,12 @@ class Settings(NamedTuple):
     iterations: int  # > 0, the length that schedules are made for
     labels: str = "calibrated"  # "given", "joint", or the name of a rule of `LABEL_RULES`
     selection: Selection | None = None  # which gradient entries are compared; None compares all
-    tv: float = 0.0  # weight of the total variation, mean per difference
-    tv_kind: Literal["anisotropic", "isotropic"] = "anisotropic"
-    activation: float = 0.0  # weight of the mean absolute activation
+    tv: float = 0.0  # weight of the total variation
+    # Means over differences; the sum of all of them; or CAFE's `truncated_tv`, a sum per image.
+    tv_kind: TVKind = "anisotropic"
+    tv_threshold: float = 0.0  # xi of the kind "truncated"
+    activation: float = 0.0  # weight of the absolute activations
+    activation_reduction: Literal["mean", "sum"] = "mean"  # over their entries
     l2: float = 0.0  # weight of the mean squared pixel
     latent: float = 0.0  # weight of the candidate's own prior
     batch_norm: float = 0.0  # weight of the distance between normalisation statistics
@@ -335,17 +344,23 @@ def _priors(
 ) -> jax.Array:
     total = jnp.zeros(())
     if s.tv:
-        total += s.tv * mean_total_variation(x, s.tv_kind)
+        total += s.tv * _variation(s, x)
     if s.l2:
         total += s.l2 * l2_prior(x)
     if s.activation or s.batch_norm:
         mode: BatchNormMode = getattr(share, "batch_norm", "train")
         out = model.apply(observation.params, x, mode=mode, sharpness=sharpness)
         if s.activation:
-            total += s.activation * activation_penalty(out.activations)
+            total += s.activation * activation_penalty(out.activations, s.activation_reduction)
         if s.batch_norm:
             total += s.batch_norm * batch_norm_distance(observation.statistics, out.statistics)
     return total
+
+
+def _variation(s: Settings, x: jax.Array) -> jax.Array:
+    if s.tv_kind == "sum":
+        return summed_total_variation(x)
+    return truncated_tv(x, s.tv_threshold) if s.tv_kind == "truncated" else mean_total_variation(x, s.tv_kind)
 
 
 def _check(model: Classifier, s: Settings, batch_size: int) -> None:
@@ -353,6 +368,11 @@ def _check(model: Classifier, s: Settings, batch_size: int) -> None:
     _validate.non_negative(
         tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
     )
+    _validate.one_of(TV_KINDS, tv_kind=s.tv_kind)
+    _validate.one_of(("mean", "sum"), activation_reduction=s.activation_reduction)
+    _validate.non_negative(tv_threshold=s.tv_threshold)
+    if s.tv_threshold and s.tv_kind != "truncated":
+        raise ValueError(f'tv_threshold is read by tv_kind="truncated" only, got {s.tv_kind!r}')
     _validate.in_range(0, 1, white_point=s.white_point)
     _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
     if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
