@@ -27,7 +27,7 @@ class Case:
     init: str | None = None
     """Initialisation of the weights, for example wide_uniform."""
     weights: Path | None = None
-    """A safetensors file; otherwise the weights are drawn."""
+    """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
     data: str = "natural_patches"
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
