@@ -288,6 +288,15 @@ def test_sharpness_rises_geometrically_then_holds_then_is_exact():
     assert last == 16  # and so it stays, beyond what was planned
 
 
+def test_smoothing_is_left_out_where_there_is_nothing_to_smooth(model, observed):
+    """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
+    relu = models.mlp(SHAPE, CLASSES, widths=(3,))
+    start = attacks.recommended_smoothing(batch_norm=False, batch_size=B).start
+    for network, sharpness in ((model, np.inf), (relu, start)):
+        attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=B)
+        assert attack.init(jax.random.key(0), audit.template_of(observed[2])).sharpness == sharpness
+
+
 def test_sharpness_waits_for_progress():
     """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
     waiting = attacks.smoothing(1.0, 16.0, progress_below=0.5)
