@@ -179,8 +179,27 @@ class TestClient:
             total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, variables["params"], weights)
         payload = jax.jit(share)(variables, Batch(x, y, jnp.arange(8)))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
-        estimate = jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, jnp.arange(8)))
-        assert objectives.cosine(payload, estimate) > 1e-6
+        assert objectives.cosine(payload, jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, None))) > 1e-6
+
+    def test_the_averaged_estimate_is_one_gradient_of_all_samples(self, model):
+        """Written out in NumPy: one sigmoid layer of 24, one dense layer, the mean cross-entropy's backward pass."""
+        variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
+        x, y = rng.random((8, 1, *SHAPE)).astype(np.float32), np.arange(8) % CLASSES
+        share = protocols.averaged_share(protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5))
+        payload = jax.jit(share)(variables, Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32), None))
+        weights = jax.tree.map(np.asarray, variables["params"])
+        (first,) = weights.keys() - {model.head}
+        flat = x.reshape(8, -1)
+        hidden = 1 / (1 + np.exp(-(flat @ weights[first]["kernel"] + weights[first]["bias"])))
+        logits = hidden @ weights[model.head]["kernel"] + weights[model.head]["bias"]
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        outer = (p - np.eye(CLASSES)[y]) / 8
+        inner = outer @ weights[model.head]["kernel"].T * hidden * (1 - hidden)
+        expected = {
+            model.head: {"kernel": hidden.T @ outer, "bias": outer.sum(axis=0)},
+            first: {"kernel": flat.T @ inner, "bias": inner.sum(axis=0)},
+        }
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
 
     @pytest.mark.parametrize(
         "defense",
@@ -260,6 +279,33 @@ class TestGradientRegularization:
         hessian = 12 * self.a * self.x**2
         p = self.gradient(self.x)
         np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
+
+    def test_exact_product_of_a_matching_objective(self):
+        """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
+        with jax.enable_x64(True):
+            model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
+            variables = jax.tree.map(jnp.float64, model.init(jax.random.key(0)))
+            share, y = protocols.ClientShare(model), jnp.array([0, 1])
+            truth, x = jax.random.uniform(jax.random.key(1), (2, 2, 1, 3, 3, 1), jnp.float64)
+            observed = share(variables, Batch(truth, y, None))
+            assert {leaf.dtype for leaf in jax.tree.leaves(observed)} == {jnp.dtype("float64")}
+
+            def distance(x, _):
+                return objectives.squared_l2(observed, share(variables, Batch(x, y, None))), None
+
+            @jax.jit
+            def directions(x):
+                finite = objectives.gradient_regularization(1.0, length=1e-5)
+                return [
+                    objectives.regularized_gradient(distance, x, r, selected=lambda aux: aux, step=lambda g: g)[2]
+                    for r in (finite._replace(blend=0.0), finite, finite._replace(exact=True))
+                ]
+
+            plain, *probed = (np.asarray(d).ravel() for d in directions(x))
+        # What regularization adds to the gradient, per unit of length.
+        finite, exact = ((d - plain) / 1e-5 for d in probed)
+        assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
+        np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())
 
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
