@@ -173,7 +173,7 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
     ]
     if cell["method"] in GENERATIVE:
         notes.append(f"generator trained on {case.public_data}")
-    if method in ("fedleak", "fedleak_paper") and case.tv is not None:
+    if method in ("fedleak", "fedleak_upstream") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
     return Job("invert", case, sizes.attack_round or training), _join(*notes)
 
@@ -189,9 +189,11 @@ def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
     if "lambda_prime" in cell:
         return replace(case, blend=float(cell["lambda_prime"]))
     if "alpha" in cell:
-        # The printed TV is a sum over the batch; ours is a mean, so the weight carries the number of differences. The
-        # printed activation penalty below is a sum too, but over how many layers is not printed: it stays a mean.
-        return replace(case, tv=float(cell["alpha"]) * _TV_DIFFERENCES * case.batch_size)
+        # The printed TV is a sum over the batch, as in fedleak_paper; elsewhere ours is a mean, and its weight carries
+        # the number of differences. The printed activation penalty is a sum too, but over how many layers is not
+        # printed: elsewhere than in fedleak_paper it stays a mean.
+        summed = case.attack == "fedleak_paper"
+        return replace(case, tv=float(cell["alpha"]) * (1 if summed else _TV_DIFFERENCES * case.batch_size))
     if "beta" in cell:
         return replace(case, activation_penalty=float(cell["beta"]))
     if cell["id"].startswith("table19"):

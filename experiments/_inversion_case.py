@@ -1,7 +1,9 @@
 """The options of one gradient inversion."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+from jaxleak.attacks import presets
 
 #: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
 HELD_OUT = "held_out"
@@ -25,7 +27,7 @@ class Case:
     init: str | None = None
     """Initialisation of the weights, for example wide_uniform."""
     weights: Path | None = None
-    """A safetensors file; otherwise the weights are drawn."""
+    """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
     data: str = "natural_patches"
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
@@ -53,10 +55,14 @@ class Case:
     """Smoothing from this sharpness to that; None keeps the preset's."""
     finish: float = 0.0
     """Share of the iterations, at the end of such a homotopy, with exact kinks."""
+    progress_below: float | None = None
+    """The sharpness of such a homotopy rises only while the gradient distance is below this."""
     exact_kinks: bool = False
     """Attack without smoothing."""
     tv: float | None = None
+    """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
     activation_penalty: float | None = None
+    """Weight of the mean absolute activation; of the sum in fedleak_paper."""
     matched_percent: float | None = None
     """FedLeak's R; 100 matches every gradient entry."""
     blend: float | None = None
@@ -64,6 +70,7 @@ class Case:
     white_point: float | None = None
     """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
     probe: str = "ascent"
+    """Where the second gradient of such a blend is taken: ascent, descent, or step."""
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
@@ -71,6 +78,12 @@ class Case:
     iterations (Table 11)."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    granted_statistics: bool = False
+    """Grant gradinversion the batch-normalisation statistics of the client's batch, and match them."""
+    noise: str | None = None
+    """Noise that the attack bayes reckons with: gaussian or laplace; None keeps the preset's."""
+    noise_scale: float | None = None
+    """Its scale; None keeps the preset's."""
     public_data: str = HELD_OUT
     """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
     holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
@@ -98,3 +111,39 @@ class Case:
     def images(self) -> int:
         """How many images one payload is made of."""
         return self.batch_size * self.local_steps * self.clients
+
+
+#: Options that change another one.
+_PART_OF = {"probe": "blend", "finish": "homotopy", "progress_below": "homotopy"}
+
+#: Options that only some attacks read.
+_READ_BY = {
+    "granted_statistics": ("gradinversion",),
+    "noise": ("bayes",),
+    "noise_scale": ("bayes",),
+    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), presets.GENERATIVE),
+}
+
+#: Options of the iterative engine, which attacks of a closed form do without.
+_ITERATIVE = (
+    "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "activation_penalty",
+    "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
+)  # fmt: skip
+
+
+def check_combinations(case: Case, closed_form: bool) -> None:
+    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back."""
+    given = {field.name for field in fields(case) if getattr(case, field.name) != field.default}
+    for option, other in _PART_OF.items():
+        if option in given and other not in given:
+            raise ValueError(f"{option} changes {other}, so {other} must be given too")
+    if case.exact_kinks and case.homotopy is not None:
+        raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
+    for option, readers in _READ_BY.items():
+        if option in given and case.attack not in readers:
+            raise ValueError(f"{option} is read by {' and '.join(readers)} only, got attack {case.attack}")
+    if case.generator and case.attack in presets.GENERATIVE:
+        raise ValueError(f"generator puts untrained weights in place of the trained generator of {case.attack}")
+    unread = [option for option in _ITERATIVE if option in given]
+    if closed_form and unread:
+        raise ValueError(f"{case.attack} has a closed form and does not read {', '.join(unread)}")

@@ -13,7 +13,7 @@ import optax
 
 from experiments import _defense_adaptive, _defense_registry
 from experiments._fedleak_partitions import client_samples
-from experiments._inversion_case import HELD_OUT, Case
+from experiments._inversion_case import HELD_OUT, Case, check_combinations
 from experiments._public_data import generator_for
 from jaxleak import _validate, attacks, audit, data, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, PyTree
@@ -51,6 +51,7 @@ def check(case: Case) -> None:
     _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps)
     _validate.one_of(ATTACKS, attack=case.attack)
     _validate.one_of(models.CLASSIFIERS, model=case.model)
+    check_combinations(case, case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
         _validate.non_negative(activation_penalty=case.activation_penalty)
     if case.matched_percent is not None:
@@ -103,12 +104,20 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
 
     Without a generator, settings of attacks that need one are only good for being read.
     """
-    options: dict[str, Any] = {"batch_size": case.images} if case.attack in ("fedleak", "fedleak_paper") else {}
+    options: dict[str, Any] = {"batch_size": case.images} if case.attack == "fedleak" else {}
     if case.attack in presets.GENERATIVE:
         _validate.positive(
             public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
         )
         options = {"generator": generator or _untrained(case.latent_size)}
+    if case.attack == "gradinversion":
+        options = {"granted_statistics": case.granted_statistics}
+    if case.attack == "bayes":
+        if case.noise is not None:
+            options["noise"] = case.noise
+        if case.noise_scale is not None:
+            _validate.positive(noise_scale=case.noise_scale)
+            options["scale"] = case.noise_scale
     s = presets.preset(case.attack, case.iterations, **options)
     changes: dict[str, Any] = {}
     if case.labels is not None:
@@ -116,7 +125,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.exact_kinks:
         changes["smoothing"] = None
     elif case.homotopy is not None:
-        changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish)
+        changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish, progress_below=case.progress_below)
     if case.tv is not None:
         changes["tv"] = case.tv
     if case.activation_penalty is not None:

@@ -204,9 +204,11 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     )  # fmt: skip
     generator = generator_for(case, seed, args.image_shape, captured=True)
     engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
-    files = [Path(file).read_bytes() for file in (args.payload, case.weights) if file is not None]
-    contents = hashlib.sha256(b"".join(files)).hexdigest()
-    identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents}
+    contents = hashlib.sha256()
+    for path in filter(None, (args.payload, case.weights)):
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):  # weights may be a folder
+            contents.update(file.read_bytes() if file.is_file() else b"")
+    identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents.hexdigest()}
     saved = Checkpoints(folder.checkpoints / "payload", identity, fresh=args.fresh)
     print(f"the attacker is granted: {granted(case)}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))

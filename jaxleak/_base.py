@@ -66,7 +66,8 @@ class Reconstruction(NamedTuple):
     x: jax.Array  # (N, P, *slice)
     y: jax.Array  # (N,) int32
     score: jax.Array  # (N,) the attacker's own misfit, lower is better; computed without the truth
-    recovered: jax.Array  # (N,) bool, False where the attack knows that it has no answer
+    # (N,) bool, False where the attack knows that it has no answer; True is its own opinion, not a check on the truth.
+    recovered: jax.Array
 
 
 class Attack(NamedTuple):

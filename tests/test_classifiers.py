@@ -61,6 +61,7 @@ MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1
     [
         ("resnet10", MNIST, 4_902_090),  # the number of FedLeak's victim
         ("resnet10_x3", MNIST, 44_049_994),
+        ("resnet10_x5", MNIST, 122_322_890),
         ("resnet18", CIFAR, 11_173_962),
         ("resnet18", IMAGENET, 11_689_512),
         ("resnet34", IMAGENET, 21_797_672),
@@ -105,6 +106,21 @@ def test_shapes(name, size, features, last_map):
     assert model.has_batch_norm == bool(out.statistics)
     if last_map is not None:
         assert out.activations[-1].shape[1:3] == last_map
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinks"),
+    [
+        ("mlp", {}, True),
+        ("mlp", {"activation": "gelu"}, False),
+        ("convnet", {"channels": (2,), "strides": (1,), "activation": "tanh"}, False),
+        ("convnet", {"channels": (2,), "strides": (1,), "activation": "tanh", "pool_after": (0,)}, True),
+        ("convnet", {"channels": (2,), "strides": (1,), "activation": "relu6", "batch_norm": True}, True),
+        ("resnet10", {"width": 2, "activation": "sigmoid"}, False),
+    ],
+)
+def test_kinks_are_those_that_sharpness_rounds(name, options, kinks):
+    assert models.build(name, (8, 8, 1), 3, **options).has_kinks == kinks
 
 
 def test_the_registry_knows_its_networks():

@@ -189,6 +189,8 @@ def test_mean_total_variation_equals_loops(images):
     vertical = [abs(images[b, i + 1, j, c] - images[b, i, j, c]) for b, i, j, c in np.ndindex(2, 3, 5, 3)]
     horizontal = [abs(images[b, i, j + 1, c] - images[b, i, j, c]) for b, i, j, c in np.ndindex(2, 4, 4, 3)]
     np.testing.assert_allclose(o.mean_total_variation(images), np.mean(vertical) + np.mean(horizontal), rtol=1e-5)
+    np.testing.assert_allclose(o.summed_total_variation(images), np.sum(vertical) + np.sum(horizontal), rtol=1e-5)
+    np.testing.assert_array_equal(jax.grad(o.summed_total_variation)(jnp.ones((1, 3, 3, 1))), 0.0)
     lengths = [
         np.hypot(
             images[b, i + 1, j, c] - images[b, i, j, c],
@@ -228,6 +230,8 @@ def test_bad_regularizer_arguments(images):
         o.mean_total_variation(images[:, :1])
     with pytest.raises(ValueError, match="2x2 pixels"):
         o.mean_total_variation(images[0])
+    with pytest.raises(ValueError, match=r"needs images .*got shape \(4, 5, 3\)"):
+        o.summed_total_variation(images[0])
     with pytest.raises(ValueError, match="reduction must be one of"):
         o.activation_penalty((images,), "max")
     with pytest.raises(ValueError, match="at least one layer"):

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,9 @@ def test_cells_ask_for_what_is_printed():
     assert case("table16/lambda0.9").blend == 0.9
     assert case("table17/alpha0").tv == 0
     assert case("table17/alpha1e-4").tv == pytest.approx(10 * case("table17/alpha1e-5").tv)
+    (printed,) = (p for p in _all(replace(EVERYTHING, fedleak="fedleak_paper")) if p.id == "table17/alpha1e-4")
+    assert printed.jobs[0].case.tv == 1e-4  # a sum, as in the paper
+    assert "mean TV" not in printed.note
     assert case("table18/beta0.01").activation_penalty == 0.01
     assert case("table19/without-cos").terms == ("relative_l1",)
     assert by_id["text-overdetermination/b1"].read([{"parameters": 4902090.0}]) == pytest.approx(6252, abs=1)

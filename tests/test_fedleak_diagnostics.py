@@ -1,14 +1,20 @@
 """The measurements behind FedLeak's theory, against slower ways to get the same numbers."""
 
+import functools
+import types
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from experiments import _fedleak_diagnostics as diagnostics
 from experiments._inversion_case import Case
-from experiments._inversion_problem import build_model
+from experiments._inversion_problem import build_model, observe, victim
 from jaxleak import data, objectives
+from jaxleak._base import Batch
 from jaxleak.attacks import LABEL_RULES
 
 MLP = Case(model="mlp", data="digits", pool=1)
@@ -43,6 +49,77 @@ def test_label_rules_are_scored_where_they_apply():
     assert 0 < scores["distinct"] <= 10 / 16
     with pytest.raises(ValueError, match="1797 samples, fewer than a batch of 1800"):
         diagnostics.label_rules(Case(model="mlp", data="digits", batch_size=1800), 1, 0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gradient(model, variables, x, y):
+    def loss(params):
+        return objectives.cross_entropy(model.apply({**variables, "params": params}, x[None]).logits, y[None])
+
+    return ravel_pytree(jax.grad(loss)(variables["params"]))[0]
+
+
+def test_sign_noise_is_the_distance_of_gradients_at_noisy_truths(monkeypatch):
+    monkeypatch.setattr(diagnostics, "STRENGTHS", (0, 16))
+    monkeypatch.setattr(diagnostics, "NOISE_DRAWS", 1)
+    scores = {"l2_distance": 3.0, "psnr": 7.0}
+    monkeypatch.setattr(diagnostics, "attack", lambda case, seed: types.SimpleNamespace(scores=scores))
+    case = replace(MLP, pool=2)
+    found = diagnostics.sign_noise(case, 4)
+    dataset = data.load("digits", 2, 4)
+    model = build_model(case, dataset.x.shape[1:], 10)
+    variables = model.init(jax.random.key(4))
+    distances = []
+    for key, x, y in zip(
+        jax.random.split(jax.random.fold_in(jax.random.key(4), 16), 2), dataset.x, dataset.y, strict=True
+    ):
+        signs = np.asarray(jax.random.rademacher(key, x.shape, jnp.float32))
+        assert set(np.unique(signs)) == {-1, 1}
+        noisy = np.clip(x + 16 / 255 * signs, 0, 1)
+        distances.append(np.linalg.norm(_gradient(model, variables, x, y) - _gradient(model, variables, noisy, y)))
+    assert found["noise0"] == 0
+    assert found["noise16"] == pytest.approx(np.mean(distances), rel=1e-3)
+    assert (found["distance"], found["psnr"]) == (3.0, 7.0)
+    entries = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    assert found["element"] == pytest.approx(3.0 / entries**0.5)
+
+
+def test_steepness_is_the_step_that_would_lead_no_further_from_the_truth(monkeypatch):
+    """||x' - eta d - x|| equals ||x' - x|| at eta = 2 <x' - x, d> / ||d||^2; d by finite differences' own gradient."""
+    monkeypatch.setattr(diagnostics.audit, "invert", _first_iterates)
+    case = replace(MLP, attack="idlg", activation="sigmoid", optimizer="adam", iterations=2)
+    path = diagnostics.path_steepness(case, 0, every=1)
+    side = victim(case, 0)
+    observation, truth = observe(case, 0, side)
+    assert list(path["iteration"]) == [1, 2]
+
+    @jax.jit
+    def slope(x):
+        def distance(x):
+            simulated = side.share(observation.params, Batch(x[:, None], truth.y, truth.index))
+            return objectives.squared_l2(observation.payload, simulated)
+
+        return jax.grad(distance)(x)
+
+    exact = np.asarray(truth.x[:, 0])
+    for x, ratio, psnr in zip(_starts(exact), path["ratio"], path["psnr"], strict=True):
+        d = np.asarray(slope(jnp.asarray(x)))
+        assert ratio == pytest.approx(2 * ((x - exact) * d).sum() / (d**2).sum(), rel=1e-3)
+        assert np.linalg.norm(x - ratio * d - exact) == pytest.approx(np.linalg.norm(x - exact), rel=1e-3)
+        assert psnr == pytest.approx(-10 * np.log10(((np.clip(x, 0, 1) - exact) ** 2).mean()), abs=1e-3)
+
+
+def _starts(exact):
+    rng = np.random.default_rng(0)
+    return [rng.random(exact.shape).astype(np.float32), (exact + rng.normal(0, 0.3, exact.shape)).astype(np.float32)]
+
+
+def _first_iterates(engine, observation, template, *, callbacks, **options):
+    """In place of an attack: shows two iterates, of which the second leaves the box."""
+    exact = np.asarray(data.load("digits", 1, 0).x)
+    for done, x in enumerate(_starts(exact), start=1):
+        attack = types.SimpleNamespace(variables={"x": jnp.asarray(x)})
+        callbacks[0](done, types.SimpleNamespace(attack=attack), {})
 
 
 def test_ratios_are_summarised_by_rank():

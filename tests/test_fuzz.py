@@ -155,7 +155,8 @@ def test_settings_and_payloads(changes, payload, batch_size):
 @given(
     case=st.builds(
         Case,
-        attack=NAMES | st.sampled_from(["fedleak", "dlg", "idlg", "inverting_gradients", "sapag", "gradinversion"]),
+        attack=NAMES
+        | st.sampled_from(["fedleak", "dlg", "idlg", "inverting_gradients", "sapag", "gradinversion", "bayes"]),
         iterations=INTEGERS,
         labels=st.none() | NAMES,
         tv=st.none() | FLOATS,
@@ -167,6 +168,10 @@ def test_settings_and_payloads(changes, payload, batch_size):
         terms=st.none() | st.lists(NAMES | st.just("cosine"), max_size=3).map(tuple),
         homotopy=st.none() | st.tuples(FLOATS, FLOATS),
         finish=FLOATS,
+        progress_below=st.none() | FLOATS,
+        granted_statistics=st.booleans(),
+        noise=st.none() | NAMES | st.just("laplace"),
+        noise_scale=st.none() | FLOATS,
         batch_size=INTEGERS,
     )
 )

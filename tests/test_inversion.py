@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, audit, defenses, models, objectives, protocols
+from jaxleak import attacks, audit, data, defenses, metrics, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
+from jaxleak.attacks._inversion import _variation
 from jaxleak.attacks._smoothing import next_sharpness
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
@@ -178,8 +179,27 @@ class TestClient:
             total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, variables["params"], weights)
         payload = jax.jit(share)(variables, Batch(x, y, jnp.arange(8)))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
-        estimate = jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, jnp.arange(8)))
-        assert objectives.cosine(payload, estimate) > 1e-6
+        assert objectives.cosine(payload, jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, None))) > 1e-6
+
+    def test_the_averaged_estimate_is_one_gradient_of_all_samples(self, model):
+        """Written out in NumPy: one sigmoid layer of 24, one dense layer, the mean cross-entropy's backward pass."""
+        variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
+        x, y = rng.random((8, 1, *SHAPE)).astype(np.float32), np.arange(8) % CLASSES
+        share = protocols.averaged_share(protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5))
+        payload = jax.jit(share)(variables, Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32), None))
+        weights = jax.tree.map(np.asarray, variables["params"])
+        (first,) = weights.keys() - {model.head}
+        flat = x.reshape(8, -1)
+        hidden = 1 / (1 + np.exp(-(flat @ weights[first]["kernel"] + weights[first]["bias"])))
+        logits = hidden @ weights[model.head]["kernel"] + weights[model.head]["bias"]
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        outer = (p - np.eye(CLASSES)[y]) / 8
+        inner = outer @ weights[model.head]["kernel"].T * hidden * (1 - hidden)
+        expected = {
+            model.head: {"kernel": hidden.T @ outer, "bias": outer.sum(axis=0)},
+            first: {"kernel": flat.T @ inner, "bias": inner.sum(axis=0)},
+        }
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
 
     @pytest.mark.parametrize(
         "defense",
@@ -260,6 +280,33 @@ class TestGradientRegularization:
         p = self.gradient(self.x)
         np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
 
+    def test_exact_product_of_a_matching_objective(self):
+        """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
+        with jax.enable_x64(True):
+            model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
+            variables = jax.tree.map(jnp.float64, model.init(jax.random.key(0)))
+            share, y = protocols.ClientShare(model), jnp.array([0, 1])
+            truth, x = jax.random.uniform(jax.random.key(1), (2, 2, 1, 3, 3, 1), jnp.float64)
+            observed = share(variables, Batch(truth, y, None))
+            assert {leaf.dtype for leaf in jax.tree.leaves(observed)} == {jnp.dtype("float64")}
+
+            def distance(x, _):
+                return objectives.squared_l2(observed, share(variables, Batch(x, y, None))), None
+
+            @jax.jit
+            def directions(x):
+                finite = objectives.gradient_regularization(1.0, length=1e-5)
+                return [
+                    objectives.regularized_gradient(distance, x, r, selected=lambda aux: aux, step=lambda g: g)[2]
+                    for r in (finite._replace(blend=0.0), finite, finite._replace(exact=True))
+                ]
+
+            plain, *probed = (np.asarray(d).ravel() for d in directions(x))
+        # What regularization adds to the gradient, per unit of length.
+        finite, exact = ((d - plain) / 1e-5 for d in probed)
+        assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
+        np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())
+
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
             objectives.gradient_regularization(1.5)
@@ -269,23 +316,40 @@ class TestGradientRegularization:
             objectives.gradient_regularization(probe="step", exact=True)
 
 
-def sharpnesses(plan, iterations, distance=0.0):
+def sharpnesses(plan, distances):
     beta, out = jnp.float32(plan.start), []
-    for t in range(iterations):
+    for t, distance in enumerate(distances):
         out.append(float(beta))
-        beta = next_sharpness(plan, beta, jnp.asarray(t), iterations, jnp.float32(distance))
+        beta = next_sharpness(plan, beta, jnp.asarray(t), len(distances), jnp.float32(distance))
     return out
 
 
 def test_sharpness_rises_geometrically_then_holds_then_is_exact():
-    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), 10)
+    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), [0.0] * 10)
     np.testing.assert_allclose(betas[:5], [1, 2, 4, 8, 16], rtol=1e-5)
     np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
     assert min(betas[8:]) >= 1e6
-    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), 5), [1, 2, 4, 8, 16], rtol=1e-5)
+    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
     last = next_sharpness(attacks.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
     assert last == 16  # and so it stays, beyond what was planned
-    assert set(sharpnesses(attacks.smoothing(2.0, 16.0, progress_below=0.5), 5, distance=0.9)) == {2.0}
+
+
+def test_smoothing_is_left_out_where_there_is_nothing_to_smooth(model, observed):
+    """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
+    relu = models.mlp(SHAPE, CLASSES, widths=(3,))
+    start = attacks.recommended_smoothing(batch_norm=False, batch_size=B).start
+    for network, sharpness in ((model, np.inf), (relu, start)):
+        attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=B)
+        assert attack.init(jax.random.key(0), audit.template_of(observed[2])).sharpness == sharpness
+
+
+def test_sharpness_waits_for_progress():
+    """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
+    waiting = attacks.smoothing(1.0, 16.0, progress_below=0.5)
+    assert set(sharpnesses(waiting, [0.9] * 5)) == {1.0}
+    betas = sharpnesses(waiting, [0.9, 0.4, 0.3, 0.5, 0.1])
+    np.testing.assert_allclose(betas, [1, 1, 2, 4, 4], rtol=1e-5)
+    np.testing.assert_allclose(sharpnesses(waiting, [0.1] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
 
 
 class TestBadInput:
@@ -297,6 +361,9 @@ class TestBadInput:
             ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
             ({"smoothing": "Auto"}, "smoothing must be None, 'auto' or from attacks.smoothing, got 'Auto'"),
+            ({"tv_kind": "huber"}, "tv_kind must be one of anisotropic, isotropic, sum, truncated, got 'huber'"),
+            ({"tv_threshold": 1.0}, 'tv_threshold is read by tv_kind="truncated" only'),
+            ({"activation_reduction": "max"}, "activation_reduction must be one of mean, sum"),
             ({"consistency": 1.0}, "group must be > 1"),
             ({"batch_norm": 1.0}, "no batch normalisation"),
         ],
@@ -314,6 +381,18 @@ class TestBadInput:
         state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
         with pytest.raises(ValueError, match="the threat must grant labels"):
             attack.step(jax.random.key(0), state, observed[1])
+
+    def test_a_payload_that_only_broadcasts_against_the_model(self, attack, observed):
+        state = jax.eval_shape(attack.init, jax.random.key(0), audit.template_of(observed[2]))
+        seen = observed[1]
+        for change, message in (
+            (lambda leaf: leaf[:1], r"payload leaf \['head'\]\['bias'\] must have shape \(3,\), got \(1,\)"),
+            (lambda leaf: leaf.astype(jnp.int32), "must hold floats, got int32"),
+        ):
+            head = {**seen.payload["head"], "bias": change(seen.payload["head"]["bias"])}
+            other = seen._replace(payload={**seen.payload, "head": head})
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(attack.step, jax.random.key(0), state, other)
 
     def test_running_statistics_that_are_not_granted(self):
         problem = reference.client_problem(2, batch_norm="eval")
@@ -371,6 +450,26 @@ class TestBadInput:
             attack.init(jax.random.key(0), template)
 
 
+def test_the_paper_s_priors_are_the_printed_sums(model, observed):
+    """At any image size: alpha times all differences, beta times all outputs of non-linearities."""
+    attack = engine(model, observed[0], presets.fedleak_paper(3)._replace(labels="calibrated"))
+    state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
+    x = np.asarray(state.variables["x"])
+    _, info = jax.jit(attack.step)(jax.random.key(0), state, observed[1])
+    weights = observed[1].params["params"]
+    (dense,) = (layer for name, layer in weights.items() if name != model.head)
+    hidden = 1 / (1 + np.exp(-(x.reshape(B, -1) @ dense["kernel"] + dense["bias"])))
+    variation = np.abs(np.diff(x, axis=1)).sum() + np.abs(np.diff(x, axis=2)).sum()
+    np.testing.assert_allclose(info["loss"] - info["distance"], 1e-5 * variation + 1e-4 * hidden.sum(), rtol=1e-2)
+
+
+def test_total_variation_may_be_truncated_as_cafe_does():
+    x = jax.random.uniform(jax.random.key(0), (B, *SHAPE))
+    s = settings(tv_kind="truncated", tv_threshold=2.0)
+    np.testing.assert_allclose(_variation(s, x), objectives.total_variation(x).mean(), rtol=1e-6)
+    assert _variation(s._replace(tv_threshold=50.0), x) == 0
+
+
 def test_inferred_labels_are_dealt_out_over_local_steps():
     """Sorted, they would make steps of one class each, which no client's batches are."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
@@ -423,3 +522,28 @@ def test_a_last_layer_without_bias_or_name_is_explained():
     attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
     with pytest.raises(ValueError, match="the model's head is 'last', which its parameters do not hold"):
         attacks.inversion(bare._replace(head="last"), share, settings(labels="bias_rule"), batch_size=2)
+
+
+@pytest.mark.slow
+def test_a_deep_network_of_relus_and_batch_norm_gives_in_to_the_homotopy_only():
+    """Exact kinks end little above a grey image (7.5 dB). Shallow ones of this kind are better off without homotopy."""
+    network = models.convnet((8, 8, 1), 10, channels=(6,) * 5, strides=(1, 2, 1, 1, 1), batch_norm=True)
+    share, variables, digits = protocols.ClientShare(network), network.init(jax.random.key(0)), data.load("digits", 4)
+    scores = {}
+    for homotopy in (True, False):
+        plan = presets.fedleak(1000, batch_size=2, homotopy=homotopy)
+        attack = attacks.inversion(network, share, plan, batch_size=2)
+        scores[homotopy] = []
+        for chosen in (slice(0, 2), slice(2, 4)):
+            batch = Batch(
+                jnp.asarray(digits.x[chosen])[:, None], jnp.asarray(digits.y[chosen], jnp.int32), jnp.arange(2)
+            )
+            seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch))
+            found, _, _ = audit.invert(
+                attack, seen, audit.template_of(batch), key=jax.random.key(1), iterations=plan.iterations
+            )
+            estimate = np.clip(found.x[:, 0], 0, 1)
+            estimate = estimate[metrics.match_one_to_one(digits.x[chosen], estimate)]
+            scores[homotopy].append(metrics.psnr(digits.x[chosen], estimate).mean())
+    assert np.mean(scores[True]) > 14
+    assert np.mean(scores[False]) < 12

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 
 from experiments import invert
 from experiments._defense_registry import REGISTRY
 from experiments._inversion_case import Case
-from jaxleak import models
+from experiments._inversion_problem import settings, threat_for
+from jaxleak import attacks, models
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
@@ -26,6 +28,19 @@ from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
         ({"homotopy": (5.0, 1.0)}, "homotopy must not fall, got 5.0 to 1.0"),
         ({"activation_penalty": -1.0}, "activation_penalty must be >= 0"),
         ({"tv": -1.0}, "tv must be >= 0"),
+        ({"probe": "descent"}, "probe changes blend, so blend must be given too"),
+        ({"finish": 0.2}, "finish changes homotopy, so homotopy must be given too"),
+        ({"progress_below": 0.2}, "progress_below changes homotopy, so homotopy must be given too"),
+        ({"homotopy": (1.0, 5.0), "progress_below": 0.0}, "progress_below must be > 0"),
+        ({"homotopy": (1.0, 5.0), "exact_kinks": True}, "exact_kinks attacks without smoothing"),
+        ({"granted_statistics": True}, "granted_statistics is read by gradinversion only, got attack fedleak"),
+        ({"attack": "gradinversion", "granted_statistics": True, "model": "mlp", "data": "digits"}, "no batch norm"),
+        ({"noise_scale": 0.1}, "noise_scale is read by bayes only, got attack fedleak"),
+        ({"attack": "bayes", "noise_scale": 0.0}, "noise_scale must be > 0"),
+        ({"attack": "bayes", "noise": "pink"}, "noise must be one of gaussian, laplace"),
+        ({"public_data": "synthetic"}, "public_data is read by ggl and rog only, got attack fedleak"),
+        ({"attack": "ggl", "generator": True}, "in place of the trained generator of ggl"),
+        ({"attack": "patch_embedding", "tv": 0.1}, "patch_embedding has a closed form and does not read tv"),
         ({"attack": "rog", "data": "digits", "pool": 1797}, "digits leaves 0 public images"),
     ],
 )
@@ -33,6 +48,19 @@ def test_refusals_name_the_option_and_come_before_the_grant(tmp_path, capsys, op
     with pytest.raises(ValueError, match=message):
         invert.main(invert.Args(Case(**options), out=tmp_path))
     assert "granted" not in capsys.readouterr().out
+
+
+def test_options_of_single_attacks_reach_their_settings():
+    granted = Case(attack="gradinversion", granted_statistics=True)
+    assert settings(granted).batch_norm == presets.gradinversion(granted_statistics=True).batch_norm > 0
+    assert threat_for(granted).statistics
+    assert not threat_for(replace(granted, granted_statistics=False)).statistics
+    a, b = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, 0.0])}
+    noisy = Case(attack="bayes", noise_scale=0.5)
+    assert settings(noisy).distance(a, b) == pytest.approx((0.5**2 + 2**2) / (2 * 0.5**2))
+    assert settings(replace(noisy, noise="laplace")).distance(a, b) == pytest.approx((0.5 + 2) / 0.5)
+    waiting = Case(homotopy=(1.0, 5.0), finish=0.1, progress_below=0.3)
+    assert settings(waiting).smoothing == attacks.smoothing(1.0, 5.0, finish=0.1, progress_below=0.3)
 
 
 def test_a_folder_of_another_configuration_is_refused_before_the_first_seed_runs(tmp_path, capsys):

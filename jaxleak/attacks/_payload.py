@@ -17,6 +17,18 @@ def check_payload(payload: PyTree, variables: PyTree) -> None:
     Raises:
         ValueError: naming the first leaf that is missing, unexpected, of another shape or dtype, or not finite.
     """
+    check_shapes(payload, variables)
+    for name, value in named_leaves(payload):
+        if not np.all(np.isfinite(np.asarray(value))):
+            raise ValueError(f"payload leaf {name} holds values that are not finite")
+
+
+def check_shapes(payload: PyTree, variables: PyTree) -> None:
+    """All that `check_payload` compares but the values, hence also for traced arrays and for shapes alone.
+
+    Raises:
+        ValueError: naming the first leaf that is missing, unexpected, or of another shape or dtype.
+    """
     leaves = {name: dict(named_leaves(tree)) for name, tree in (("payload", payload), ("model", variables["params"]))}
     missing = sorted(leaves["model"].keys() - leaves["payload"].keys())
     extra = sorted(leaves["payload"].keys() - leaves["model"].keys())
@@ -29,8 +41,6 @@ def check_payload(payload: PyTree, variables: PyTree) -> None:
             raise ValueError(f"payload leaf {name} must have shape {weight.shape}, got {value.shape}")
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise ValueError(f"payload leaf {name} must hold floats, got {value.dtype}")
-        if not np.all(np.isfinite(np.asarray(value))):
-            raise ValueError(f"payload leaf {name} holds values that are not finite")
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, jax.Array]]:

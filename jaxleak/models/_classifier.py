@@ -13,6 +13,7 @@ from typing import Protocol as TypingProtocol
 
 import flax.linen as nn
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 
 from jaxleak import _validate
@@ -52,6 +53,25 @@ class Classifier(NamedTuple):
     apply: "ApplyFn"
     head: str
     has_batch_norm: bool
+
+    @property
+    def has_kinks(self) -> bool:
+        """Whether `sharpness` changes what the network computes, which is traced once: ReLUs, max-pools.
+
+        A network of smooth functions has none, nor has one whose kinks do not look at the sharpness.
+        """
+        variables = jax.eval_shape(self.init, jax.random.key(0))
+        x = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+
+        def logits(variables: PyTree, x: jax.Array, sharpness: jax.Array) -> jax.Array:
+            return self.apply(variables, x, sharpness=sharpness).logits
+
+        jaxpr = jax.make_jaxpr(logits)(variables, x, jax.ShapeDtypeStruct((), jnp.float32)).jaxpr
+        live = {v for v in jaxpr.outvars if not isinstance(v, jex.core.Literal)}
+        for equation in reversed(jaxpr.eqns):
+            if live.intersection(equation.outvars):
+                live.update(v for v in equation.invars if not isinstance(v, jex.core.Literal))
+        return jaxpr.invars[-1] in live
 
 
 class ApplyFn(TypingProtocol):

@@ -1,4 +1,4 @@
-"""Weights in files: the safetensors format, which holds arrays and nothing that could run."""
+"""Weights in files: the safetensors format, which holds arrays and nothing that could run; folders of Orbax."""
 
 import os
 import pathlib
@@ -47,13 +47,14 @@ def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
 
 
 def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
-    """Read what `save_weights` wrote.
+    """Read what `save_weights` wrote, or a folder of Orbax.
 
     Names, shapes and dtypes are compared with `like` before any array is read, so that a file cannot make this
     allocate more than `like` occupies.
 
     Args:
-        path: of the file.
+        path: of the safetensors file; or of a folder that Orbax's `StandardCheckpointer` has written, or
+            `jaxleak.checkpoint.Checkpoints`, of whose steps the newest counts.
         like: a tree with the structure of the variables, of arrays or of shapes as `jax.eval_shape(model.init, key)`
             gives.
 
@@ -61,27 +62,37 @@ def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
         The tree of `like` with NumPy arrays.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the file and the first mismatch: a name that is missing or not expected, another shape or
-            dtype, a value that is not finite; or if the file is no safetensors file.
+        FileNotFoundError: if there is no such file or folder.
+        ValueError: naming the path and the first mismatch: a name that is missing or not expected, another shape or
+            dtype, a value that is not finite; or if it is neither a safetensors file nor a folder of Orbax.
     """
     expected = _flat(like, shapes_only=True)
-    if not os.path.isfile(path):
+    if os.path.isdir(path):
+        # Takes a second to import, which who reads files does not owe.
+        from jaxleak.models._orbax_weights import read_folder
+
+        def compare(stored: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+            _compare(path, expected, {name: (shape, _NAMES.get(t, str(t))) for name, (shape, t) in stored.items()})
+
+        loaded = read_folder(pathlib.Path(path), compare)
+    elif os.path.isfile(path):
+        loaded = _read_file(path, expected)
+    else:
         raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            _same_names(path, list(expected), list(file.keys()))
-            for name, leaf in expected.items():
-                stored = file.get_slice(name)
-                _same(path, name, "shape", tuple(leaf.shape), tuple(stored.get_shape()))
-                _same(path, name, "dtype", _NAMES.get(np.dtype(leaf.dtype)), stored.get_dtype())
-            loaded = {name: file.get_tensor(name) for name in expected}
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file, or a damaged one: {error}") from error
     for name, array in loaded.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise ValueError(f"{path}: {name} holds values that are not finite")
     return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in expected])
+
+
+def _read_file(path: str | os.PathLike[str], expected: dict[str, Any]) -> dict[str, np.ndarray]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, no mapping
+            _compare(path, expected, {n: (tuple(s.get_shape()), s.get_dtype()) for n, s in slices.items()})
+            return {name: file.get_tensor(name) for name in expected}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file, or a damaged one: {error}") from error
 
 
 def _flat(tree: PyTree, *, shapes_only: bool = False) -> dict[str, Any]:
@@ -95,14 +106,18 @@ def _flat(tree: PyTree, *, shapes_only: bool = False) -> dict[str, Any]:
     return flat
 
 
-def _same_names(path: Any, expected: list[str], found: list[str]) -> None:
-    missing = [name for name in expected if name not in set(found)]
+def _compare(path: Any, expected: dict[str, Any], stored: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    """Raise `ValueError` where names, shapes or dtypes, in the format's names, are not those that are expected."""
+    missing = [name for name in expected if name not in stored]
     if missing:
         raise ValueError(f"{path}: {missing[0]} is missing ({len(missing)} of {len(expected)} names are)")
-    known = set(expected)
-    surplus = sorted(name for name in found if name not in known)
+    surplus = sorted(name for name in stored if name not in expected)
     if surplus:
         raise ValueError(f"{path}: {surplus[0]} is not expected (nor are {len(surplus) - 1} others)")
+    for name, leaf in expected.items():
+        shape, dtype = stored[name]
+        _same(path, name, "shape", tuple(leaf.shape), shape)
+        _same(path, name, "dtype", _NAMES.get(np.dtype(leaf.dtype)), dtype)
 
 
 def _same(path: Any, name: str, what: str, expected: Any, found: Any) -> None:

@@ -43,6 +43,7 @@ from jaxleak.objectives._regularizers import (
     group_consistency,
     l2_prior,
     mean_total_variation,
+    summed_total_variation,
     total_variation,
     truncated_tv,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "sapag_objective",
     "soft_labels",
     "squared_l2",
+    "summed_total_variation",
     "top_share",
     "total_variation",
     "truncated_tv",

@@ -60,6 +60,25 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
     return _safe_sqrt(square).mean()
 
 
+def summed_total_variation(x: jax.Array) -> jax.Array:
+    """Anisotropic total variation summed over all differences of all images, as FedLeak prints its TV(x').
+
+    Unlike `total_variation`, whose derivative is CAFE's, it leaves an image that is constant where it is.
+
+    Args:
+        x: (B, H, W, C) images, or (B, P, h, w, c) tiles.
+
+    Returns:
+        () >= 0; the gradient is 0 where an image is constant.
+
+    Raises:
+        ValueError: if x has no two image axes.
+    """
+    if x.ndim not in (4, 5):
+        raise ValueError(f"summed_total_variation needs images (B, H, W, C) or tiles, got shape {x.shape}")
+    return absolute(jnp.diff(x, axis=-3)).sum() + absolute(jnp.diff(x, axis=-2)).sum()
+
+
 def truncated_tv(x: jax.Array, xi: float) -> jax.Array:
     """CAFE's truncated total variation: the batch's mean TV, or 0 while the mean TV of a tile is below xi.
 

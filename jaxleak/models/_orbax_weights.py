@@ -1,0 +1,70 @@
+"""Weights in folders that Orbax has written; like safetensors, its arrays are numbers and nothing that could run."""
+
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+#: Describes the tree of a folder; Orbax writes it last but one.
+_TREE_FILE = "_METADATA"
+
+
+def read_folder(
+    path: pathlib.Path, compare: Callable[[dict[str, tuple[tuple[int, ...], np.dtype]]], None]
+) -> dict[str, np.ndarray]:
+    """Arrays by dotted name.
+
+    Args:
+        path: what a `StandardCheckpointer` has written, or the folder of a `CheckpointManager` or of
+            `jaxleak.checkpoint.Checkpoints`, of whose steps the newest counts.
+        compare: called with every array's shape and dtype before any of them is read.
+
+    Raises:
+        ValueError: naming `path`, if this is no such folder or a damaged one; and what `compare` raises.
+    """
+    folder = _tree_folder(path.absolute(), path)
+    # Orbax reports a damaged file with a traceback of its own, beside the exception that says it in one line.
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        tree = _or_damaged(path, lambda: handler.metadata(folder).tree)
+        compare({name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in _named(path, tree).items()})
+        # NumPy arrays, wherever the ones that were saved lay.
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        restored = _or_damaged(path, lambda: handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain)))
+        return _named(path, restored)
+    finally:
+        handler.close()
+        logger.setLevel(before)
+
+
+def _tree_folder(absolute: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    numbered = [step for parent in (absolute, absolute / "steps") for step in parent.glob("*") if step.name.isdigit()]
+    newest = [max(numbered, key=lambda step: int(step.name)) / "default"] if numbered else []
+    for folder in (absolute, absolute / "default", *newest):
+        if (folder / _TREE_FILE).is_file():
+            return folder
+    raise ValueError(f"{path}: a folder that holds no checkpoint of Orbax")
+
+
+def _named(path: pathlib.Path, tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(keys, simple=True, separator="."): leaf for keys, leaf in leaves}
+    for name, leaf in named.items():
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise ValueError(f"{path}: {name} must be an array, got {type(leaf).__name__}")
+    return named
+
+
+def _or_damaged(path: pathlib.Path, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ValueError(f"{path}: a damaged checkpoint of Orbax: {reason}") from error

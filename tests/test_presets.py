@@ -1,0 +1,84 @@
+"""Presets: the hyper-parameters that their papers print, and what is done to an answer afterwards."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from experiments._inversion_problem import _untrained
+from jaxleak.attacks import presets
+from jaxleak.attacks._median_filter import median_5x5
+
+#: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
+PRINTED = {
+    "dlg": {"iterations": 300, "labels": "joint"},
+    "idlg": {"iterations": 300, "labels": "idlg"},
+    "inverting_gradients": {"iterations": 4800, "tv": 0.1, "labels": "calibrated"},
+    "sapag": {"iterations": 4000, "labels": "joint"},
+    "gradinversion": {
+        "iterations": 20_000, "labels": "yin", "tv": 1e-4, "l2": 1e-6, "group": 4, "consistency": 0.01,
+    },
+    "bayes": {"iterations": 1000, "labels": "calibrated", "tv": 0.1},
+    "fedleak": {
+        "iterations": 1000, "labels": "calibrated", "tv": 0.1, "activation": 1e-4, "smoothing": "auto",
+        "white_point": 0.999,
+    },
+    "fedleak_paper": {
+        "iterations": 10_000, "labels": "fedleak", "tv": 1e-5, "tv_kind": "sum", "activation": 1e-4,
+        "activation_reduction": "sum",
+    },
+    "fedleak_upstream": {"iterations": 10_000, "labels": "given", "tv": 1e-5},
+    "ggl": {"iterations": 500, "labels": "calibrated", "latent": 0.1, "gradient_free": True},
+    "rog": {"iterations": 1000, "labels": "calibrated"},
+}  # fmt: skip
+BLENDS = {"fedleak_paper": (0.7, 0.01, "ascent"), "fedleak_upstream": (0.3, 0.01, "step")}
+OFF = {
+    "tv": 0.0, "tv_kind": "anisotropic", "tv_threshold": 0.0, "activation": 0.0, "activation_reduction": "mean",
+    "l2": 0.0, "latent": 0.0, "batch_norm": 0.0, "group": 1, "consistency": 0.0, "smoothing": None,
+    "gradient_free": False, "white_point": 0.0,
+}  # fmt: skip
+
+
+def preset(name, **options):
+    if name in presets.GENERATIVE:
+        options["generator"] = _untrained(4)
+    return presets.preset(name, **options)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_hyper_parameters_are_those_that_are_printed(name):
+    s = preset(name)
+    assert {field: getattr(s, field) for field in ("iterations", "labels", *OFF)} == OFF | PRINTED[name]
+    blend, length, probe = BLENDS.get(name, (0.0, 0.01, "ascent"))
+    assert (s.regularization.blend, s.regularization.length, s.regularization.probe) == (blend, length, probe)
+    assert (s.selection is not None) == (name in BLENDS)
+
+
+#: The first step of the optimizer from a gradient of one: the learning rate, for Adam and its kin.
+RATES = {
+    "inverting_gradients": 0.1, "sapag": 0.05, "gradinversion": 0.1, "bayes": 0.05, "fedleak": 0.05,
+    "fedleak_paper": 1e-4, "fedleak_upstream": 1e-2, "rog": 0.05,
+}  # fmt: skip
+
+
+def test_learning_rates_are_those_that_are_printed():
+    for name, rate in RATES.items():
+        optimizer, x = preset(name).optimizer, np.zeros(1, np.float32)
+        updates, _ = optimizer.update(np.ones(1, np.float32), optimizer.init(x), x)
+        np.testing.assert_allclose(updates, -rate, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 9, 3), (1, 3, 2, 1)])
+def test_the_median_filter_is_that_of_scipy(shape):
+    x = np.random.default_rng(0).random(shape).astype(np.float32)
+    expected = scipy.ndimage.median_filter(x, size=(1, 5, 5, 1), mode="mirror")
+    np.testing.assert_array_equal(jax.jit(median_5x5)(x), expected)
+
+
+def test_only_large_images_are_filtered_unless_asked_for():
+    small, large = (np.random.default_rng(0).random((1, size, 64, 1)).astype(np.float32) for size in (63, 64))
+    by_size = presets.fedleak_upstream().enhance
+    np.testing.assert_array_equal(by_size(small), small)
+    np.testing.assert_array_equal(by_size(large), median_5x5(large))
+    assert presets.fedleak_upstream(median_filter=True).enhance is median_5x5
+    assert presets.fedleak_upstream(median_filter=False).enhance is None
