@@ -13,7 +13,7 @@ from experiments import _defense_registry as registry
 from experiments._harness import digest, jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import build_model, client_defense
-from jaxleak import _validate, data, models, protocols
+from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 
 
@@ -89,6 +89,13 @@ class Utility:
             raise FloatingPointError(f"training with seed {seed} diverged before round {case.attacked_round}")
         model, _ = self._model(case, seed)
         return models.load_weights(path, jax.eval_shape(model.init, jax.random.key(0)))
+
+    def bits_per_entry(self, case: Case) -> float:
+        """What an upload takes on the wire, in bits per entry of the model; 32 without a defense."""
+        model, _ = self._model(case, 0)
+        params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+        bits = defenses.bits_on_the_wire(client_defense(case, model), params)
+        return bits / sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
         f = self.federation

@@ -15,7 +15,7 @@ from experiments._defense_registry import REGISTRY, build, composed, true_epsilo
 from experiments._defense_studies import points_of
 from experiments._defense_utility import Utility
 from experiments._inversion_case import Case
-from experiments._inversion_problem import victim
+from experiments._inversion_problem import threat_for, victim
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak._base import Batch
@@ -234,6 +234,7 @@ def test_true_epsilon_is_no_shorthand():
         ({"batch_size": 200}, "batch_size must be in"),
         ({"learning_rate": 0.0}, "learning_rate must be > 0"),
         ({"attacked_round": 201}, "attacked_round must be in"),
+        ({"labels": "iql"}, "labels must be one of"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
@@ -264,6 +265,9 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
         assert 0 <= row["accuracy"] <= 1
         assert np.isfinite(row["psnr"])
         assert ("psnr_adaptive" in row) == (row["defense"] is not None)
+        assert row["leak_change"] == pytest.approx(row["leak"] - rows["none/steps1"]["leak"])
+    assert rows["none/steps1"]["bits_per_entry"] == 32
+    assert 1 < rows["quantization/1/steps1"]["bits_per_entry"] < 1.1  # one scale per tensor
     text = (tmp_path / "report.md").read_text()
     assert "figures/demo-steps1.png" in text
     assert (tmp_path / "figures" / "demo-steps1.png").exists()
@@ -304,6 +308,13 @@ def test_unseen_samples_are_none_of_the_federations():
     own, attacked = data.load("digits", args.samples, 0), victim(case, 0).private
     assert len(attacked.x) == args.test_samples
     assert not {x.tobytes() for x in np.asarray(attacked.x)} & {x.tobytes() for x in own.x}
+
+
+def test_granted_labels_are_granted_to_both_attackers():
+    points = defenses._checked(defenses.Args(labels="given"), ("demo",))["demo"]
+    granted = [threat_for(replace(p.case, adaptive=p.case.defense is not None)).labels for p in points]
+    assert len(granted) > 1
+    assert all(granted)
 
 
 def test_without_data_the_command_fails_after_listing_what_it_lacks(tmp_path, monkeypatch):
