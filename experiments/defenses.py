@@ -215,16 +215,12 @@ def _here(
             jobs[f"{point.id}, adaptive"] = attack_job(replace(point.case, adaptive=True), args.federation)
     figures = report.draw(folder, study, rows, runner, jobs)
     f = args.federation
-    how = {None: "inferred", "given": "granted", "joint": "optimised with the images"}
+    how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
         f"Data {args.data}, model {args.model}, batch {args.batch_size}, {args.iterations} iterations of the attack.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
-        "Labels of the attacked samples: "
-        + {None: "inferred", "given": "granted", "joint": "optimised with the images"}.get(
-            args.labels, f"{args.labels}"
-        )
-        + ".",
+        f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
         "Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta 1e-5, clip 1; the true epsilon is by "
