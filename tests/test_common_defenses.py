@@ -41,6 +41,7 @@ DEFENSES = {
     "fake_gradients_relative": (fake_gradients(pool_size=3, relative=True), True),
     "noise_on_outputs": (gaussian_noise(0.1), True),
     "noise_on_gradients": (gaussian_noise(0.1, place="cut_gradient"), True),
+    "noise_on_embeddings": (laplace_noise(0.1, place="bottom_output"), True),
     "vfl_defender": (vfl_defender(0.5, -0.4), True),
     "vfl_defender_printed": (vfl_defender(0.5, -0.4, reading="paper"), True),
     "vfl_defender_batch": (vfl_defender(0.5, -0.4, reading="batch"), True),
@@ -92,6 +93,7 @@ ROWS = jnp.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.3], [-1.0, 0.2, 0.0], [0.4, 0.
 #: Place -> what passes there.
 PAYLOADS = {
     "payload": PAYLOAD,
+    "bottom_output": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
     "top_output": ROWS,
     "top_output_gradient": ROWS,
     "cut_gradient": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
