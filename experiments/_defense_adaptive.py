@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from experiments import _defense_registry as registry
 from jaxleak import objectives
 from jaxleak._base import Batch, PyTree
-from jaxleak.attacks import Settings, presets
+from jaxleak.attacks import LABEL_RULES, Settings, presets
 from jaxleak.defenses import Defense
 from jaxleak.defenses._gaussian import clip_factor
 from jaxleak.defenses._outpost import NOISE, prune_small, risk
@@ -53,7 +53,9 @@ def informed(
     | defense | adaptation |
     |---|---|
     | quantization | the transform on the candidate's gradient, straight-through, averaged over samples if random |
-    | Soteria, sparsification, withheld parts | only entries that arrived non-zero are compared |
+    | Soteria, sparsification | only entries that arrived non-zero are compared |
+    | withheld or encrypted largest entries | the same; and labels are optimised with the images, for the head's \
+gradient, which label rules read, is among those entries |
     | feature dropout | the mean of the candidate's gradients under masks of the attacker's own |
     | OUTPOST | likelihood of its noise, tensor by tensor, on the entries that it cannot have pruned |
     | Gaussian, Laplace, DP | likelihood of the known noise, and the known clipping of the candidate's gradient |
@@ -82,6 +84,10 @@ def informed(
         return dropped_features(share, defense), settings
     if kind == "support":
         return share, settings._replace(selection=observed_support)
+    if kind == "withheld":
+        inferred = settings.labels in LABEL_RULES
+        labels = "joint" if inferred else settings.labels
+        return share, settings._replace(selection=observed_support, labels=labels)
     if kind in ("gaussian", "laplace"):
         noise = {"gaussian": objectives.gaussian_likelihood, "laplace": objectives.laplace_likelihood}[kind]
         return share, _knowing(settings, noise(strength))
@@ -127,7 +133,11 @@ def dropped_features(share: ClientShare, defense: Defense) -> Share:
 
 
 def observed_support(observed: PyTree, simulated: PyTree) -> PyTree:
-    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration."""
+    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration.
+
+    Label rules need no such care where small entries are left out: the head's are among the largest, and a hole in them
+    stands for a number near zero.
+    """
     mask = jax.tree.map(lambda leaf: (leaf != 0).astype(leaf.dtype), observed)
     return objectives.fixed_share(mask)(observed, simulated)
 

@@ -21,6 +21,7 @@ DECAY = 0.99
 Adaptation = Literal[
     "transform",
     "support",
+    "withheld",
     "outpost",
     "gaussian",
     "laplace",
@@ -160,10 +161,10 @@ REGISTRY: dict[str, Entry] = {
         (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent, the rest added to the next round's", "support", memory=True,
     ),
     "feature_dropout": Entry(defenses.feature_dropout, (0.1, 0.3, 0.5), "rate", "dropout", one_step=True),
-    "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "support"),
+    "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "withheld"),
     "encrypt_top": Entry(
         lambda percent: defenses.withhold_top(percent, encrypted=True),
-        (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first", "support",
+        (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first", "withheld",
     ),
     "encrypt_bottom": Entry(
         lambda percent: defenses.sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),

@@ -272,7 +272,7 @@ def _attack_on(
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
         return build_attack(case, model, shown, generator)
-    informed = _defense_adaptive.informed(
+    knowing, adapted = _defense_adaptive.informed(
         case.defense,
         case.strength,
         model,
@@ -282,7 +282,9 @@ def _attack_on(
         round_=case.attacked_round,
         variables=variables,
     )
-    return attacks.inversion(model, *informed, batch_size=case.images)
+    if case.labels is not None:  # what was asked for goes before what who knows the defense would choose
+        adapted = adapted._replace(labels=case.labels)
+    return attacks.inversion(model, knowing, adapted, batch_size=case.images)
 
 
 _compiled_attack = functools.cache(_attack_on)

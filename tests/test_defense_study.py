@@ -163,6 +163,24 @@ def test_who_knows_that_noise_decays_goes_by_the_round(client):
     np.testing.assert_allclose(later / first, _defense_registry.DECAY**-20, rtol=1e-4)
 
 
+def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
+    """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    seen = build("encrypt_top", 20.0).apply(jax.random.key(0), payload)
+    assert not np.asarray(seen[model.head]["bias"]).any()
+    kept = build("encrypt_bottom", 80.0).apply(jax.random.key(0), payload)
+    np.testing.assert_array_equal(kept[model.head]["bias"], payload[model.head]["bias"])
+    for name, labels, expected in (
+        ("encrypt_top", "calibrated", "joint"),
+        ("withhold_top", "given", "given"),
+        ("encrypt_bottom", "calibrated", "calibrated"),
+        ("soteria", "calibrated", "calibrated"),
+    ):
+        own = SETTINGS._replace(labels=labels)
+        assert _defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
+
+
 def test_who_knows_of_dropout_averages_over_masks(client):
     model, share, variables, batch = client
     none, half = (
