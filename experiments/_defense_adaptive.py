@@ -5,6 +5,7 @@ candidate's own gradient as its mean, so that expectation over transformations c
 likelihood of the noise is what knowledge buys.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -60,7 +61,7 @@ gradient, which label rules read, is among those entries |
     | OUTPOST | likelihood of its noise, tensor by tensor, on the entries that it cannot have pruned |
     | Gaussian, Laplace, DP | likelihood of the known noise, and the known clipping of the candidate's gradient |
     | DP + Soteria | both of these |
-    | magnitude noise | likelihood of the noise that the observed entry tells |
+    | magnitude and cancelling noise | likelihood of the noise that the observed entry tells |
     | Guardian | layers weighed by signal and noise, as measured on shadow clients that run it |
 
     Args:
@@ -91,8 +92,11 @@ gradient, which label rules read, is among those entries |
     if kind in ("gaussian", "laplace"):
         noise = {"gaussian": objectives.gaussian_likelihood, "laplace": objectives.laplace_likelihood}[kind]
         return share, _knowing(settings, noise(strength))
-    if kind == "magnitude":
-        return share, settings._replace(distance=proportional_likelihood(strength))
+    if kind in ("magnitude", "cancelling"):
+        # The noise that a neighbour hands over goes by its own entries, of which all that is known is that they are
+        # about as large.
+        deviation = strength * math.sqrt(1 + registry.NEIGHBOURS) if kind == "cancelling" else strength
+        return share, settings._replace(distance=proportional_likelihood(deviation))
     if kind == "outpost":
         return share, _knowing(settings, outpost_likelihood(model, strength, variables))
     if kind == "shadow":

@@ -17,6 +17,9 @@ CLIP, DELTA, COMBINED_RATIO = 1.0, 1e-5, 0.5
 #: Of adaptive DP, per round; FedLeak says only that sigma decays.
 DECAY = 0.99
 
+#: Of the attacked client, whose noise it takes over: in the ring of `cancelling_noise` one, however many clients.
+NEIGHBOURS = 1
+
 #: What an attacker does who knows the defense; see `experiments._defense_adaptive`.
 Adaptation = Literal[
     "transform",
@@ -26,6 +29,7 @@ Adaptation = Literal[
     "gaussian",
     "laplace",
     "magnitude",
+    "cancelling",
     "private",
     "private+support",
     "update",
@@ -155,6 +159,10 @@ REGISTRY: dict[str, Entry] = {
     ),
     "laplace": Entry(defenses.laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale", "laplace"),
     "magnitude_noise": Entry(defenses.magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation", "magnitude"),
+    "cancelling_noise": Entry(
+        lambda scale: defenses.cancelling_noise(scale, 1 + NEIGHBOURS),
+        (0.1, 0.3, 1.0, 3.0), "relative deviation, cancels over the clients", "cancelling",
+    ),
     "sparsification": Entry(defenses.sparsify, (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent", "support"),
     "error_feedback": Entry(
         lambda percent: defenses.sparsify(percent, error_feedback=True),

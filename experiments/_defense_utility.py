@@ -134,7 +134,11 @@ class Utility:
 
 
 def _trained_as(case: Case) -> Case:
-    """The case whose training this one's equals: what only hides entries from the server changes no model."""
-    if case.defense is None or registry.build(case.defense, case.strength).place != "server_view":
+    """The case whose training this one's equals: no model changes by what only hides entries from the server.
+
+    The same holds for noise that cancels over the clients, as the server takes nothing but their mean.
+    """
+    if case.defense is None:
         return case
-    return replace(case, defense=None, strength=0.0)
+    hides_only = registry.build(case.defense, case.strength).place in ("server_view", "client_payloads")
+    return replace(case, defense=None, strength=0.0) if hides_only else case

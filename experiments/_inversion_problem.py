@@ -228,12 +228,14 @@ def _protocol(
     with_statistics: bool,
     num_samples: int | None = None,
 ) -> Protocol:
+    defense = client_defense(case, share.model)
     return protocols.client(
         share,
         num_samples=case.pool if num_samples is None else num_samples,
         batch_size=case.batch_size,
         variables=variables,
-        defense=client_defense(case, share.model),
+        defense=defense,
+        neighbours=_defense_registry.NEIGHBOURS if defense is not None and defense.place == "client_payloads" else 0,
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
