@@ -52,6 +52,7 @@ class Entry(NamedTuple):
     one_step: bool = False  # acts inside the step: on single examples' gradients, or on the forward pass
     private: bool = False  # the number is the papers' shorthand epsilon
     memory: bool = False  # a client's upload depends on its uploads before
+    reading: str = ""  # where the algorithm is not, or not only, the published one
 
 
 def epsilon_defense(epsilon: float) -> Defense:
@@ -131,16 +132,26 @@ def _sent_too(encoding: defenses.Encoding) -> defenses.Encoding:
 
 #: Every defense of one client's upload, by name. Strengths are listed from weak to strong.
 REGISTRY: dict[str, Entry] = {
-    "soteria": Entry(defenses.soteria, RATIOS, "ratio of hidden features", "support"),
-    # The authors' decay starts anew in every upload.
-    "outpost": Entry(lambda ratio: defenses.outpost(ratio, decay=0.0), RATIOS, "ratio of pruned entries", "outpost"),
+    "soteria": Entry(
+        defenses.soteria, RATIOS, "ratio of hidden features", "support",
+        reading="as in the authors' code, but features that are zero on the whole batch are hidden last",
+    ),
+    "outpost": Entry(
+        lambda ratio: defenses.outpost(ratio, decay=0.0), RATIOS, "ratio of pruned entries", "outpost",
+        reading="decay 0, as the authors' starts anew in every upload, so that each is perturbed; Fisher information "
+        "from the shared gradient",
+    ),
     "quantization": Entry(_bits, BITS, "bits", "transform"),
     "stochastic_quantization": Entry(lambda bits: _bits(bits, stochastic=True), BITS, "bits", "transform"),
-    "guardian": Entry(defenses.guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta", "shadow"),
+    "guardian": Entry(
+        defenses.guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta", "shadow",
+        reading="rebuilt from what is said about it; not the authors' algorithm, whose formulas we do not have",
+    ),
     "dp_sgd": Entry(epsilon_defense, EPSILONS, "epsilon (shorthand)", "private", one_step=True, private=True),
     "adaptive_dp": Entry(
         lambda epsilon: defenses.adaptive_dp_sgd(CLIP, sigma_of(epsilon), decay=DECAY),
         EPSILONS[:4], "epsilon (shorthand) of round 0", "private", one_step=True, private=True,
+        reading=f"the paper says only that the noise decays; here by the factor {DECAY} per round",
     ),
     "dp_soteria": Entry(
         lambda epsilon: _combined(epsilon_defense(epsilon)),
@@ -149,6 +160,7 @@ REGISTRY: dict[str, Entry] = {
     "adaptive_dp_soteria": Entry(
         lambda epsilon: _combined(defenses.adaptive_dp_sgd(CLIP, sigma_of(epsilon), decay=DECAY)),
         EPSILONS[:4], "epsilon (shorthand) of round 0, Soteria 0.5", "private+support", one_step=True, private=True,
+        reading=f"as adaptive_dp: a decay of {DECAY} per round",
     ),
     "dp_update": Entry(
         lambda epsilon: defenses.clipped_gaussian(CLIP, sigma_of(epsilon)),

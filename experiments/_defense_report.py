@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments import _plots
+from experiments._defense_registry import REGISTRY
+from experiments._defense_verdicts import Verdict, verdicts
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner
 from experiments._harness import RunFolder
@@ -161,6 +163,9 @@ def markdown(
         lines += ["The paper says besides:", ""]
         lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         lines += [""]
+    lines += judged(verdicts(study, rows))
+    own = {row["defense"]: REGISTRY[row["defense"]].reading for row in ran if row["defense"]}
+    lines += readings(own)
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])
         lines += [
@@ -172,6 +177,21 @@ def markdown(
     for reason, names in _reasons(rows).items():
         lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
     return "\n".join(lines)
+
+
+def judged(conclusions: list[Verdict]) -> list[str]:
+    """Lines that put a paper's conclusions beside ours."""
+    if not conclusions:
+        return []
+    words = {True: "holds", False: "does not hold", None: "not run"}
+    shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
+    return ["What the paper concludes, and whether it holds here:", "", *table(("", "paper", "ours", ""), shown), ""]
+
+
+def readings(own: dict[str, str]) -> list[str]:
+    """Lines on defenses that are not quite, or not, the published ones; name to what is different."""
+    told = [f"* {name}: {text}." for name, text in own.items() if text]
+    return ["Not as published, or not published in full:", "", *told, ""] if told else []
 
 
 def table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:

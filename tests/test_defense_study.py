@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import _defense_adaptive, _defense_delegated, _defense_registry, _defense_studies, defenses
+from experiments import (
+    _defense_adaptive,
+    _defense_delegated,
+    _defense_registry,
+    _defense_studies,
+    _defense_verdicts,
+    defenses,
+)
 from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
 from experiments._defense_studies import points_of
 from experiments._defense_utility import Utility
@@ -363,3 +370,40 @@ def test_delegated_rows_become_curves():
     curves = _defense_delegated.trade_off_curves(rows)
     assert curves == {"noise on the cut": [{"strength": 0.01, "accuracy": -30.0, "psnr": 40.0, "psnr_adaptive": 50.0}]}
     assert _defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))
+
+
+def test_the_papers_orders_and_conclusions_stand_beside_ours():
+    rows = [
+        {"id": "table6-label/marvell/criteo", "paper": 82.0, "ours": 78.0},
+        {"id": "table6-label/dp-sgd/criteo", "paper": 53.0, "ours": 99.0},
+        {"id": "table6-label/dp-sgd/criteo#label-dp", "paper": 53.0, "ours": 58.0},
+        {"id": "table6-label/marvell/avazu", "paper": 80.0, "ours": None},
+    ]
+    assert _defense_verdicts.orders(rows) == [
+        ("table6-label criteo", "dp-sgd < marvell", "marvell < dp-sgd"),
+        ("table6-label criteo (label-dp)", "dp-sgd < marvell", "dp-sgd < marvell"),
+    ]
+    undefended = {"defense": None, "strength": 0.0, "local_steps": 1, "clients": 1, "accuracy": 0.9, "leak": 38.0}
+    hidden = undefended | {"defense": "encrypt_top", "strength": 80.0, "leak": 12.0}
+    found = _defense_verdicts.verdicts("fedleak-fig8", [undefended, hidden])
+    assert [(v.ours, v.holds) for v in found] == [("12.0 dB", False), ("", None)]
+    assert [v.holds for v in _defense_verdicts.verdicts("fedleak-fig4", [undefended, hidden])] == [False, None, None]
+    for study in ("fedleak-fig4", "fedleak-fig5", "fedleak-fig7", "fedleak-fig8"):
+        assert {v.holds for v in _defense_verdicts.verdicts(study, [])} == {None}
+    assert _defense_verdicts.verdicts("further", []) == []
+
+
+def test_fake_gradients_have_a_point_where_attack_and_training_both_ran():
+    rows = [
+        {"id": "text-fake-gradients/true/cifar10", "ours": 100.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-relative", "ours": 15.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-relative#adaptive", "ours": 108.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-printed", "ours": 5.0},
+        {"id": "table11/true/iter100", "ours": 2.0},
+        {"id": "table11/fake/iter0#fake-relative", "ours": 2.3},
+        {"id": "table11/fake/iter100#fake-relative", "ours": 2.1},
+        {"id": "table11/fake/iter100#fake-printed", "ours": "nan"},
+        {"id": "table11/dp-eps1/iter100", "ours": 2.2},
+    ]
+    point = {"strength": 100.0, "accuracy": 2.1, "psnr": 15.0, "psnr_adaptive": 108.0}
+    assert _defense_delegated.loss_curves(rows) == ({"fake-relative": [point]}, (100.0, 2.0))
