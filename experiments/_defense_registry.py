@@ -96,9 +96,10 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         x: jax.Array,
         y: jax.Array,
         round: jax.Array | int,
-        mode: BatchNormMode,
+        mode: BatchNormMode = "train",
+        **extra: object,
     ) -> PyTree:
-        del payload
+        del payload, extra
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:
