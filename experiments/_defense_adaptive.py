@@ -5,6 +5,7 @@ candidate's own gradient as its mean, so that expectation over transformations c
 likelihood of the noise is what knowledge buys.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from experiments import _defense_registry as registry
 from jaxleak import objectives
 from jaxleak._base import Batch, PyTree
-from jaxleak.attacks import Settings, presets
+from jaxleak.attacks import LABEL_RULES, Settings, presets
 from jaxleak.defenses import Defense
 from jaxleak.defenses._gaussian import clip_factor
 from jaxleak.defenses._outpost import NOISE, prune_small, risk
@@ -53,12 +54,14 @@ def informed(
     | defense | adaptation |
     |---|---|
     | quantization | the transform on the candidate's gradient, straight-through, averaged over samples if random |
-    | Soteria, sparsification, withheld parts | only entries that arrived non-zero are compared |
+    | Soteria, sparsification | only entries that arrived non-zero are compared |
+    | withheld or encrypted largest entries | the same; and labels are optimised with the images, for the head's \
+gradient, which label rules read, is among those entries |
     | feature dropout | the mean of the candidate's gradients under masks of the attacker's own |
     | OUTPOST | likelihood of its noise, tensor by tensor, on the entries that it cannot have pruned |
     | Gaussian, Laplace, DP | likelihood of the known noise, and the known clipping of the candidate's gradient |
     | DP + Soteria | both of these |
-    | magnitude noise | likelihood of the noise that the observed entry tells |
+    | magnitude and cancelling noise | likelihood of the noise that the observed entry tells |
     | Guardian | layers weighed by signal and noise, as measured on shadow clients that run it |
 
     Args:
@@ -82,11 +85,18 @@ def informed(
         return dropped_features(share, defense), settings
     if kind == "support":
         return share, settings._replace(selection=observed_support)
+    if kind == "withheld":
+        inferred = settings.labels in LABEL_RULES
+        labels = "joint" if inferred else settings.labels
+        return share, settings._replace(selection=observed_support, labels=labels)
     if kind in ("gaussian", "laplace"):
         noise = {"gaussian": objectives.gaussian_likelihood, "laplace": objectives.laplace_likelihood}[kind]
         return share, _knowing(settings, noise(strength))
-    if kind == "magnitude":
-        return share, settings._replace(distance=proportional_likelihood(strength))
+    if kind in ("magnitude", "cancelling"):
+        # The noise that a neighbour hands over goes by its own entries, of which all that is known is that they are
+        # about as large.
+        deviation = strength * math.sqrt(1 + registry.NEIGHBOURS) if kind == "cancelling" else strength
+        return share, settings._replace(distance=proportional_likelihood(deviation))
     if kind == "outpost":
         return share, _knowing(settings, outpost_likelihood(model, strength, variables))
     if kind == "shadow":
@@ -127,7 +137,11 @@ def dropped_features(share: ClientShare, defense: Defense) -> Share:
 
 
 def observed_support(observed: PyTree, simulated: PyTree) -> PyTree:
-    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration."""
+    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration.
+
+    Label rules need no such care where small entries are left out: the head's are among the largest, and a hole in them
+    stands for a number near zero.
+    """
     mask = jax.tree.map(lambda leaf: (leaf != 0).astype(leaf.dtype), observed)
     return objectives.fixed_share(mask)(observed, simulated)
 

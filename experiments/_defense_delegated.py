@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _plots, cafe_tables, vflrecon
-from experiments._defense_report import table
+from experiments._defense_report import readings, table
+from experiments._defense_verdicts import orders
 
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
 DELEGATED = (*CAFE, *VFL)
+#: What is ours of the defenses in these tables, by the study's kind and the reading's name in a cell.
+READINGS = {
+    "fake-repaired": "the printed algorithm with its slips repaired",
+    "fake-relative": "the same, with noise in units of each tensor's root mean square",
+    "direction": "VFLDefender keeping the gradients' directions, where the printed form keeps signs only",
+    "batch": "VFLDefender with one random magnitude per batch",
+    "label-dp": "Gaussian noise on the top's output gradient, accounted for labels; not the paper's DP-SGD",
+    "gradient": "noise on the top's output gradient, another reading of the paper's place",
+    "cut": "noise on the gradients that leave for the parties, another reading of the paper's place",
+}
 #: Private images. Who knows of fake gradients solves one system per feature: 21 GB for the paper's 800, 1.3 for these.
 NUM_SAMPLES = {"cafe-fake-gradients": 200, "cafe-table11": 800}
 
@@ -65,7 +76,9 @@ def run(
             )
         )
     rows = json.loads((folder / "results.json").read_text())["cells"]
-    if study in VFL:
+    if study in CAFE:
+        _draw_fake_gradients(out, folder)
+    else:
         curves = trade_off_curves(rows)
         if curves:
             _plots.trade_off(
@@ -107,6 +120,51 @@ def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
     return curves
 
 
+def _draw_fake_gradients(out: Path, folder: Path) -> None:
+    """CAFE's trade-off into `folder`, as soon as the studies of the attack and of the training have both run."""
+    stored = [out / study / "results.json" for study in CAFE]
+    if not all(path.exists() for path in stored):
+        return
+    curves, undefended = loss_curves([row for path in stored for row in json.loads(path.read_text())["cells"]])
+    if curves:
+        _plots.trade_off(
+            folder / "figures" / "fake-gradients-trade-off.png",
+            curves,
+            undefended=undefended,
+            title="fake gradients, CIFAR-10",
+            ylabel="training loss (lower is better)",
+        )
+
+
+def loss_curves(
+    rows: list[dict[str, Any]],
+) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
+    """Points of fake gradients, and the one without: the training loss after most rounds against both attackers' PSNR.
+
+    Args:
+        rows: of the tables "text-fake-gradients" and "table11".
+    """
+    numbers = {row["id"]: row["ours"] for row in rows if isinstance(row.get("ours"), int | float)}
+    losses: dict[str, tuple[int, float]] = {}
+    leaks: dict[str, float] = {}
+    for name, value in numbers.items():
+        plain, _, reading = name.partition("#")
+        table, row, *rest = plain.split("/")
+        if table == "table11" and row in ("fake", "true"):
+            done = int(rest[0].removeprefix("iter"))
+            losses[reading] = max(losses.get(reading, (-1, 0.0)), (done, value))
+        elif table == "text-fake-gradients":
+            leaks[reading] = value
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for reading, (done, loss) in losses.items():
+        if reading in leaks and reading:
+            point: dict[str, float | None] = {"strength": float(done), "accuracy": loss}
+            point |= {"psnr": leaks[reading], "psnr_adaptive": leaks.get(f"{reading}#adaptive")}
+            curves[reading] = [point]
+    plain_point = (leaks[""], losses[""][1]) if "" in leaks and "" in losses else None
+    return curves, plain_point
+
+
 def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
     """The section of such a study: paper, ours, spread, and what was not run."""
     ran = [
@@ -122,6 +180,12 @@ def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
     ]
     lines = [f"## {study}", "", *(f"![{name}]({name})" for name in figures), ""]
     lines += [*table(("cell", "paper", "ours", "unit", "note"), ran), ""]
+    ordered = orders(_at_the_end(rows))
+    if ordered:
+        shown = [[what, paper, ours, "holds" if paper == ours else "does not hold"] for what, paper, ours in ordered]
+        lines += ["The order of the cells, smallest first:", "", *table(("", "paper", "ours", ""), shown), ""]
+    named = {part for row in rows if row["ours"] is not None for part in row["id"].split("#")[1:]}
+    lines += readings({name: text for name, text in READINGS.items() if name in named})
     diverged = [row["id"] for row in rows if isinstance(row["ours"], str)]
     if diverged:
         lines += [f"Diverged, so that there is no number: {', '.join(diverged)}.", ""]
@@ -131,3 +195,14 @@ def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
             reasons.setdefault(row["not_run"], []).append(row["id"])
     lines += [line for reason, ids in reasons.items() for line in (f"Not run ({reason}): {', '.join(ids)}.", "")]
     return "\n".join(lines)
+
+
+def _at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without those of a training before its last iteration that has one."""
+
+    def done(row: dict[str, Any]) -> int:
+        _, found, after = row["id"].partition("/iter")
+        return int(after.partition("#")[0]) if found else -1
+
+    last = max((done(row) for row in rows if row.get("ours") is not None), default=-1)
+    return [row for row in rows if done(row) in (-1, last)]

@@ -17,14 +17,19 @@ CLIP, DELTA, COMBINED_RATIO = 1.0, 1e-5, 0.5
 #: Of adaptive DP, per round; FedLeak says only that sigma decays.
 DECAY = 0.99
 
+#: Of the attacked client, whose noise it takes over: in the ring of `cancelling_noise` one, however many clients.
+NEIGHBOURS = 1
+
 #: What an attacker does who knows the defense; see `experiments._defense_adaptive`.
 Adaptation = Literal[
     "transform",
     "support",
+    "withheld",
     "outpost",
     "gaussian",
     "laplace",
     "magnitude",
+    "cancelling",
     "private",
     "private+support",
     "update",
@@ -47,6 +52,7 @@ class Entry(NamedTuple):
     one_step: bool = False  # acts inside the step: on single examples' gradients, or on the forward pass
     private: bool = False  # the number is the papers' shorthand epsilon
     memory: bool = False  # a client's upload depends on its uploads before
+    reading: str = ""  # where the algorithm is not, or not only, the published one
 
 
 def epsilon_defense(epsilon: float) -> Defense:
@@ -90,9 +96,10 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         x: jax.Array,
         y: jax.Array,
         round: jax.Array | int,
-        mode: BatchNormMode,
+        mode: BatchNormMode = "train",
+        **extra: object,
     ) -> PyTree:
-        del payload
+        del payload, extra
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:
@@ -126,16 +133,26 @@ def _sent_too(encoding: defenses.Encoding) -> defenses.Encoding:
 
 #: Every defense of one client's upload, by name. Strengths are listed from weak to strong.
 REGISTRY: dict[str, Entry] = {
-    "soteria": Entry(defenses.soteria, RATIOS, "ratio of hidden features", "support"),
-    # The authors' decay starts anew in every upload.
-    "outpost": Entry(lambda ratio: defenses.outpost(ratio, decay=0.0), RATIOS, "ratio of pruned entries", "outpost"),
+    "soteria": Entry(
+        defenses.soteria, RATIOS, "ratio of hidden features", "support",
+        reading="as in the authors' code, but features that are zero on the whole batch are hidden last",
+    ),
+    "outpost": Entry(
+        lambda ratio: defenses.outpost(ratio, decay=0.0), RATIOS, "ratio of pruned entries", "outpost",
+        reading="decay 0, as the authors' starts anew in every upload, so that each is perturbed; Fisher information "
+        "from the shared gradient",
+    ),
     "quantization": Entry(_bits, BITS, "bits", "transform"),
     "stochastic_quantization": Entry(lambda bits: _bits(bits, stochastic=True), BITS, "bits", "transform"),
-    "guardian": Entry(defenses.guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta", "shadow"),
+    "guardian": Entry(
+        defenses.guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta", "shadow",
+        reading="rebuilt from what is said about it; not the authors' algorithm, whose formulas we do not have",
+    ),
     "dp_sgd": Entry(epsilon_defense, EPSILONS, "epsilon (shorthand)", "private", one_step=True, private=True),
     "adaptive_dp": Entry(
         lambda epsilon: defenses.adaptive_dp_sgd(CLIP, sigma_of(epsilon), decay=DECAY),
         EPSILONS[:4], "epsilon (shorthand) of round 0", "private", one_step=True, private=True,
+        reading=f"the paper says only that the noise decays; here by the factor {DECAY} per round",
     ),
     "dp_soteria": Entry(
         lambda epsilon: _combined(epsilon_defense(epsilon)),
@@ -144,6 +161,7 @@ REGISTRY: dict[str, Entry] = {
     "adaptive_dp_soteria": Entry(
         lambda epsilon: _combined(defenses.adaptive_dp_sgd(CLIP, sigma_of(epsilon), decay=DECAY)),
         EPSILONS[:4], "epsilon (shorthand) of round 0, Soteria 0.5", "private+support", one_step=True, private=True,
+        reading=f"as adaptive_dp: a decay of {DECAY} per round",
     ),
     "dp_update": Entry(
         lambda epsilon: defenses.clipped_gaussian(CLIP, sigma_of(epsilon)),
@@ -154,16 +172,20 @@ REGISTRY: dict[str, Entry] = {
     ),
     "laplace": Entry(defenses.laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale", "laplace"),
     "magnitude_noise": Entry(defenses.magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation", "magnitude"),
+    "cancelling_noise": Entry(
+        lambda scale: defenses.cancelling_noise(scale, 1 + NEIGHBOURS),
+        (0.1, 0.3, 1.0, 3.0), "relative deviation, cancels over the clients", "cancelling",
+    ),
     "sparsification": Entry(defenses.sparsify, (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent", "support"),
     "error_feedback": Entry(
         lambda percent: defenses.sparsify(percent, error_feedback=True),
         (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent, the rest added to the next round's", "support", memory=True,
     ),
     "feature_dropout": Entry(defenses.feature_dropout, (0.1, 0.3, 0.5), "rate", "dropout", one_step=True),
-    "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "support"),
+    "withhold_top": Entry(defenses.withhold_top, (20.0, 50.0, 80.0), "percent dropped", "withheld"),
     "encrypt_top": Entry(
         lambda percent: defenses.withhold_top(percent, encrypted=True),
-        (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first", "support",
+        (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first", "withheld",
     ),
     "encrypt_bottom": Entry(
         lambda percent: defenses.sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),

@@ -9,14 +9,16 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments import _plots
+from experiments._defense_registry import REGISTRY
+from experiments._defense_verdicts import Verdict, verdicts
 from experiments._fedleak_jobs import Job
 from experiments._fedleak_runs import Runner
 from experiments._harness import RunFolder
 
-_WIDTH = 150  # columns; a narrower terminal wraps lines, which is better than cut numbers
+_WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
-    "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "SSIM", "adaptive SSIM",
-    "grey, dB", "cosine distance", "labels", "true epsilon",
+    "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
+    "adaptive SSIM", "grey, dB", "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
 )  # fmt: skip
 #: Reconstructions that a contact sheet shows at most.
 _SHEET_ROWS = 12
@@ -24,29 +26,32 @@ _SHEET_ROWS = 12
 
 def cells_of(row: dict[str, Any]) -> list[str]:
     """The printed columns of a row that was run."""
-    epsilon = row.get("true_epsilon")
-    accuracy = "diverged" if row["diverged"] else _with_spread(row, "accuracy", 3)
-    change = row.get("accuracy_change")
+    epsilon, plain = row.get("true_epsilon"), row["defense"] is None and row["clients"] == 1
     return [
-        row["defense"] or ("none" if row["clients"] == 1 else "secure_aggregation"),
-        "" if row["defense"] is None and row["clients"] == 1 else f"{row['strength']:g}",
+        row["defense"] or ("none" if plain else "secure_aggregation"),
+        "" if plain else f"{row['strength']:g}",
         str(row["local_steps"]),
-        accuracy,
-        "" if change is None or not math.isfinite(change) else f"{change:+.3f}",
+        "diverged" if row["diverged"] else _with_spread(row, "accuracy", 3),
+        "" if plain else _with_spread(row, "accuracy_change", 3, sign="+"),
         _with_spread(row, "psnr", 1),
-        _with_spread(row, "psnr_adaptive", 1) if "psnr_adaptive" in row else "",
+        _with_spread(row, "psnr_adaptive", 1),
+        "" if plain else _with_spread(row, "leak_change", 1, sign="+"),
         f"{row['ssim']:.2f}",
         f"{row['ssim_adaptive']:.2f}" if "ssim_adaptive" in row else "",
         f"{row['psnr_grey']:.1f}",
         f"{row['cosine_distance']:.2g}",
         f"{row['label_accuracy']:.0%}",
+        f"{row['label_accuracy_adaptive']:.0%}" if "label_accuracy_adaptive" in row else "",
+        f"{row['bits_per_entry']:.3g}",
         "" if epsilon is None else f"{epsilon:.3g}",
     ]
 
 
-def _with_spread(row: dict[str, Any], name: str, digits: int) -> str:
+def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "") -> str:
+    if not math.isfinite(row.get(name, math.nan)):
+        return ""
     spread = f" +- {row[f'{name}_spread']:.{digits}f}" if len(row["seeds"]) > 1 else ""
-    return f"{row[name]:.{digits}f}{spread}"
+    return f"{row[name]:{sign}.{digits}f}{spread}"
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -158,6 +163,9 @@ def markdown(
         lines += ["The paper says besides:", ""]
         lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         lines += [""]
+    lines += judged(verdicts(study, rows))
+    own = {row["defense"]: REGISTRY[row["defense"]].reading for row in ran if row["defense"]}
+    lines += readings(own)
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])
         lines += [
@@ -169,6 +177,21 @@ def markdown(
     for reason, names in _reasons(rows).items():
         lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
     return "\n".join(lines)
+
+
+def judged(conclusions: list[Verdict]) -> list[str]:
+    """Lines that put a paper's conclusions beside ours."""
+    if not conclusions:
+        return []
+    words = {True: "holds", False: "does not hold", None: "not run"}
+    shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
+    return ["What the paper concludes, and whether it holds here:", "", *table(("", "paper", "ours", ""), shown), ""]
+
+
+def readings(own: dict[str, str]) -> list[str]:
+    """Lines on defenses that are not quite, or not, the published ones; name to what is different."""
+    told = [f"* {name}: {text}." for name, text in own.items() if text]
+    return ["Not as published, or not published in full:", "", *told, ""] if told else []
 
 
 def table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
@@ -189,8 +212,10 @@ def write(path: Path, sections: list[str], provenance: str) -> None:
         "",
         "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense,",
         "on samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched",
-        "one to one; at or below a grey image's PSNR nothing was recovered. The attacker infers the labels.",
-        "Dashed: it does not know the defense; solid: it knows the defense and its strength.",
+        "one to one; at or below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels",
+        "that the attacker got right, in any order. Dashed: it does not know the defense; solid: it knows the defense",
+        "and its strength. Changes are against the run without defense and with the same local steps, the leak's that",
+        "of the better attacker. Bits per entry of the upload; without a defense 32.",
         "",
     ]
     path.write_text("\n".join([*top, *sections, provenance, ""]))

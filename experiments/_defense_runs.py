@@ -96,6 +96,7 @@ def _measure(
 ) -> dict[str, Any]:
     check(point.case)
     row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
+    row["bits_per_entry"] = utility.bits_per_entry(point.case)
     row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
     for suffix, job in jobs.items():
         scores = [runner(job, seed).scores for seed in seeds]
@@ -104,7 +105,7 @@ def _measure(
         row |= _statistics("psnr_grey", [score["psnr_grey"] for score in scores])
     leaks = [row[f"psnr{suffix}_values"] for suffix in jobs]
     # Who attacks may know the defense and still do as if not: the defender has to reckon with the better one.
-    row["leak"] = max(float(np.mean(values)) for values in leaks)
+    row |= _statistics("leak", max(leaks, key=np.mean))
     if point.case.defense is not None and registry.REGISTRY[point.case.defense].private:
         f = utility.federation
         try:
@@ -134,10 +135,14 @@ def _statistics(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def _add_change(rows: list[dict[str, Any]]) -> None:
-    """Put the newest row's accuracy and leak beside those of the undefended run with the same local steps."""
+    """Put the newest row's accuracy and leak beside those of the undefended run with the same local steps.
+
+    Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
+    """
     new = rows[-1]
     for row in rows:
         plain = row["defense"] is None and row["clients"] == 1 and row["local_steps"] == new["local_steps"]
         if plain and "accuracy" in row and "accuracy" in new:
-            new["accuracy_change"] = new["accuracy"] - row["accuracy"]
-            new["leak_change"] = new["leak"] - row["leak"]
+            for name in ("accuracy", "leak"):
+                pairs = zip(new[f"{name}_values"], row[f"{name}_values"], strict=True)
+                new |= _statistics(f"{name}_change", [own - without for own, without in pairs])

@@ -97,8 +97,11 @@ def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
 
 
 def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
-    """The rest: sparsification, also with error feedback, Gaussian and Laplace noise, stochastic rounding, dropout."""
-    names = ("sparsification", "error_feedback", "gaussian", "laplace", "stochastic_quantization", "feature_dropout")
+    """The rest: sparsification, also with error feedback, noise, also cancelling, stochastic rounding, dropout."""
+    names = (
+        "sparsification", "error_feedback", "gaussian", "laplace", "cancelling_noise", "stochastic_quantization",
+        "feature_dropout",
+    )  # fmt: skip
     return [Point(base, "none", 0.0), *_swept(base, names, strengths)]
 
 

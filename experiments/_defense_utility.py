@@ -13,7 +13,7 @@ from experiments import _defense_registry as registry
 from experiments._harness import digest, jsonable, write_json
 from experiments._inversion_case import Case
 from experiments._inversion_problem import build_model, client_defense
-from jaxleak import _validate, data, models, protocols
+from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 
 
@@ -90,6 +90,13 @@ class Utility:
         model, _ = self._model(case, seed)
         return models.load_weights(path, jax.eval_shape(model.init, jax.random.key(0)))
 
+    def bits_per_entry(self, case: Case) -> float:
+        """What an upload takes on the wire, in bits per entry of the model; 32 without a defense."""
+        model, _ = self._model(case, 0)
+        params = jax.eval_shape(model.init, jax.random.key(0))["params"]
+        bits = defenses.bits_on_the_wire(client_defense(case, model), params)
+        return bits / sum(leaf.size for leaf in jax.tree.leaves(params))
+
     def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
         f = self.federation
         dataset = data.load(case.data, f.samples + f.test_samples, seed)
@@ -127,7 +134,11 @@ class Utility:
 
 
 def _trained_as(case: Case) -> Case:
-    """The case whose training this one's equals: what only hides entries from the server changes no model."""
-    if case.defense is None or registry.build(case.defense, case.strength).place != "server_view":
+    """The case whose training this one's equals: no model changes by what only hides entries from the server.
+
+    The same holds for noise that cancels over the clients, as the server takes nothing but their mean.
+    """
+    if case.defense is None:
         return case
-    return replace(case, defense=None, strength=0.0)
+    hides_only = registry.build(case.defense, case.strength).place in ("server_view", "client_payloads")
+    return replace(case, defense=None, strength=0.0) if hides_only else case

@@ -237,12 +237,14 @@ def _protocol(
     with_statistics: bool,
     num_samples: int | None = None,
 ) -> Protocol:
+    defense = client_defense(case, share.model)
     return protocols.client(
         share,
         num_samples=case.pool if num_samples is None else num_samples,
         batch_size=case.batch_size,
         variables=variables,
-        defense=client_defense(case, share.model),
+        defense=defense,
+        neighbours=_defense_registry.NEIGHBOURS if defense is not None and defense.place == "client_payloads" else 0,
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
@@ -281,7 +283,7 @@ def _attack_on(
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
         return build_attack(case, model, shown, generator)
-    informed = _defense_adaptive.informed(
+    knowing, adapted = _defense_adaptive.informed(
         case.defense,
         case.strength,
         model,
@@ -291,7 +293,9 @@ def _attack_on(
         round_=case.attacked_round,
         variables=variables,
     )
-    return attacks.inversion(model, *informed, batch_size=case.images)
+    if case.labels is not None:  # what was asked for goes before what who knows the defense would choose
+        adapted = adapted._replace(labels=case.labels)
+    return attacks.inversion(model, knowing, adapted, batch_size=case.images)
 
 
 _compiled_attack = functools.cache(_attack_on)

@@ -10,6 +10,7 @@ DefenseName = Literal[
     "noise",
     "noise_gradient",
     "noise_cut",
+    "noise_embedding",
     "dp_sgd",
     "label_dp",
     "marvell",
@@ -21,11 +22,20 @@ DefenseName = Literal[
 #: The paper gives neither; C is about the median norm of an example's gradient at the start of training.
 DP_CLIP, DP_DELTA = 1.0, 1e-5
 
+#: Gaussian noise by name: where it is added.
+NOISE_PLACES: dict[str, str] = {
+    "noise": "top_output",
+    "noise_gradient": "top_output_gradient",
+    "noise_cut": "cut_gradient",
+    "noise_embedding": "bottom_output",
+}
+
 #: Strengths where the command line gives none.
 DEFAULT_STRENGTH: dict[DefenseName, float] = {
     "noise": 0.01,
     "noise_gradient": 0.01,
     "noise_cut": 0.01,
+    "noise_embedding": 0.01,
     "dp_sgd": 10.0,
     "label_dp": 10.0,
     "marvell": 1.0,
@@ -42,8 +52,8 @@ def build_defense(
 
     | name | strength |
     |---|---|
-    | noise, noise_gradient, noise_cut | variance of Gaussian noise on the top's output, on its gradient, or on the \
-gradients that leave for the parties |
+    | noise, noise_gradient, noise_cut, noise_embedding | variance of Gaussian noise on the top's output, on its \
+gradient, on the gradients that leave for the parties, or on the embeddings that the parties send |
     | dp_sgd | epsilon of all training as for Poisson sampling, delta 1e-5, clipping norm 1 |
     | label_dp | epsilon of all labels in any party's view, delta 1e-5: noise on the top's output gradient |
     | marvell | power |
@@ -67,9 +77,8 @@ size of an entry |
         return ()
     _validate.non_negative(strength=strength)
     value = strength or DEFAULT_STRENGTH[name]
-    if name in ("noise", "noise_gradient", "noise_cut"):
-        place = {"noise": "top_output", "noise_gradient": "top_output_gradient", "noise_cut": "cut_gradient"}[name]
-        return (defenses.gaussian_noise(math.sqrt(value), place=place),)
+    if name in NOISE_PLACES:
+        return (defenses.gaussian_noise(math.sqrt(value), place=NOISE_PLACES[name]),)
     if name == "dp_sgd":
         steps = num_samples // batch_size * epochs
         # As the literature accounts for it: as if batches were Poisson samples, which a shuffled epoch's are not. By

@@ -4,6 +4,7 @@
     python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 --seeds 0 1 2 --budget 120
     python -m experiments.defenses --study fedleak-fig5 further --attacked-round 200 --seeds 0 1 2 --budget 120
     python -m experiments.defenses --attacked-round 200 --unseen --only none --seeds 0 1 2
+    python -m experiments.defenses --study fedleak-fig8 --labels given --seeds 0 1 2 --budget 60
     python -m experiments.defenses --study fedleak-fig5 --only dp_soteria --strengths dp_soteria=1000,100
     python -m experiments.defenses --study cafe-fake-gradients cafe-table11 vfl-table5 vfl-table6 --budget 90
     python -m experiments.defenses --study all --out runs/defenses/all --budget 600
@@ -44,6 +45,7 @@ from experiments._harness import (
 )
 from experiments._inversion_case import Case
 from jaxleak import _validate
+from jaxleak.attacks import LABEL_RULES
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 
@@ -94,6 +96,9 @@ class Args:
     """Rounds of that training before the attacked upload; 0 attacks the initial model."""
     unseen: bool = False
     """The attacked upload is of test samples, on which that federation did not train."""
+    labels: str | None = None
+    """Of the attacked samples: given grants them, joint optimises them, a rule infers them; nothing keeps the preset's.
+    Granted, a low leak is not due to failed label inference."""
     test_samples: int = 400
     fresh: bool = False
 
@@ -152,6 +157,8 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
     _validate.non_negative(**{f"seeds[{i}]": seed for i, seed in enumerate(args.seeds)})
     args.federation.check()
     _validate.in_range(0, args.rounds, attacked_round=args.attacked_round)
+    if args.labels is not None:
+        _validate.one_of(("given", "joint", *LABEL_RULES), labels=args.labels)
     delegated.check(chosen, args.seeds)
     for name in args.only:
         _validate.one_of(ONLY, only=name)
@@ -165,6 +172,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
         iterations=args.iterations,
         learning_rate=args.learning_rate,
         attacked_round=args.attacked_round,
+        labels=args.labels,
     )
     if args.unseen:
         base = replace(base, skip=args.samples, pool=args.test_samples)
@@ -207,10 +215,12 @@ def _here(
             jobs[f"{point.id}, adaptive"] = attack_job(replace(point.case, adaptive=True), args.federation)
     figures = report.draw(folder, study, rows, runner, jobs)
     f = args.federation
+    how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
         f"Data {args.data}, model {args.model}, batch {args.batch_size}, {args.iterations} iterations of the attack.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
+        f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
         "Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta 1e-5, clip 1; the true epsilon is by "

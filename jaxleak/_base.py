@@ -31,7 +31,7 @@ class PartyRecord(NamedTuple):
     params: PyTree  # its bottom model before the step
     params_after: PyTree  # and after it
     params_gradient: PyTree  # loss gradient at its parameters, possibly defended
-    output: jax.Array  # (B, e), its bottom model's output before the step
+    output: jax.Array  # (B, e), its bottom model's output before the step, without the noise it may send it with
     output_after: jax.Array  # (B, e), on the same input with the parameters after the step
     output_gradient: jax.Array  # (B, e), the loss gradient at `output` that came back, possibly defended
 

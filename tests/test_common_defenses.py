@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments._defense_registry import composed
+from jaxleak import models, protocols
 from jaxleak.defenses import (
     HORIZONTAL_PLACES,
     SPLIT_PLACES,
@@ -41,6 +43,7 @@ DEFENSES = {
     "fake_gradients_relative": (fake_gradients(pool_size=3, relative=True), True),
     "noise_on_outputs": (gaussian_noise(0.1), True),
     "noise_on_gradients": (gaussian_noise(0.1, place="cut_gradient"), True),
+    "noise_on_embeddings": (laplace_noise(0.1, place="bottom_output"), True),
     "vfl_defender": (vfl_defender(0.5, -0.4), True),
     "vfl_defender_printed": (vfl_defender(0.5, -0.4, reading="paper"), True),
     "vfl_defender_batch": (vfl_defender(0.5, -0.4, reading="batch"), True),
@@ -65,6 +68,7 @@ DEFENSES = {
     "soteria": (soteria(0.5), False),
     "outpost": (outpost(0.5), True),
     "guardian": (guardian(10.0, probes=1), True),
+    "dp_before_soteria": (composed(dp_sgd(0.5, 1.0), soteria(0.5)), True),
     "feature_dropout": (feature_dropout(0.5), True),
     "compressed": (chain(sparsify(30), quantize(4)), False),
     "chain": (chain(clipped_gaussian(0.5, 0.1), fake_gradients(pool_size=3)), True),
@@ -92,6 +96,7 @@ ROWS = jnp.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.3], [-1.0, 0.2, 0.0], [0.4, 0.
 #: Place -> what passes there.
 PAYLOADS = {
     "payload": PAYLOAD,
+    "bottom_output": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
     "top_output": ROWS,
     "top_output_gradient": ROWS,
     "cut_gradient": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
@@ -180,3 +185,39 @@ def test_non_finite_payloads_are_refused_before_compiling(case):
     poisoned = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(jnp.nan), _payload(case))
     with pytest.raises(FloatingPointError, match="payload: non-finite"):
         case[0].apply(jax.random.key(0), poisoned, **KNOWN)
+
+
+def _federation(defense):
+    return protocols.federated_averaging(MODEL, [np.arange(2)] * 2, batch_size=1, learning_rate=0.1, defense=defense)
+
+
+def _linear(parties):
+    return models.logistic((4,), parties=parties, num_classes=3)
+
+
+SIZES = {"num_samples": 4, "batch_size": 2}
+#: Protocol -> (built with a defense, the places that it has).
+PROTOCOLS = {
+    "vertical": (lambda d: protocols.vertical(_linear(2), defense=d, **SIZES), {"payload"}),
+    "horizontal": (lambda d: protocols.horizontal(_linear(1), workers=2, defense=d, **SIZES), {"payload"}),
+    "split_training": (
+        lambda d: protocols.split_training(models.bottom_top((2, 3), 3), defenses=[d], **SIZES),
+        set(SPLIT_PLACES),
+    ),
+    "client": (
+        lambda d: protocols.client(protocols.ClientShare(MODEL), defense=d, **SIZES),
+        set(HORIZONTAL_PLACES) - {"client_payloads"},
+    ),
+    "federated_averaging": (_federation, set(HORIZONTAL_PLACES)),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_protocol_takes_a_defense_exactly_where_it_has_the_place(protocol):
+    build, places = PROTOCOLS[protocol]
+    for defense, _ in DEFENSES.values():
+        if defense.place in places:
+            build(defense)
+        else:
+            with pytest.raises(ValueError, match="place must be one of"):
+                build(defense)

@@ -8,6 +8,7 @@ import scipy.stats
 
 from jaxleak import models, protocols, threats
 from jaxleak._base import Batch
+from jaxleak.defenses import cancelling_noise, laplace_noise
 from jaxleak.protocols import aggregate, largest_entry, masked_payloads
 
 KEY = jax.random.key(0)
@@ -89,6 +90,34 @@ def test_the_server_sees_the_mean_and_no_single_payload():
         assert leaf.shape == a.shape
         np.testing.assert_allclose(leaf, (a + b) / 2, atol=2.0**-24)
         assert not np.allclose(leaf, a, atol=1e-6)
+
+
+def test_cancelling_noise_is_in_a_single_upload_and_not_in_the_sum():
+    share = protocols.ClientShare(models.build("mlp", (2, 2, 1), 3, widths=(3,)))
+    x = jnp.asarray(RNG.random((4, 1, 2, 2, 1)), jnp.float32)
+    private = Batch(x, jnp.array([0, 1, 2, 0]), jnp.arange(4))
+    noise = cancelling_noise(1.0, 2)
+    protocol = protocols.client(share, num_samples=4, batch_size=2, defense=noise, neighbours=1)
+    state = protocol.init(KEY)
+    _, transcript = jax.jit(protocol.round)(KEY, state, private)
+    assert transcript.index.shape == (2,)
+    rest = np.setdiff1d(np.arange(4), transcript.index)
+    own, other = (jax.jit(share)(state.params, jax.tree.map(lambda leaf, i=i: leaf[i], private))
+                  for i in (transcript.index, rest))  # fmt: skip
+    noise_key = jax.random.fold_in(jax.random.fold_in(KEY, 0), 1)
+    uploads = noise.apply(noise_key, jax.tree.map(lambda *leaves: jnp.stack(leaves), own, other))
+    for seen, sent, a, b in zip(*map(jax.tree.leaves, (transcript.payload, uploads, own, other)), strict=True):
+        np.testing.assert_allclose(seen, sent[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(sent.sum(axis=0), a + b, rtol=1e-4, atol=1e-6)
+        assert (np.abs(seen - a) > 0.1 * np.abs(a)).any()
+    for options, message in (
+        ({"defense": noise}, "place must be one of payload"),
+        ({"defense": laplace_noise(1.0), "neighbours": 1}, "place must be one of client_payloads"),
+        ({"neighbours": 1}, "got 1 and no defense"),
+        ({"defense": noise, "neighbours": 2}, "neighbours"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            protocols.client(share, num_samples=4, batch_size=2, **options)
 
 
 def test_one_client_cannot_aggregate_securely():

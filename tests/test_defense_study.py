@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import _defense_adaptive, _defense_delegated, _defense_registry, _defense_studies, defenses
+from experiments import (
+    _defense_adaptive,
+    _defense_delegated,
+    _defense_registry,
+    _defense_studies,
+    _defense_verdicts,
+    defenses,
+)
 from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
 from experiments._defense_studies import points_of
 from experiments._defense_utility import Utility
 from experiments._inversion_case import Case
-from experiments._inversion_problem import victim
+from experiments._inversion_problem import threat_for, victim
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak._base import Batch
@@ -62,7 +69,10 @@ def test_every_defense_is_in_a_study():
     assert len({point.id for point in four}) == len(four)
 
 
-@pytest.mark.parametrize("name", [n for n in REGISTRY if n not in ("stochastic_quantization", "withhold_top")])
+TESTED_ELSEWHERE = ("stochastic_quantization", "withhold_top", "cancelling_noise")
+
+
+@pytest.mark.parametrize("name", [n for n in REGISTRY if n not in TESTED_ELSEWHERE])
 def test_the_victims_client_is_defended(name):
     strongest = REGISTRY[name].strengths[-1]
     case = Case(data="digits", model="mlp", batch_size=2, pool=4)
@@ -163,6 +173,24 @@ def test_who_knows_that_noise_decays_goes_by_the_round(client):
     np.testing.assert_allclose(later / first, _defense_registry.DECAY**-20, rtol=1e-4)
 
 
+def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
+    """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    seen = build("encrypt_top", 20.0).apply(jax.random.key(0), payload)
+    assert not np.asarray(seen[model.head]["bias"]).any()
+    kept = build("encrypt_bottom", 80.0).apply(jax.random.key(0), payload)
+    np.testing.assert_array_equal(kept[model.head]["bias"], payload[model.head]["bias"])
+    for name, labels, expected in (
+        ("encrypt_top", "calibrated", "joint"),
+        ("withhold_top", "given", "given"),
+        ("encrypt_bottom", "calibrated", "calibrated"),
+        ("soteria", "calibrated", "calibrated"),
+    ):
+        own = SETTINGS._replace(labels=labels)
+        assert _defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
+
+
 def test_who_knows_of_dropout_averages_over_masks(client):
     model, share, variables, batch = client
     none, half = (
@@ -234,6 +262,7 @@ def test_true_epsilon_is_no_shorthand():
         ({"batch_size": 200}, "batch_size must be in"),
         ({"learning_rate": 0.0}, "learning_rate must be > 0"),
         ({"attacked_round": 201}, "attacked_round must be in"),
+        ({"labels": "iql"}, "labels must be one of"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
@@ -264,6 +293,9 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
         assert 0 <= row["accuracy"] <= 1
         assert np.isfinite(row["psnr"])
         assert ("psnr_adaptive" in row) == (row["defense"] is not None)
+        assert row["leak_change"] == pytest.approx(row["leak"] - rows["none/steps1"]["leak"])
+    assert rows["none/steps1"]["bits_per_entry"] == 32
+    assert 1 < rows["quantization/1/steps1"]["bits_per_entry"] < 1.1  # one scale per tensor
     text = (tmp_path / "report.md").read_text()
     assert "figures/demo-steps1.png" in text
     assert (tmp_path / "figures" / "demo-steps1.png").exists()
@@ -306,6 +338,13 @@ def test_unseen_samples_are_none_of_the_federations():
     assert not {x.tobytes() for x in np.asarray(attacked.x)} & {x.tobytes() for x in own.x}
 
 
+def test_granted_labels_are_granted_to_both_attackers():
+    points = defenses._checked(defenses.Args(labels="given"), ("demo",))["demo"]
+    granted = [threat_for(replace(p.case, adaptive=p.case.defense is not None)).labels for p in points]
+    assert len(granted) > 1
+    assert all(granted)
+
+
 def test_without_data_the_command_fails_after_listing_what_it_lacks(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
     args = defenses.Args(**TINY | {"data": "cifar10", "strengths": ("quantization=1",)}, out=tmp_path)
@@ -331,3 +370,40 @@ def test_delegated_rows_become_curves():
     curves = _defense_delegated.trade_off_curves(rows)
     assert curves == {"noise on the cut": [{"strength": 0.01, "accuracy": -30.0, "psnr": 40.0, "psnr_adaptive": 50.0}]}
     assert _defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))
+
+
+def test_the_papers_orders_and_conclusions_stand_beside_ours():
+    rows = [
+        {"id": "table6-label/marvell/criteo", "paper": 82.0, "ours": 78.0},
+        {"id": "table6-label/dp-sgd/criteo", "paper": 53.0, "ours": 99.0},
+        {"id": "table6-label/dp-sgd/criteo#label-dp", "paper": 53.0, "ours": 58.0},
+        {"id": "table6-label/marvell/avazu", "paper": 80.0, "ours": None},
+    ]
+    assert _defense_verdicts.orders(rows) == [
+        ("table6-label criteo", "dp-sgd < marvell", "marvell < dp-sgd"),
+        ("table6-label criteo (label-dp)", "dp-sgd < marvell", "dp-sgd < marvell"),
+    ]
+    undefended = {"defense": None, "strength": 0.0, "local_steps": 1, "clients": 1, "accuracy": 0.9, "leak": 38.0}
+    hidden = undefended | {"defense": "encrypt_top", "strength": 80.0, "leak": 12.0}
+    found = _defense_verdicts.verdicts("fedleak-fig8", [undefended, hidden])
+    assert [(v.ours, v.holds) for v in found] == [("12.0 dB", False), ("", None)]
+    assert [v.holds for v in _defense_verdicts.verdicts("fedleak-fig4", [undefended, hidden])] == [False, None, None]
+    for study in ("fedleak-fig4", "fedleak-fig5", "fedleak-fig7", "fedleak-fig8"):
+        assert {v.holds for v in _defense_verdicts.verdicts(study, [])} == {None}
+    assert _defense_verdicts.verdicts("further", []) == []
+
+
+def test_fake_gradients_have_a_point_where_attack_and_training_both_ran():
+    rows = [
+        {"id": "text-fake-gradients/true/cifar10", "ours": 100.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-relative", "ours": 15.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-relative#adaptive", "ours": 108.0},
+        {"id": "text-fake-gradients/fake/cifar10#fake-printed", "ours": 5.0},
+        {"id": "table11/true/iter100", "ours": 2.0},
+        {"id": "table11/fake/iter0#fake-relative", "ours": 2.3},
+        {"id": "table11/fake/iter100#fake-relative", "ours": 2.1},
+        {"id": "table11/fake/iter100#fake-printed", "ours": "nan"},
+        {"id": "table11/dp-eps1/iter100", "ours": 2.2},
+    ]
+    point = {"strength": 100.0, "accuracy": 2.1, "psnr": 15.0, "psnr_adaptive": 108.0}
+    assert _defense_delegated.loss_curves(rows) == ({"fake-relative": [point]}, (100.0, 2.0))

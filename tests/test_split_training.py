@@ -136,6 +136,29 @@ def test_defenses_act_where_they_say(model, private, place):
     assert top_moves == (place == "cut_gradient")
 
 
+def test_embeddings_are_defended_before_the_label_holder_sees_them(model, private):
+    def shift(updates, state, params=None, *, key, round):  # labels would be refused: parties do not have them
+        return jax.tree.map(lambda leaf: leaf + 0.5, updates), state
+
+    shifted = Defense("bottom_output", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), shift))
+    state, after, transcript = _step(model, private, optimizer=optax.sgd(1.0), defenses=[shifted])
+    batch = jax.tree.map(lambda leaf: leaf[transcript.index], private)
+
+    @jax.jit
+    def gradient(params):
+        def loss(params):
+            own = [model.bottom(b, x) for b, x in zip(params["bottom"], model.slices(batch.x), strict=True)]
+            logits = model.top(params["top"], tuple(b + 0.5 for b in own))
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y).mean()
+
+        return jax.grad(loss)(params)
+
+    for a, b in zip(*map(jax.tree.leaves, (_gradients(state, after, transcript), gradient(state.params))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    for p, (own, x) in enumerate(zip(state.params["bottom"], model.slices(batch.x), strict=True)):
+        np.testing.assert_allclose(transcript.parties[p].output, model.bottom(own, x), rtol=1e-5, atol=1e-6)
+
+
 def _gradients(state, after, transcript):
     """Of all owners, as plain SGD with rate 1 applied them."""
     del transcript

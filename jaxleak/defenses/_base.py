@@ -10,10 +10,11 @@ import optax
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 
-#: Where a defense may act in split vertical training. At the label holder: the top's output before the loss, the loss
-#: gradient at that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms. At every
-#: owner: the gradients of single examples, a tuple with one tree per owner, bottoms first and the top last.
-SPLIT_PLACES = ("top_output", "top_output_gradient", "cut_gradient", "per_example_gradient")
+#: Where a defense may act in split vertical training. At the parties: the tuple of embeddings (one (B, e) per party)
+#: before they leave for the label holder. At the label holder: the top's output before the loss, the loss gradient at
+#: that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms. At every owner: the
+#: gradients of single examples, a tuple with one tree per owner, bottoms first and the top last.
+SPLIT_PLACES = ("bottom_output", "top_output", "top_output_gradient", "cut_gradient", "per_example_gradient")
 
 #: Where a defense may act in horizontal training, see `Defense.place`.
 HORIZONTAL_PLACES = ("payload", "per_example_gradient", "representation", "client_payloads", "server_view")

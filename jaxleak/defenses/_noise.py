@@ -13,7 +13,8 @@ def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
     """Add Gaussian noise of standard deviation `scale` to every entry of what passes at `place`.
 
     VFLRecon's table V puts noise of variance 0.001, 0.01 and 0.1 (`scale` is the root of it) on the output of the top
-    model; its discussion speaks of gradients. Both are measured by choosing the place. Gradients here are of the mean
+    model; its discussion speaks of gradients. Both are measured by choosing the place; "bottom_output" is noise on the
+    embeddings that the parties send, which hides features from the label holder. Gradients here are of the mean
     loss, so they shrink with 1 / B, while outputs do not: the same scale is a much larger noise on gradients.
 
     There is no clipping, and hence no (epsilon, delta) but the one that `label_dp_scale` states.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak.defenses._base import Defense, per_leaf
+from jaxleak.defenses._base import SPLIT_PLACES, Defense, per_leaf
 
 
 def gaussian_payload_noise(scale: float) -> Defense:
@@ -22,19 +22,21 @@ def gaussian_payload_noise(scale: float) -> Defense:
     return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape))
 
 
-def laplace_noise(scale: float) -> Defense:
+def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
     """Add Laplace noise with density exp(-|t| / scale) / (2 scale) to every entry of the payload.
 
     Its standard deviation is sqrt(2) times `scale`. Without clipping the 1-norm there is no epsilon.
 
     Args:
         scale: >= 0, in units of the payload; 0 is the identity.
+        place: "payload", or one of `SPLIT_PLACES` in split vertical training, as for `gaussian_noise`.
 
     Raises:
-        ValueError: on a scale out of range.
+        ValueError: on a scale out of range or an unknown place.
     """
     _validate.non_negative(scale=scale)
-    return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape))
+    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
+    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape))
 
 
 def magnitude_noise(scale: float) -> Defense:

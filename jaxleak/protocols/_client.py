@@ -109,6 +109,7 @@ def client(
     batch_size: int,
     variables: PyTree = None,
     defense: Defense | None = None,
+    neighbours: int = 0,
     secure_aggregation: int | None = None,
     with_statistics: bool = False,
 ) -> Protocol:
@@ -120,7 +121,10 @@ def client(
         batch_size: B of each local step; a round uses M * E * B <= N different samples.
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
         defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
-            at "server_view" what the server cannot read; for one client, and inside a step for one local step.
+            at "server_view" what the server cannot read; for one client, and inside a step for one local step. With
+            `neighbours` also at "client_payloads".
+        neighbours: other clients, each with as many samples of its own, whose payloads a defense at "client_payloads"
+            takes along. The server sees the first client's upload, and the transcript holds that client's samples.
         secure_aggregation: fraction bits in [0, 30] of `masked_payloads`: several clients upload under masks that
             cancel in the sum, so that the transcript, and with it any threat, has the mean and no single payload. None
             averages in floating point, which grants no more, without the rounding.
@@ -133,11 +137,16 @@ def client(
         ValueError: on sizes out of range, secure aggregation of one client, or a defense at a place that this client
             does not have.
     """
-    per_round = share.clients * share.local_steps * batch_size
+    own_size = share.clients * share.local_steps * batch_size
     _validate.positive(num_samples=num_samples, batch_size=batch_size)
-    _validate.in_range(1, num_samples, **{"clients * local_steps * batch_size": per_round})
+    _validate.non_negative(neighbours=neighbours)
+    per_round = (1 + neighbours) * own_size
+    counted = "clients * local_steps * batch_size" + (" * (1 + neighbours)" if neighbours else "")
+    _validate.in_range(1, num_samples, **{counted: per_round})
     if defense is not None:
-        _check_defense(share, defense)
+        _check_defense(share, defense, neighbours)
+    elif neighbours:
+        raise ValueError(f"neighbours are of a defense at client_payloads, got {neighbours} and no defense")
     if secure_aggregation is not None:
         largest_entry(share.clients, secure_aggregation)
     model = share.model
@@ -147,7 +156,8 @@ def client(
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
-        batch = Batch(private.x[index], private.y[index], index)
+        drawn = Batch(private.x[index], private.y[index], index)
+        batch = jax.tree.map(lambda leaf: leaf[:own_size], drawn)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
         if secure_aggregation is None:
             payload = share(state.params, batch)
@@ -161,13 +171,18 @@ def client(
             elif defense.place == "representation":
                 known |= {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y}
                 known["mode"] = share.batch_norm
+            elif defense.place == "client_payloads":
+                each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)
+                payload = jax.lax.map(lambda one: share(state.params, one), each)
             payload = defense.apply(noise_key, payload, **known)
+            if defense.place == "client_payloads":
+                payload = jax.tree.map(lambda leaf: leaf[0], payload)
             if defense.place == "per_example_gradient":
                 payload = jax.tree.map(lambda leaf: leaf.mean(axis=0), payload)
         statistics = None
         if with_statistics:
             statistics = model.apply(state.params, batch.x[:, 0], mode=share.batch_norm).statistics
-        transcript = Transcript(state.round, state.params, payload, index, statistics, batch)
+        transcript = Transcript(state.round, state.params, payload, batch.index, statistics, batch)
         return state._replace(round=state.round + 1), transcript
 
     return Protocol(init, round_, share)
@@ -178,8 +193,9 @@ def _each_example(share: ClientShare, params: PyTree, batch: Batch) -> PyTree:
     return jax.vmap(lambda x, y, i: share(params, Batch(x[None], y[None], i[None])))(batch.x, batch.y, batch.index)
 
 
-def _check_defense(share: ClientShare, defense: Defense) -> None:
-    _validate.one_of(("payload", "representation", "per_example_gradient", "server_view"), place=defense.place)
+def _check_defense(share: ClientShare, defense: Defense, neighbours: int) -> None:
+    places = ("payload", "representation", "per_example_gradient", "server_view")
+    _validate.one_of(("client_payloads",) if neighbours else places, place=defense.place)
     if share.clients > 1:
         raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
     if share.local_steps > 1 and (defense.one_step or defense.place == "per_example_gradient"):

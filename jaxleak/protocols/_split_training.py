@@ -45,9 +45,10 @@ def split_training(
 ) -> Protocol:
     """Train bottom and top models on vertically divided samples (VFLRecon, section II and Algorithm 1).
 
-    Every step: party p sends b_p = bottom_p(x_p); the label holder computes o = top(b), the loss and dL/do, sends
-    dL/db_p back and updates the top; every party updates its bottom. Each owner runs an optimiser of its own, so
-    transforms that look at all of a gradient (clipping by norm) see only their owner's.
+    Every step: party p sends b_p = bottom_p(x_p), or what a defense at "bottom_output" makes of it; the label holder
+    computes o = top(b), the loss and dL/do, sends dL/db_p back and updates the top; every party updates its bottom.
+    Each owner runs an optimiser of its own, so transforms that look at all of a gradient (clipping by norm) see only
+    their owner's.
 
     Args:
         model: from `models.bottom_top`; samples are (P, max d_p), zero-padded.
@@ -56,9 +57,10 @@ def split_training(
         optimizer: of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
         defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keywords
-            `labels`, which the label holder has, and `round`, the step. One at "per_example_gradient" (DP-SGD) defends
-            what every owner updates its parameters with; the gradients that the label holder sends to the parties stay
-            as they are.
+            `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have not. There,
+            what comes back to a bottom is taken as the gradient at its own output, as for noise that is added. One at
+            "per_example_gradient" (DP-SGD) defends what every owner updates its parameters with; the gradients that
+            the label holder sends to the parties stay as they are.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -80,10 +82,10 @@ def split_training(
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
     transform = default_optimizer() if optimizer is None else optimizer
 
-    def defend(key: jax.Array, place: str, value: PyTree, labels: jax.Array, step: jax.Array) -> PyTree:
+    def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
             if defense.place == place:
-                value = defense.apply(jax.random.fold_in(key, i), value, labels=labels, round=step)
+                value = defense.apply(jax.random.fold_in(key, i), value, round=step, **known)
         return value
 
     def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
@@ -110,15 +112,16 @@ def split_training(
             b, pull = jax.vjp(lambda own, x=x: model.bottom(own, x), own)
             pulls.append(pull)
             embeddings.append(b)
-        output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], tuple(embeddings))
-        output = defend(noise_key, "top_output", output, batch.y, state.round)
+        sent = defend(noise_key, "bottom_output", tuple(embeddings), state.round)
+        output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], sent)
+        output = defend(noise_key, "top_output", output, state.round, labels=batch.y)
         output_gradient = jax.grad(loss)(output, batch.y)
-        output_gradient = defend(noise_key, "top_output_gradient", output_gradient, batch.y, state.round)
+        output_gradient = defend(noise_key, "top_output_gradient", output_gradient, state.round, labels=batch.y)
         top_gradient, cut = pull_top(output_gradient)
-        cut = defend(noise_key, "cut_gradient", cut, batch.y, state.round)
+        cut = defend(noise_key, "cut_gradient", cut, state.round, labels=batch.y)
         if by_example:
-            examples = _example_gradients(model, params, slices, tuple(embeddings), cut, output_gradient)
-            examples = defend(noise_key, "per_example_gradient", examples, batch.y, state.round)
+            examples = _example_gradients(model, params, slices, sent, cut, output_gradient)
+            examples = defend(noise_key, "per_example_gradient", examples, state.round, labels=batch.y)
             *bottoms, top_gradient = jax.tree.map(lambda leaf: leaf.mean(axis=0), examples)
         else:
             bottoms = [pull(c)[0] for pull, c in zip(pulls, cut, strict=True)]
