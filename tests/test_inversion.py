@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, audit, data, defenses, metrics, models, objectives, protocols
+from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion import _variation
-from jaxleak.attacks._smoothing import next_sharpness
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -238,120 +237,6 @@ class TestClient:
             share(model.init(jax.random.key(0)), Batch(jnp.zeros((4, 1, *SHAPE)), jnp.zeros(4, jnp.int32), None))
 
 
-class TestGradientRegularization:
-    """On f(x) = sum a x^4, where everything is known."""
-
-    a = np.array([1.0, -0.5, 2.0])
-    x = np.array([0.7, -1.1, 0.4])
-
-    def direction(self, **options):
-        def objective(x, chosen):
-            assert chosen in (None, "kept")
-            return jnp.sum(jnp.asarray(self.a) * x**4), "kept"
-
-        regularization = objectives.gradient_regularization(0.6, **options)
-        value, _, d = objectives.regularized_gradient(
-            objective, jnp.asarray(self.x), regularization, selected=lambda aux: aux, step=lambda g: -0.1 * g
-        )
-        np.testing.assert_allclose(value, (self.a * self.x**4).sum(), rtol=1e-6)
-        return np.asarray(d)
-
-    def gradient(self, x):
-        return 4 * self.a * x**3
-
-    @pytest.mark.parametrize(("probe", "sign"), [("ascent", 1), ("descent", -1)])
-    def test_blend_of_two_gradients(self, probe, sign):
-        p = self.gradient(self.x)
-        q = self.gradient(self.x + sign * 0.3 * p / np.linalg.norm(p))
-        np.testing.assert_allclose(self.direction(length=0.3, probe=probe), 0.4 * p + 0.6 * q, rtol=1e-5)
-
-    def test_probe_where_the_optimizer_would_step(self):
-        p = self.gradient(self.x)
-        expected = 0.4 * p + 0.6 * self.gradient(self.x - 0.1 * p)
-        np.testing.assert_allclose(self.direction(probe="step"), expected, rtol=1e-5)
-
-    def test_exact_product_is_the_limit_of_the_finite_difference(self):
-        with jax.enable_x64(True):
-            exact = self.direction(length=1e-5, exact=True) - self.gradient(self.x)
-            finite = self.direction(length=1e-5) - self.gradient(self.x)
-        cosine = exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite)
-        assert cosine > 0.999
-        hessian = 12 * self.a * self.x**2
-        p = self.gradient(self.x)
-        np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
-
-    def test_exact_product_of_a_matching_objective(self):
-        """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
-        with jax.enable_x64(True):
-            model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
-            variables = jax.tree.map(jnp.float64, model.init(jax.random.key(0)))
-            share, y = protocols.ClientShare(model), jnp.array([0, 1])
-            truth, x = jax.random.uniform(jax.random.key(1), (2, 2, 1, 3, 3, 1), jnp.float64)
-            observed = share(variables, Batch(truth, y, None))
-            assert {leaf.dtype for leaf in jax.tree.leaves(observed)} == {jnp.dtype("float64")}
-
-            def distance(x, _):
-                return objectives.squared_l2(observed, share(variables, Batch(x, y, None))), None
-
-            @jax.jit
-            def directions(x):
-                finite = objectives.gradient_regularization(1.0, length=1e-5)
-                return [
-                    objectives.regularized_gradient(distance, x, r, selected=lambda aux: aux, step=lambda g: g)[2]
-                    for r in (finite._replace(blend=0.0), finite, finite._replace(exact=True))
-                ]
-
-            plain, *probed = (np.asarray(d).ravel() for d in directions(x))
-        # What regularization adds to the gradient, per unit of length.
-        finite, exact = ((d - plain) / 1e-5 for d in probed)
-        assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
-        np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())
-
-    def test_bad_arguments(self):
-        with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
-            objectives.gradient_regularization(1.5)
-        with pytest.raises(ValueError, match="probe must be one of"):
-            objectives.gradient_regularization(probe="sideways")
-        with pytest.raises(ValueError, match="exact needs a probe along the gradient"):
-            objectives.gradient_regularization(probe="step", exact=True)
-
-
-def sharpnesses(plan, distances):
-    beta, out = jnp.float32(plan.start), []
-    for t, distance in enumerate(distances):
-        out.append(float(beta))
-        beta = next_sharpness(plan, beta, jnp.asarray(t), len(distances), jnp.float32(distance))
-    return out
-
-
-def test_sharpness_rises_geometrically_then_holds_then_is_exact():
-    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), [0.0] * 10)
-    np.testing.assert_allclose(betas[:5], [1, 2, 4, 8, 16], rtol=1e-5)
-    np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
-    assert min(betas[8:]) >= 1e6
-    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
-    last = next_sharpness(attacks.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
-    assert last == 16  # and so it stays, beyond what was planned
-
-
-def test_smoothing_is_left_out_where_there_is_nothing_to_smooth(model, observed):
-    """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
-    relu = models.mlp(SHAPE, CLASSES, widths=(3,))
-    start = attacks.recommended_smoothing(batch_norm=False, batch_size=B).start
-    for network, sharpness in ((model, np.inf), (relu, start)):
-        attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=B)
-        assert attack.init(jax.random.key(0), audit.template_of(observed[2])).sharpness == sharpness
-
-
-def test_sharpness_waits_for_progress():
-    """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
-    waiting = attacks.smoothing(1.0, 16.0, progress_below=0.5)
-    assert set(sharpnesses(waiting, [0.9] * 5)) == {1.0}
-    betas = sharpnesses(waiting, [0.9, 0.4, 0.3, 0.5, 0.1])
-    np.testing.assert_allclose(betas, [1, 1, 2, 4, 4], rtol=1e-5)
-    np.testing.assert_allclose(sharpnesses(waiting, [0.1] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
-
-
 class TestBadInput:
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -522,28 +407,3 @@ def test_a_last_layer_without_bias_or_name_is_explained():
     attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
     with pytest.raises(ValueError, match="the model's head is 'last', which its parameters do not hold"):
         attacks.inversion(bare._replace(head="last"), share, settings(labels="bias_rule"), batch_size=2)
-
-
-@pytest.mark.slow
-def test_a_deep_network_of_relus_and_batch_norm_gives_in_to_the_homotopy_only():
-    """Exact kinks end little above a grey image (7.5 dB). Shallow ones of this kind are better off without homotopy."""
-    network = models.convnet((8, 8, 1), 10, channels=(6,) * 5, strides=(1, 2, 1, 1, 1), batch_norm=True)
-    share, variables, digits = protocols.ClientShare(network), network.init(jax.random.key(0)), data.load("digits", 4)
-    scores = {}
-    for homotopy in (True, False):
-        plan = presets.fedleak(1000, batch_size=2, homotopy=homotopy)
-        attack = attacks.inversion(network, share, plan, batch_size=2)
-        scores[homotopy] = []
-        for chosen in (slice(0, 2), slice(2, 4)):
-            batch = Batch(
-                jnp.asarray(digits.x[chosen])[:, None], jnp.asarray(digits.y[chosen], jnp.int32), jnp.arange(2)
-            )
-            seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch))
-            found, _, _ = audit.invert(
-                attack, seen, audit.template_of(batch), key=jax.random.key(1), iterations=plan.iterations
-            )
-            estimate = np.clip(found.x[:, 0], 0, 1)
-            estimate = estimate[metrics.match_one_to_one(digits.x[chosen], estimate)]
-            scores[homotopy].append(metrics.psnr(digits.x[chosen], estimate).mean())
-    assert np.mean(scores[True]) > 14
-    assert np.mean(scores[False]) < 12

@@ -1,0 +1,87 @@
+"""The blend of two gradients: against a function where everything is known, and on a matching objective."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import models, objectives, protocols
+from jaxleak._base import Batch
+
+
+class TestGradientRegularization:
+    """On f(x) = sum a x^4, where everything is known."""
+
+    a = np.array([1.0, -0.5, 2.0])
+    x = np.array([0.7, -1.1, 0.4])
+
+    def direction(self, **options):
+        def objective(x, chosen):
+            assert chosen in (None, "kept")
+            return jnp.sum(jnp.asarray(self.a) * x**4), "kept"
+
+        regularization = objectives.gradient_regularization(0.6, **options)
+        value, _, d = objectives.regularized_gradient(
+            objective, jnp.asarray(self.x), regularization, selected=lambda aux: aux, step=lambda g: -0.1 * g
+        )
+        np.testing.assert_allclose(value, (self.a * self.x**4).sum(), rtol=1e-6)
+        return np.asarray(d)
+
+    def gradient(self, x):
+        return 4 * self.a * x**3
+
+    @pytest.mark.parametrize(("probe", "sign"), [("ascent", 1), ("descent", -1)])
+    def test_blend_of_two_gradients(self, probe, sign):
+        p = self.gradient(self.x)
+        q = self.gradient(self.x + sign * 0.3 * p / np.linalg.norm(p))
+        np.testing.assert_allclose(self.direction(length=0.3, probe=probe), 0.4 * p + 0.6 * q, rtol=1e-5)
+
+    def test_probe_where_the_optimizer_would_step(self):
+        p = self.gradient(self.x)
+        expected = 0.4 * p + 0.6 * self.gradient(self.x - 0.1 * p)
+        np.testing.assert_allclose(self.direction(probe="step"), expected, rtol=1e-5)
+
+    def test_exact_product_is_the_limit_of_the_finite_difference(self):
+        with jax.enable_x64(True):
+            exact = self.direction(length=1e-5, exact=True) - self.gradient(self.x)
+            finite = self.direction(length=1e-5) - self.gradient(self.x)
+        cosine = exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite)
+        assert cosine > 0.999
+        hessian = 12 * self.a * self.x**2
+        p = self.gradient(self.x)
+        np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
+
+    def test_exact_product_of_a_matching_objective(self):
+        """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
+        with jax.enable_x64(True):
+            model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
+            variables = jax.tree.map(jnp.float64, model.init(jax.random.key(0)))
+            share, y = protocols.ClientShare(model), jnp.array([0, 1])
+            truth, x = jax.random.uniform(jax.random.key(1), (2, 2, 1, 3, 3, 1), jnp.float64)
+            observed = share(variables, Batch(truth, y, None))
+            assert {leaf.dtype for leaf in jax.tree.leaves(observed)} == {jnp.dtype("float64")}
+
+            def distance(x, _):
+                return objectives.squared_l2(observed, share(variables, Batch(x, y, None))), None
+
+            @jax.jit
+            def directions(x):
+                finite = objectives.gradient_regularization(1.0, length=1e-5)
+                return [
+                    objectives.regularized_gradient(distance, x, r, selected=lambda aux: aux, step=lambda g: g)[2]
+                    for r in (finite._replace(blend=0.0), finite, finite._replace(exact=True))
+                ]
+
+            plain, *probed = (np.asarray(d).ravel() for d in directions(x))
+        # What regularization adds to the gradient, per unit of length.
+        finite, exact = ((d - plain) / 1e-5 for d in probed)
+        assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
+        np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
+            objectives.gradient_regularization(1.5)
+        with pytest.raises(ValueError, match="probe must be one of"):
+            objectives.gradient_regularization(probe="sideways")
+        with pytest.raises(ValueError, match="exact needs a probe along the gradient"):
+            objectives.gradient_regularization(probe="step", exact=True)
