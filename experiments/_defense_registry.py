@@ -114,7 +114,7 @@ def _combined(private: Defense) -> Defense:
 
 
 def _bits(bits: float, *, stochastic: bool = False) -> Defense:
-    if bits != int(bits):
+    if not float(bits).is_integer():
         raise ValueError(f"bits must be an integer, got {bits}")
     return defenses.quantize(int(bits), stochastic=stochastic)
 
