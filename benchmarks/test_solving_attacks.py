@@ -20,7 +20,7 @@ from jaxleak import attacks, audit, data, defenses, models, protocols, threats
 from jaxleak._base import Batch
 from jaxleak.attacks import _cafe_censored, _least_squares
 
-N, K, PARTIES = 100, 20, 4
+N, K, PARTIES, WIDTH = 60, 12, 4, 64
 KEY = _problems.KEY
 #: Rounds per call, by executor.
 ROUNDS = dict(zip(_problems.EXECUTORS, (2, 2, 20, 20), strict=True))
@@ -35,7 +35,7 @@ def setting(censored: bool = False):
     """Attack, plan, protocol and private data; behind fake gradients for the attack that knows of them."""
     images = data.load("natural_patches:28", N, 0).x[..., :1]
     tiles, _ = data.image_tiles(images, PARTIES)
-    model = models.all_dense(tiles.shape[2:], parties=PARTIES)
+    model = models.all_dense(tiles.shape[2:], parties=PARTIES, width=WIDTH)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K)
     attack = (attacks.cafe_censored if censored else attacks.cafe_exact)(model, plan)
     defense = defenses.fake_gradients(pool_size=1, relative=True) if censored else None

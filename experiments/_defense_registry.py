@@ -9,6 +9,7 @@ from jaxleak import _validate, defenses, objectives
 from jaxleak._base import PyTree
 from jaxleak.defenses import Defense
 from jaxleak.defenses._base import stateless
+from jaxleak.defenses._representation import needs_batch, needs_labels
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 
@@ -85,14 +86,16 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         key: jax.Array,
         payload: PyTree,
         *,
-        model: Classifier,
-        variables: PyTree,
-        x: jax.Array,
-        y: jax.Array,
-        round: jax.Array | int,
-        mode: BatchNormMode,
+        model: Classifier | None = None,
+        variables: PyTree = None,
+        x: jax.Array | None = None,
+        y: jax.Array | None = None,
+        round: jax.Array | int | None = None,
+        mode: BatchNormMode = "train",
     ) -> PyTree:
         del payload
+        name = "a defense of examples and representation"
+        (model, x), y = needs_batch(name, model, variables, x), needs_labels(name, y)
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:
