@@ -193,7 +193,7 @@ STEPS = {
 }
 
 
-@settings(fuzz(2), max_examples=2)
+@settings(fuzz(1), max_examples=1)
 @given(**STEPS)
 def test_two_steps(preset, optimizer, changes, restarts, damaged):
     _two_steps(preset, optimizer, changes, restarts, damaged)
