@@ -22,12 +22,17 @@ class Rates(NamedTuple):
 @functools.cache
 def rates(size: int = 2048, megabytes: int = 256, repeats: int = 5) -> Rates:
     """The best of a few repetitions, each begun on a quiet machine."""
-    a = jax.random.normal(jax.random.key(0), (size, size))
-    product = jax.jit(jnp.matmul)
     source = jnp.zeros(megabytes * 2**20 // 4)
     copy = jax.jit(lambda x: x + 1)  # a plain copy could be elided
-    seconds = _best(lambda: product(a, a), repeats), _best(lambda: copy(source), repeats)
-    return Rates(2 * size**3 / seconds[0], 2 * source.nbytes / seconds[1])
+    return Rates(matrix_rate("float32", size, repeats), 2 * source.nbytes / _best(lambda: copy(source), repeats))
+
+
+@functools.cache
+def matrix_rate(precision: str, size: int = 2048, repeats: int = 5) -> float:
+    """Operations per second of a large product of matrices whose factors are rounded to this precision."""
+    a = jax.random.normal(jax.random.key(0), (size, size))
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
+    return 2 * size**3 / _best(lambda: product(a, a), repeats)
 
 
 def _best(call, repeats: int) -> float:
@@ -121,6 +126,13 @@ def temporary_megabytes(compiled: jax.stages.Compiled) -> float:
     return compiled.memory_analysis().temp_size_in_bytes / 1e6
 
 
-def xla_flops(compiled: jax.stages.Compiled) -> float:
-    """XLA's own count; the body of a loop counts once."""
-    return float((compiled.cost_analysis() or {}).get("flops", np.nan))
+def xla_counts(compiled: jax.stages.Compiled, work: Work) -> dict[str, float]:
+    """XLA's own count of operations and of bytes over that by hand; the body of a loop counts once.
+
+    XLA adds up what every fused operation reads and writes, whether or not the caches hold it.
+    """
+    costs = compiled.cost_analysis() or {}
+    return {
+        "XLA's FLOPs / by hand": float(costs.get("flops", np.nan)) / work.flops,
+        "XLA's bytes / by hand": float(costs.get("bytes accessed", np.nan)) / work.bytes,
+    }

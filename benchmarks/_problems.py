@@ -66,6 +66,20 @@ class Inversion(NamedTuple):
         return _invert._step.lower(self.trials, self.begin, self.observation, KEY).compile()
 
 
+def photographs(model: models.Classifier, batch_size: int) -> Batch:
+    """The client's data."""
+    images = data.load(f"natural_patches:{model.image_shape[0]}", batch_size, 0).x
+    index = jnp.arange(batch_size)
+    return Batch(jnp.asarray(images)[:, None], index % model.num_classes, index)
+
+
+def observed(model: models.Classifier, batch_size: int) -> Observation:
+    """What the server sees of the client's gradient, and the labels."""
+    protocol = protocols.client(protocols.ClientShare(model), num_samples=batch_size, batch_size=batch_size)
+    _, transcript = jax.jit(protocol.round)(KEY, protocol.init(KEY), photographs(model, batch_size))
+    return threats.view(THREAT, transcript)
+
+
 def inversion(
     model: models.Classifier,
     settings: attacks.Settings,
@@ -76,20 +90,15 @@ def inversion(
     devices: int = 1,
 ) -> Inversion:
     """The attack of `settings` on the gradient of a batch of photographs; devices share restarts, or images."""
-    images = data.load(f"natural_patches:{model.image_shape[0]}", batch_size, 0).x
-    index = jnp.arange(batch_size)
-    private = Batch(jnp.asarray(images)[:, None], index % model.num_classes, index)
-    share = protocols.ClientShare(model)
-    protocol = protocols.client(share, num_samples=batch_size, batch_size=batch_size)
-    _, transcript = jax.jit(protocol.round)(KEY, protocol.init(KEY), private)
-    attack = attacks.inversion(model, share, settings, batch_size=batch_size)
+    attack = attacks.inversion(model, protocols.ClientShare(model), settings, batch_size=batch_size)
+    private = photographs(model, batch_size)
     mesh = _mesh.device_mesh(devices) if devices > 1 else None
     trials = _invert.Trials(attack, restarts, microbatch or restarts, mesh)
     start = _invert._start(attack, audit.template_of(private), restarts, KEY)
     begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)
     if mesh is not None:
         begin = _invert.placed(begin, mesh, batch_size if restarts == 1 else restarts)
-    return Inversion(model, trials, threats.view(THREAT, transcript), begin, settings)
+    return Inversion(model, trials, observed(model, batch_size), begin, settings)
 
 
 def descent(name: str, learning_rate: float) -> attacks.Settings:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import jax
 import psutil
 
+from benchmarks._compiled import compilations
+
 #: Cores in use by other processes up to which the machine counts as quiet.
 QUIET = 0.08
 
@@ -105,8 +107,12 @@ def measure(
         return jax.block_until_ready(call())
 
     start = time.perf_counter()
-    timed()
+    with compilations() as anew:
+        timed()
     duration = time.perf_counter() - start
+    if anew:
+        columns["programs compiled per step"] = len(anew) / per_call
+        columns["seconds of it compiling"] = sum(anew) / per_call
     rounds = int(min(7, max(3, 2 / duration))) if rounds is None else rounds
     benchmark.group, benchmark.name = group, name
     benchmark.pedantic(timed, setup=setup, teardown=teardown, rounds=rounds, iterations=1)

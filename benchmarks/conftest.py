@@ -1,6 +1,12 @@
-"""The PyTorch code of the comparison, where PyTorch is installed."""
+"""The PyTorch code of the comparison, where PyTorch is installed; and what the timings depend on."""
 
+import importlib.metadata
+import importlib.util
+import os
+import platform
 import shutil
+import subprocess
+from pathlib import Path
 
 import jax
 import pytest
@@ -8,6 +14,34 @@ import pytest
 # Of the CPU's cores two make a device each where restarts are shared; everything else runs on the first device, whose
 # threads may use all cores.
 jax.config.update("jax_num_cpu_devices", 2)
+
+
+#: Written by `make bench` while it runs.
+WRITTEN = (":!README.md", ":!results.json")
+
+
+def pytest_benchmark_update_machine_info(config, machine_info):
+    """Read by `benchmarks.report`; called when results are stored, after the tests."""
+    del config
+    versions, threads = {"Python": platform.python_version()}, {"cores": os.cpu_count()}
+    versions |= {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    threads["JAX devices"] = jax.device_count()
+    if importlib.util.find_spec("torch"):
+        from benchmarks import peers
+
+        versions["torch"], threads["PyTorch threads"] = peers.torch.__version__, peers.torch.get_num_threads()
+    machine_info["jaxleak"] = {
+        "device": jax.devices()[0].device_kind,
+        "commit": _git("rev-parse", "--short", "HEAD") + (" and changes" if _git("status", "-s", *WRITTEN) else ""),
+        "versions": versions,
+        "threads": threads,
+    }
+
+
+def _git(*arguments):
+    """What git answers; nothing outside a clone."""
+    here = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture(scope="session")

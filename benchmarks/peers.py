@@ -4,6 +4,7 @@ Weights and data are copied from JAX. Images enter as (..., H, W, C) and leave l
 (..., C, H, W). Feature maps are flattened in jaxleak's order, so that dense kernels need no permutation.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ import jax
 import numpy as np
 import torch
 from torch.nn import functional
+
+# As many as XLA's.
+torch.set_num_threads(os.cpu_count() or 1)
 
 Tensors = dict[str, torch.Tensor]
 Forward = Callable[[Tensors, torch.Tensor], torch.Tensor]

@@ -1,7 +1,8 @@
 """Run the benchmarks and write benchmarks/README.md from the stored JSON: `make bench`.
 
 Arguments go to pytest. `python -m benchmarks.report -m ""` adds the sweeps over batch, image size, model and private
-set and the longest compilations; a file or `-k restarts` runs a part, whose tables take the place of the stored ones.
+set and the longest compilations; a file or `-k restarts` runs a part, whose tables take the place of those stored for
+the same device. `-m gpu` runs what is for accelerators only.
 """
 
 import json
@@ -11,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jax
-
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 
@@ -21,6 +20,9 @@ QUIET_ROUNDS = 2
 
 #: Exit status of pytest when options leave no test of a file.
 NOTHING_SELECTED = 5
+
+#: Seconds spent compiling in a step that was run before; whoever reads such a row should know why.
+COMPILING = "seconds of it compiling"
 
 #: What `benchmarks._quiet.measure` and `benchmarks._limits` store that is not a column by itself.
 KNOWN = {
@@ -34,16 +36,35 @@ KNOWN = {
     "spoiled",
 }
 
+HEADER = """\
+# Benchmarks
+
+Written by `make bench` from results.json. Medians, and the distance of the quartiles in percent of them; all entries of
+a table were measured in the same run, after checking that they compute the same thing. The first call includes
+compilation. A round is timed once other processes are quiet, and counts if they stayed quiet. Both sides have large
+pages (see the Makefile).
+
+The fraction of the machine's rate is the time that the arithmetic and the transfers of plain sums of products (counted
+by hand in benchmarks/_limits.py) would take at the rates that are written above the table, over the time measured;
+Winograd's and Fourier's convolutions need less arithmetic than that. XLA counts what every fused operation reads and
+writes, whether or not the caches hold it.
+"""
+
+ANEW = """\
+Even op by op a `lax.while_loop` or `lax.scan` is one compiled program, and one whose body closes over the arrays of its
+step is compiled anew in every step, as the columns say. `jax.disable_jit` runs such loops in Python."""
+
 
 def main() -> None:
     """Run pytest-benchmark file by file, and write the table after each, so that a stopped run leaves what it has.
 
-    A process per file: no file inherits the memory and the compiled programs of the one before it.
+    A process per file: no file inherits the memory and the compiled programs of the one before it. This process starts
+    no JAX of its own, which on an accelerator would hold the memory that the benchmarks need.
     """
     files = [Path(a) for a in sys.argv[1:] if a.endswith(".py")] or sorted(FOLDER.glob("test_*.py"))
     options = [a for a in sys.argv[1:] if not a.endswith(".py")]
-    results: dict = json.loads(RESULTS.read_text()) if sys.argv[1:] and RESULTS.exists() else {}
-    failed = []
+    results: dict = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": [], "benchmarks": []}
+    everything, failed = not sys.argv[1:], []
     for file in files:
         with tempfile.TemporaryDirectory() as folder:
             stored = Path(folder) / "benchmarks.json"
@@ -53,47 +74,78 @@ def main() -> None:
                 failed.append(file.name)
             if not stored.exists() or not stored.stat().st_size:
                 continue
-            part = _without_machine_details(json.loads(stored.read_text()))
-        measured = {entry["group"] for entry in part["benchmarks"]}
-        same_device = results.get("device") == part["device"]
-        kept = [e for e in results.get("benchmarks", []) if same_device and e["group"] not in measured]
-        results = {**part, "benchmarks": [*kept, *part["benchmarks"]]}
+            run, entries = _part(json.loads(stored.read_text()))
+        if everything:  # the first file that was measured: what is stored of this device is all out of date
+            results, everything = _without(results, run["device"], None), False
+        results = merged(results, run, entries)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         (FOLDER / "README.md").write_text(table(results))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}; the table holds the others")
 
 
-def table(results: dict) -> str:
-    """Markdown with one table per group."""
-    entries = results["benchmarks"]
-    loaded = sum(bool(e["extra_info"].get("loaded")) for e in entries)
-    lines = [
-        "# Benchmarks",
-        "",
-        "Written by `make bench` from results.json. Medians; all entries of a table were measured in the same run,",
-        "after checking that they compute the same thing. The first call includes compilation. A round is timed once",
-        "other processes are quiet, and counts if they stayed quiet. Both sides have large pages (see the Makefile).",
-        "",
-        f"Device: {results['device']}. Measured {results['datetime'][:10]}.",
+def merged(results: dict, run: dict, entries: list[dict]) -> dict:
+    """Stored results with those of a new run, which take the place of their groups on the same device."""
+    kept = _without(results, run["device"], {entry["group"] for entry in entries})
+    number = next((i for i, r in enumerate(kept["runs"]) if r == run), len(kept["runs"]))
+    runs = kept["runs"] if number < len(kept["runs"]) else [*kept["runs"], run]
+    return {"runs": runs, "benchmarks": [*kept["benchmarks"], *({**entry, "run": number} for entry in entries)]}
+
+
+def _without(results: dict, device: str, groups: set[str] | None) -> dict:
+    """Results less these groups of a device, or all of it, and less the runs that nothing is left of."""
+    runs = results["runs"]
+    kept = [
+        e
+        for e in results["benchmarks"]
+        if runs[e["run"]]["device"] != device or (groups is not None and e["group"] not in groups)
     ]
+    used = sorted({e["run"] for e in kept})
+    return {
+        "runs": [runs[i] for i in used],
+        "benchmarks": [{**e, "run": used.index(e["run"])} for e in kept],
+    }
+
+
+def table(results: dict) -> str:
+    """Markdown with a section per device and in it one table per group."""
+    runs, entries = results["runs"], results["benchmarks"]
+    lines = [HEADER]
+    for device in dict.fromkeys(run["device"] for run in runs):
+        mine = [e for e in entries if runs[e["run"]]["device"] == device]
+        own = list(dict.fromkeys(_environment(run) for run in runs if run["device"] == device))
+        lines += [f"## {device}", "", *[line for text in own if text for line in (text, "")]]
+        loaded = sum(bool(e["extra_info"].get("loaded")) for e in mine)
+        if loaded:
+            lines += [f"**{loaded} of {len(mine)} entries were timed under load; ratios with them mean nothing.**", ""]
+        groups: dict[str, list[dict]] = {}
+        for entry in mine:
+            groups.setdefault(entry["group"], []).append(entry)
+        for group, members in groups.items():
+            # Entries of a group are of one run: a part that is measured again replaces the whole group.
+            run = runs[members[0]["run"]]
+            origin = _origin(run, members) + (f" {_environment(run)}" if len(own) > 1 else "")
+            lines += [f"### {group}", "", origin, "", *_rows(members), ""]
+            if any(COMPILING in e["extra_info"] for e in members):
+                lines += [ANEW, ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _environment(run: dict) -> str:
+    """Versions and numbers of threads."""
+    parts = [f"{name} {version}" for name, version in run["versions"].items()]
+    parts += [f"{name}: {count}" for name, count in run["threads"].items()]
+    return ", ".join(parts) + "." if parts else ""
+
+
+def _origin(run: dict, entries: list[dict]) -> str:
+    """When and on how fast a machine the entries of a group were measured."""
+    text = f"Measured {run['date']}{', commit ' + run['commit'] if run['commit'] else ''}."
     rates = next((e["extra_info"] for e in entries if "matrix_rate" in e["extra_info"]), None)
     if rates is not None:
-        lines += [
-            f"Its float32 matrix product reached {rates['matrix_rate'] / 1e9:.0f} GFLOP/s, its memory "
-            f"{rates['copy_rate'] / 1e9:.1f} GB/s read and written.",
-            "The fraction of the machine's rate is the time that the arithmetic and the transfers of plain sums of",
-            "products (counted by hand in benchmarks/_limits.py) would take at these rates, over the time measured;",
-            "Winograd's and Fourier's convolutions need less arithmetic than that.",
-        ]
-    if loaded:
-        lines += ["", f"**{loaded} of {len(entries)} entries were timed under load; ratios with them mean nothing.**"]
-    groups: dict[str, list[dict]] = {}
-    for entry in entries:
-        groups.setdefault(entry["group"], []).append(entry)
-    for group, members in groups.items():
-        lines += ["", f"## {group}", "", *_rows(members)]
-    return "\n".join(lines) + "\n"
+        text += f" Matrix product {rates['matrix_rate'] / 1e9:.0f} GFLOP/s"
+        text += f", copy {rates['copy_rate'] / 1e9:.1f} GB/s read and written." if "copy_rate" in rates else "."
+    return text
 
 
 def _rows(entries: list[dict]) -> list[str]:
@@ -109,6 +161,7 @@ def _rows(entries: list[dict]) -> list[str]:
         cells = {
             "": entry["name"],
             "seconds": f"{_seconds(entry):.3g}",
+            "quartiles, %": _spread(entry),
             "times faster than the slowest": _ratio(slowest, entry),
             "times faster than op by op": _ratio(eager, entry),
             "times faster than PyTorch's best": _ratio(peer, entry),
@@ -138,14 +191,18 @@ def _ratio(a: dict | None, b: dict | None) -> str:
     return f"{_seconds(a) / _seconds(b):.2f}{' (loaded)' if loaded else ''}"
 
 
-def _without_machine_details(results: dict) -> dict:
-    device = jax.devices()[0]
-    cpu = results["machine_info"]["cpu"].get("brand_raw", "unknown processor")
-    return {
-        "device": f"{device.device_kind} ({cpu}, {results['machine_info']['cpu'].get('count')} cores)",
-        "datetime": results["datetime"],
-        "benchmarks": [_entry(e) for e in results["benchmarks"]],
-    }
+def _spread(entry: dict) -> str:
+    """Distance of the quartiles of the rounds, in percent of the median."""
+    stats = entry["stats"]
+    return f"{100 * (stats['upper'] - stats['lower']) / stats['median']:.1f}" if "lower" in stats else ""
+
+
+def _part(results: dict) -> tuple[dict, list[dict]]:
+    """From pytest-benchmark's JSON: what `benchmarks.conftest` says of the machine, and the entries."""
+    info, cpu = dict(results["machine_info"]["jaxleak"]), results["machine_info"]["cpu"]
+    info["device"] += f" ({cpu.get('brand_raw', 'unknown processor')}, {cpu.get('count')} cores)"
+    info["date"] = results["datetime"][:10]
+    return info, [_entry(e) for e in results["benchmarks"]]
 
 
 def _entry(entry: dict) -> dict:
@@ -154,7 +211,15 @@ def _entry(entry: dict) -> dict:
     seconds = [s for s, spoiled in zip(entry["stats"]["data"], info.pop("spoiled"), strict=True) if not spoiled]
     if len(seconds) < QUIET_ROUNDS:
         info["loaded"], seconds = True, entry["stats"]["data"]
-    stats = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "rounds": len(seconds)}
+    lower, _, upper = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * seconds
+    stats = {
+        "median": statistics.median(seconds),
+        "lower": lower,
+        "upper": upper,
+        "min": min(seconds),
+        "max": max(seconds),
+        "rounds": len(seconds),
+    }
     return {"name": entry["name"], "group": entry["group"], "extra_info": info, "stats": stats}
 
 

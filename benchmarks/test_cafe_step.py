@@ -59,9 +59,15 @@ def rounds_by(executor: str, form: str, length: int, num_samples: int = N):
 
 
 @functools.cache
-def reference():
-    begin, loop = rounds_by("jit over the loop", "patches", 2)
+def reference(num_samples: int = N):
+    begin, loop = rounds_by("jit over the loop", "patches", 2, num_samples)
     return loop(begin).attack
+
+
+def assert_same(state, num_samples: int = N) -> None:
+    """As the state after two rounds."""
+    for ours, theirs in zip(*map(jax.tree.leaves, (state, reference(num_samples))), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
 
 
 @functools.cache
@@ -80,8 +86,7 @@ GROUP = f"CAFE iteration, N = {N}, K = {K}, M = {PARTIES}, 28x28"
 def test_cafe_step(benchmark, case):
     executor, form = CASES[case]
     begin, two_rounds = rounds_by(executor, form, 2)
-    for ours, theirs in zip(*map(jax.tree.leaves, (two_rounds(begin).attack, reference())), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
+    assert_same(two_rounds(begin).attack)
     per_call = ROUNDS if executor == "jit over the loop" else 1
     begin, loop = rounds_by(executor, form, per_call)
     first_call(benchmark, lambda: loop(begin))
@@ -134,8 +139,8 @@ def test_cafe_step_in_pytorch(benchmark, peers):
 @pytest.mark.parametrize("executor", ["op by op", "jit per step", "jit over the loop"])
 def test_private_set(benchmark, executor, num_samples):
     begin, loop = rounds_by(executor, "auto", 2, num_samples)
-    first_call(benchmark, lambda: loop(begin))
-    group = f"CAFE iteration, N = {num_samples}, K = {K}, M = {PARTIES}, 28x28"
+    assert_same(first_call(benchmark, lambda: loop(begin)).attack, num_samples)
+    group = f"CAFE iteration by private set, N = {num_samples}, K = {K}, M = {PARTIES}, 28x28"
     measure(benchmark, lambda: loop(begin), group=group, name=executor, per_call=2, rounds=3)
 
 

@@ -1,20 +1,23 @@
 """XLA against eager, for every family of gradient inversions: the same iterations, op by op to one compiled loop.
 
-All executors must report the same losses in every iteration before any of them is timed. CAFE, VFLRecon and the feature
-inversion have tables of their own (test_cafe_step.py, test_vfl.py, test_feature_inversion.py).
+All executors must report the same losses in every iteration before any of them is timed. CAFE, VFLRecon, the feature
+inversion and the attacks that solve equations have tables of their own (test_cafe_step.py, test_vfl.py,
+test_feature_inversion.py, test_solving_attacks.py). GGL searches with Adam here: a generation of CMA-ES is 50 such
+evaluations one after the other, without a gradient.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
-from jaxleak import models
+from jaxleak import attacks, data, models
 from jaxleak.attacks import presets
 
-FAMILIES = ("dlg", "inverting_gradients", "sapag", "gradinversion", "bayes", "fedleak", "fedleak_paper")
+FAMILIES = ("dlg", "inverting_gradients", "sapag", "gradinversion", "bayes", "fedleak", "fedleak_paper", "ggl", "rog")
 
 #: Iterations per call: a step of the first two takes seconds, L-BFGS's line search most.
 LENGTHS = dict(zip(_problems.EXECUTORS, (1, 1, 10, 50), strict=True))
@@ -31,9 +34,19 @@ SWEEP = {
 
 
 @functools.cache
+def generator() -> attacks.PublicGenerator:
+    """Hardly trained: what it draws does not matter here."""
+    images = data.load("natural_patches:32", 64, 1).x
+    return attacks.train_generator(_problems.KEY, images, 32, epochs=1, kl=0.1)
+
+
+@functools.cache
 def problem_of(preset: str, kind: str = "lenet", batch: int = 1, side: int = 32) -> _problems.Inversion:
+    options: dict[str, Any] = {"generator": generator()} if preset in presets.GENERATIVE else {}
+    if preset == "ggl":
+        options["search"] = "adam"
     model = models.build(kind, (side, side, 3), 10)
-    return _problems.inversion(model, presets.preset(preset, 1000), batch)
+    return _problems.inversion(model, presets.preset(preset, 1000, **options), batch)
 
 
 @functools.cache

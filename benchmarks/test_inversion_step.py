@@ -91,7 +91,7 @@ def test_inverting_gradients_step(benchmark, name, case, request):
         before, after = (run.attack.variables["x"] for run in (problem.begin, state))
         if executor == "jit per step":
             compiled = problem.compiled_step()
-            extra["XLA's FLOPs / by hand"] = _limits.xla_flops(compiled) / work.flops
+            extra.update(_limits.xla_counts(compiled, work))
             extra["temporary MB"] = _limits.temporary_megabytes(compiled)
     _problems.assert_same_gradient(reference(name), _problems.gradient(before, after, RATE), TOLERANCE[name])
     group = f"Inverting Gradients, one step, {name}, B = {batch}, 32x32x3"

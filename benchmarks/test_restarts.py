@@ -14,7 +14,11 @@ from jaxleak import models
 CLASSES, RATE = 100, 1e-3
 STRIDES = (2, 2, 1)
 LAYERS = _limits.convnet(32, (12, 12, 12), STRIDES, 5, CLASSES)
-RESTARTS = (1, 8, 32, 128)
+#: By devices; two of them share restarts and would leave a single one to one of them.
+RESTARTS = {1: (1, 8, 32, 128), 2: (2, 8, 32, 128)}
+#: Restarts at once on a device, by devices: the fastest of `JAX_CASES`.
+AT_ONCE = {1: 32, 2: 2}
+NAMES = {1: "one device", 2: "two devices"}
 ITERATIONS = 20
 COMPARED = 32
 #: Form of the convolutions, restarts at once on a device, devices.
@@ -37,24 +41,30 @@ def problem_of(restarts: int, form: str, at_once: int, devices: int = 1) -> _pro
     return _problems.inversion(model, settings, 1, restarts=restarts, microbatch=at_once, devices=devices)
 
 
-@functools.cache
-def reference():
-    problem = problem_of(COMPARED, "auto", COMPARED)
-    state, _ = problem.run("jit per step", 1)
+def change(problem: _problems.Inversion, executor: str = "jit over the loop"):
+    """The objective's gradient at the start of every restart, from one step."""
+    state, _ = problem.run(executor, 1)
     return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], RATE)
 
 
-@pytest.mark.parametrize("restarts", RESTARTS)
-def test_cost_of_restarts(benchmark, restarts):
-    problem = problem_of(restarts, "auto", min(restarts, 2), 2 if restarts > 1 else 1)
+@functools.cache
+def reference(restarts: int = COMPARED):
+    return change(problem_of(restarts, "auto", restarts), "jit per step")
+
+
+@pytest.mark.parametrize(("devices", "restarts"), [(d, r) for d, counts in RESTARTS.items() for r in counts])
+def test_cost_of_restarts(benchmark, devices, restarts):
+    problem = problem_of(restarts, "auto", min(AT_ONCE[devices], restarts // devices), devices)
     first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
+    for one, other in zip(reference(restarts), change(problem), strict=True):
+        _problems.assert_same_gradient(one, other)
     measure(
         benchmark,
         lambda: problem.run("jit over the loop", ITERATIONS),
-        group="DLG by restarts, one step of all of them, two devices from two on, LeNet, B = 1, 32x32x3",
+        group=f"DLG by restarts, all on {NAMES[devices]}, one step of all of them, LeNet, B = 1, 32x32x3",
         name=f"R = {restarts}",
         per_call=ITERATIONS,
-        base=restarts == RESTARTS[0],
+        base=restarts == RESTARTS[devices][0],
     )
 
 
@@ -72,15 +82,15 @@ def test_restarts_beside_pytorch(benchmark, case, request):
         if "compile" in case:
             request.getfixturevalue("compiler")
             step = peers.compiled(step)
-        before, after = peers.images(start), peers.images(first_call(benchmark, lambda: step(start)))
+        after = first_call(benchmark, lambda: step(start))
+        changed = _problems.gradient(peers.images(start), peers.images(after), RATE)
         call = functools.partial(peers.descend, step, start, ITERATIONS)
     else:
         problem = problem_of(COMPARED, *JAX_CASES[case])
         first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
-        state, _ = problem.run("jit over the loop", 1)
-        before, after = (run.attack.variables["x"] for run in (problem.begin, state))
+        changed = change(problem)
         call = functools.partial(problem.run, "jit over the loop", ITERATIONS)
-    for one, other in zip(reference(), _problems.gradient(before, after, RATE), strict=True):
+    for one, other in zip(reference(), changed, strict=True):
         _problems.assert_same_gradient(one, other)
     measure(
         benchmark,

@@ -1,4 +1,4 @@
-"""Split vertical training with VFLRecon watching, by executor; and one step of it by cipher.
+"""Split vertical training with VFLRecon watching, by executor, or its initialisation-free kin; one step by cipher.
 
 The size is that of the paper's tables: two parties, bottoms 50-50, top 100-100, batches of 16, R 1000-600-200; the data
 are digits. All entries of a table must end with the same numbers before any of them is timed; the time of the first
@@ -80,6 +80,27 @@ def test_vfl_epoch(benchmark, executor, setting, reference):
     assert_same(state.attack, reference.attack, rtol=2e-3, atol=2e-3)
     assert_same(state.protocol.params, reference.protocol.params, rtol=2e-3, atol=2e-4)
     group = "VFLRecon, training and attack per step of an epoch, N = 320, B = 16, two parties"
+    measure(benchmark, lambda: epoch(begin), group=group, name=executor, per_call=STEPS, rounds=3)
+
+
+@pytest.fixture(scope="module")
+def free_setting(setting):
+    """The attack that only records while rounds go by: its clustering is NumPy on the host."""
+    _, protocol, private = setting
+    model, shadow, _ = samples()
+    baseline = attacks.fit_label_baseline(np.asarray(shadow.x[:, PARTY]), np.asarray(shadow.y), model.num_classes)
+    sizes = {"num_samples": N, "rounds": STEPS, "batch_size": B}
+    return attacks.vflrecon_free(model, baseline, party=PARTY, **sizes), protocol, private
+
+
+@pytest.mark.parametrize("executor", _problems.EXECUTORS)
+def test_free_epoch(benchmark, executor, free_setting):
+    begin, epoch = epoch_by("jit over the loop", free_setting)
+    expected = epoch(begin)
+    begin, epoch = epoch_by(executor, free_setting)
+    state = first_call(benchmark, lambda: epoch(begin))
+    assert_same(state.attack, expected.attack, rtol=2e-3, atol=2e-3)
+    group = f"vflrecon_free, training and recording per step of an epoch, N = {N}, B = {B}, two parties"
     measure(benchmark, lambda: epoch(begin), group=group, name=executor, per_call=STEPS, rounds=3)
 
 

@@ -9,6 +9,7 @@ from jaxleak import _validate, defenses, objectives
 from jaxleak._base import PyTree
 from jaxleak.defenses import Defense
 from jaxleak.defenses._base import stateless
+from jaxleak.defenses._representation import needs_batch, needs_labels
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 
@@ -91,15 +92,17 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         key: jax.Array,
         payload: PyTree,
         *,
-        model: Classifier,
-        variables: PyTree,
-        x: jax.Array,
-        y: jax.Array,
-        round: jax.Array | int,
+        model: Classifier | None = None,
+        variables: PyTree = None,
+        x: jax.Array | None = None,
+        y: jax.Array | None = None,
+        round: jax.Array | int | None = None,
         mode: BatchNormMode = "train",
         **extra: object,
     ) -> PyTree:
         del payload, extra
+        name = "a defense of examples and representation"
+        (model, x), y = needs_batch(name, model, variables, x), needs_labels(name, y)
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:
@@ -121,7 +124,7 @@ def _combined(private: Defense) -> Defense:
 
 
 def _bits(bits: float, *, stochastic: bool = False) -> Defense:
-    if bits != int(bits):
+    if not float(bits).is_integer():
         raise ValueError(f"bits must be an integer, got {bits}")
     return defenses.quantize(int(bits), stochastic=stochastic)
 

@@ -97,6 +97,8 @@ def vertical_problem(case: Case, seed: int) -> Problem:
     """
     _validate.positive(shadow_runs=case.shadow_runs)
     _validate.one_of(("fixed", "validation"), select=case.select)
+    _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
+    _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
     table = _table(case.data)
     rows = _rows(table.y, case.balanced, seed)
     shadow_count = min(case.shadow_records, len(rows) // 3)

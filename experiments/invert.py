@@ -123,6 +123,7 @@ def main(args: Args) -> dict[str, float]:
     _check_data(case, args.seeds[0])
     print(f"the attacker is granted: {granted(case)}")
     outcomes = []
+    folder.keep_log_before(seed=-1)  # seeds that are finished are restored, and logged again
     with Progress() as progress:
         for seed in args.seeds:
 

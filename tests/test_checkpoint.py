@@ -1,4 +1,5 @@
 import errno
+import os
 import shutil
 
 import chex
@@ -8,6 +9,7 @@ import pytest
 
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
+FLIPS = int(os.environ.get("JAXLEAK_FLIPS", "1"))
 CONFIG = {"data": "digits", "num_samples": 24, "sizes": (8, 16)}
 
 
@@ -78,20 +80,27 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, d
     np.testing.assert_array_equal(reopened.restore_latest(_tree(0))["round"], 11)
 
 
-def test_a_flipped_bit_is_noticed(checkpoints, capsys):
-    """Orbax reads damaged values as they are; the checksum does not."""
+def test_a_flipped_bit_is_noticed(tmp_path, capsys):
+    """Orbax reads damaged values as they are; the checksum does not. `JAXLEAK_FLIPS` positions, evenly spread."""
     trees = {step: {"x": np.random.default_rng(step).random((64, 64), np.float32)} for step in (5, 10)}
-    for step, tree in trees.items():
-        checkpoints.save(step, tree)
-    largest = max(_files_of(checkpoints, 10), key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-    reopened = Checkpoints(checkpoints.folder, CONFIG)
-    chex.assert_trees_all_equal(reopened.restore_latest(trees[5]), trees[5])
-    assert "its checksum does not fit its values); it is now in damaged/10" in capsys.readouterr().out
-    assert reopened.latest_step() == 5
-    assert (checkpoints.folder / "damaged" / "10").is_dir()
+    unseen = 0
+    for i in range(FLIPS):
+        saved = Checkpoints(tmp_path / str(i), CONFIG)
+        for step, tree in trees.items():
+            saved.save(step, tree)
+        largest = max(_files_of(saved, 10), key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) * (2 * i + 1) // (2 * FLIPS)] ^= 1
+        largest.write_bytes(content)
+        reopened = Checkpoints(saved.folder, CONFIG)
+        chex.assert_trees_all_equal(reopened.restore_latest(trees[5]), trees[5])
+        said = capsys.readouterr().out
+        assert "it is now in damaged/10" in said
+        unseen += "its checksum does not fit its values" in said
+        assert reopened.latest_step() == 5
+        assert (saved.folder / "damaged" / "10").is_dir()
+    assert unseen > FLIPS / 2
+    print(f"{FLIPS} flipped bits noticed, of which Orbax alone would have read {unseen}")
 
 
 def test_checkpoints_without_a_readable_configuration_are_refused(checkpoints):

@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import distributed
+from jax._src.clusters.k8s_cluster import K8sCluster
 
 from experiments import _distributed, cafe_scale
 from experiments._distributed import Devices
@@ -103,6 +106,66 @@ def test_what_cannot_be_shared_out_is_refused():
 def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         _distributed.start(options)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "5000",
+    "SLURM_STEP_NODELIST": "node[003-005],other",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """JAX's record of what it joined, after it has asked the cluster; no connection is made."""
+    state = distributed.State()
+    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_service", lambda *_, **__: "service")
+    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_client", lambda *_, **__: mock.Mock())
+    monkeypatch.setattr(distributed.config, "update", lambda *_: None)  # which GPUs are visible
+    monkeypatch.setattr(state, "initialize_preemption_sync_manager", lambda: None)
+    monkeypatch.setattr(jax.distributed, "initialize", state.initialize)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "processes", "number"),
+    [(SLURM, "node003:62344", 3, 2), (OPEN_MPI, "10.96.0.1:62624", 4, 0)],
+)
+def test_schedulers_say_who_is_who(monkeypatch, joined, variables, address, processes, number):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    _distributed._join(Devices(distributed=True))
+    assert (joined.coordinator_address, joined.num_processes, joined.process_id) == (address, processes, number)
+
+
+def test_kubernetes_is_asked(monkeypatch, joined):
+    """As far as that JAX's answers are used: its own are those of a cluster, which is not here."""
+    answers = {
+        "is_env_present": True,
+        "get_coordinator_address": "job-0.service:55527",
+        "get_process_count": 2,
+        "get_process_id": 1,
+        "get_local_process_id": None,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(K8sCluster, name, lambda *_, answer=answer, **__: answer)
+    _distributed._join(Devices(distributed=True))
+    assert (joined.coordinator_address, joined.num_processes, joined.process_id) == ("job-0.service:55527", 2, 1)
+
+
+def test_what_is_given_goes_before_what_a_scheduler_says(monkeypatch, joined):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    _distributed._join(Devices(coordinator="head:1234", num_processes=5, process_id=4))
+    assert (joined.coordinator_address, joined.num_processes, joined.process_id) == ("head:1234", 5, 4)
 
 
 def test_studies_that_use_one_device_say_so(tmp_path):

@@ -18,15 +18,19 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import cafe_scale, invert
+from experiments import cafe_scale, invert, sweep, vflrecon
+from experiments import defenses as defense_study
+from experiments._defense_registry import REGISTRY
+from experiments._defense_registry import build as registered
 from experiments._inversion_case import Case
 from experiments._inversion_problem import settings as settings_of
-from jaxleak import attacks, audit, data, models, protocols
+from jaxleak import attacks, audit, data, defenses, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
 
@@ -58,6 +62,12 @@ def fuzz(examples):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def few(options):
+    """Changes of up to three options: with more, all but the first bad one would go unseen."""
+    names = st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: options[name] for name in chosen}))
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +159,193 @@ def test_settings_and_payloads(changes, payload, batch_size):
 
     if clear("settings", attempt) is not None:
         assert payload in ("whole", "nan")
+
+
+OPTIMIZERS = {"adam": optax.adam(0.1), "lbfgs": optax.lbfgs(), "huge": optax.sgd(1e30), "nan": optax.sgd(math.nan)}
+
+
+def _two_steps(preset, optimizer, changes, restarts, damaged):
+    """Really run: what is computed may be bad, and then the attack freezes or says so; it never fails half-way."""
+    shown = jax.tree.map(lambda leaf: leaf * (np.inf if damaged else 1), VARIABLES["params"])
+
+    def attempt():
+        settings = presets.preset(preset, 2)._replace(optimizer=OPTIMIZERS[optimizer], **changes)
+        attack = attacks.inversion(MODEL, SHARE, settings, batch_size=B)
+        seen = Observation(jnp.zeros((), jnp.int32), VARIABLES, shown)
+        return audit.invert(attack, seen, TEMPLATE, key=jax.random.key(0), iterations=2, restarts=restarts)
+
+    done = clear("steps", attempt)
+    if done is not None:
+        assert not damaged
+        found, _, infos = done
+        assert found.x.shape == (B, 1, *SHAPE)
+        assert not np.isnan(found.x).any()
+        assert len(infos["loss"]) == 2
+        assert np.isfinite(infos["loss"][~np.asarray(infos["frozen"])]).all()
+
+
+STEPS = {
+    "preset": st.sampled_from(sorted(presets.PRESETS.keys() - {*presets.GENERATIVE, "fedleak_upstream"})),
+    "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+    "changes": few({k: CHANGES[k] for k in sorted(CHANGES.keys() - {"iterations", "labels"})}),
+    "restarts": st.sampled_from([1, 1, 2]),
+    "damaged": st.sampled_from([False, False, False, True]),
+}
+
+
+@settings(fuzz(1), max_examples=1)
+@given(**STEPS)
+def test_two_steps(preset, optimizer, changes, restarts, damaged):
+    _two_steps(preset, optimizer, changes, restarts, damaged)
+
+
+@pytest.mark.slow
+@settings(fuzz(40), max_examples=min(EXAMPLES, 200) or 40)
+@given(**STEPS)
+def test_many_two_steps(preset, optimizer, changes, restarts, damaged):
+    _two_steps(preset, optimizer, changes, restarts, damaged)
+
+
+#: Every constructor of a defense, of two numbers.
+DEFENSES = {
+    "adaptive_dp_sgd": lambda a, b: defenses.adaptive_dp_sgd(a, b),
+    "cancelling_noise": lambda a, b: defenses.cancelling_noise(a, b),
+    "clipped_gaussian": defenses.clipped_gaussian,
+    "dp_sgd": lambda a, b: defenses.dp_sgd(a, b),
+    "expected_batch": lambda a, b: defenses.dp_sgd(1.0, a, expected_batch=b),
+    "fake_gradients": lambda a, b: defenses.fake_gradients(b, a),
+    "feature_dropout": lambda a, b: defenses.feature_dropout(a),
+    "gaussian_noise": lambda a, b: defenses.gaussian_noise(a),
+    "gaussian_payload_noise": lambda a, b: defenses.gaussian_payload_noise(a),
+    "guardian": lambda a, b: defenses.guardian(a, probes=b),
+    "laplace_noise": lambda a, b: defenses.laplace_noise(a),
+    "magnitude_noise": lambda a, b: defenses.magnitude_noise(a),
+    "marvell": lambda a, b: defenses.marvell(num_classes=b, power=a),
+    "outpost": lambda a, b: defenses.outpost(a, decay=b),
+    "quantize": lambda a, b: defenses.quantize(b),
+    "soteria": lambda a, b: defenses.soteria(a),
+    "sparsify": lambda a, b: defenses.sparsify(a),
+    "vfl_defender": defenses.vfl_defender,
+    "withhold_top": lambda a, b: defenses.withhold_top(a),
+    **{name: lambda a, b, name=name: registered(name, a) for name in REGISTRY},
+}
+
+
+def test_every_defense_is_among_them():
+    made = {name for name in defenses.__all__ if name[0].islower()}
+    computed = {"bits_on_the_wire", "chain", "label_dp_scale"}
+    assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - computed <= DEFENSES.keys()
+
+
+@fuzz(80)
+@given(
+    names=st.lists(st.sampled_from(sorted(DEFENSES)), min_size=1, max_size=2),
+    first=FLOATS | st.sampled_from([0.5, 10.0, 50.0]),
+    second=FLOATS | INTEGERS | st.sampled_from([1, 2, 8]),
+    place=st.none() | NAMES | st.sampled_from([*defenses.HORIZONTAL_PLACES, *defenses.SPLIT_PLACES]),
+)
+def test_defenses(names, first, second, place):
+    """Built, chained, moved to another place, and shown one round of a client, as far as shapes go."""
+
+    def attempt():
+        members = [DEFENSES[name](first, second) for name in names]
+        defense = members[0] if len(members) == 1 else defenses.chain(*members)
+        if place is not None:
+            defense = defense._replace(place=place)
+        protocol = protocols.client(SHARE, num_samples=B, batch_size=B, defense=defense)
+        private = Batch(jnp.zeros((B, 1, *SHAPE)), jnp.zeros(B, jnp.int32), jnp.arange(B))
+        state = jax.eval_shape(protocol.init, jax.random.key(0))
+        return jax.eval_shape(protocol.round, jax.random.key(0), state, private)[1]
+
+    seen = clear("defenses", attempt)
+    if seen is not None:
+        for leaf, weight in zip(jax.tree.leaves(seen.payload), jax.tree.leaves(VARIABLES["params"]), strict=True):
+            assert leaf.shape == weight.shape
+
+
+DEFENSE_STUDY = {
+    "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),
+    "seeds": st.lists(INTEGERS, max_size=2).map(tuple),
+    "budget": FLOATS,
+    "only": st.lists(NAMES | st.sampled_from(defense_study.ONLY), max_size=2).map(tuple),
+    "strengths": st.lists(
+        st.text(max_size=8) | st.builds("{}={}".format, st.sampled_from(sorted(REGISTRY)), FLOATS), max_size=2
+    ).map(tuple),
+    "model": NAMES | st.just("resnet10"),
+    "batch_norm": NAMES | st.just("eval"),
+    "learning_rate": FLOATS,
+    **dict.fromkeys(["width", "batch_size", "iterations", "rounds", "clients", "samples", "attacked_round"], INTEGERS),
+}
+
+
+@fuzz(40)
+@given(changes=few(DEFENSE_STUDY))
+def test_options_of_the_defense_study(changes):
+    def attempt():
+        args = defense_study.Args(**changes)
+        return defense_study._checked(args, args.study or (args.preset,))
+
+    clear("defense study", attempt)
+
+
+VERTICAL_STUDY = {
+    "data": st.lists(NAMES | st.sampled_from(["digits", "npz:", "npz:/dev/null"]), max_size=2).map(tuple),
+    "share": FLOATS,
+    "partition": NAMES | st.sampled_from(["random", "gibbs", "gaussian", "blocks"]),
+    "optimizer": NAMES,
+    "scaling": NAMES | st.just("quantile"),
+    "balanced": st.booleans(),
+    "cipher": NAMES | st.just("plain"),
+    "defense": NAMES | st.sampled_from(["noise", "marvell", "vfl_defender", "label_dp"]),
+    "strength": FLOATS,
+    "fields": st.lists(NAMES | st.sampled_from(attacks.FIELDS), max_size=3).map(tuple),
+    "select": NAMES,
+    "shadow_init": st.lists(NAMES | st.sampled_from(attacks.SHADOW_INITS), max_size=2).map(tuple),
+    **dict.fromkeys(["batch_size", "shadow_records", "victim_records", "parties"], INTEGERS),
+    **dict.fromkeys(["shadow_runs", "seeds", "network_epochs"], INTEGERS),
+}
+
+
+@fuzz(12)
+@given(changes=few(VERTICAL_STUDY))
+def test_options_of_the_vertical_study(changes):
+    """As far as the data: nothing is trained."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vflrecon, "_study", lambda *_: {})
+        args = vflrecon.Args(**{"data": ("digits",), **changes}, out=Path(folder) / "out")
+        clear("vertical study", lambda: vflrecon.main(args))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | INTEGERS | FLOATS | NAMES | st.just("cafe_scale"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(NAMES | st.sampled_from(["study", "options", "out", "num-samples"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@fuzz(60)
+@given(
+    lines=st.lists(
+        st.text(max_size=20)
+        | JSON.map(json.dumps)
+        | JSON.map(lambda options: json.dumps({"study": "invert", "options": options})),
+        max_size=3,
+    ),
+    index=st.none() | INTEGERS,
+    action=st.sampled_from(["run", "merge"]),
+)
+def test_sweeps(lines, index, action):
+    started = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep.os, "execv", lambda program, words: started.append(words))
+        path = Path(folder) / "runs.jsonl"
+        path.write_text("\n".join(lines), errors="surrogatepass")
+        clear("sweeps", lambda: sweep.main(sweep.Args(path, action, index, Path(folder) / "out")))
+    for words in started:
+        assert all(isinstance(word, str) and "\0" not in word for word in words)
 
 
 @fuzz(60)

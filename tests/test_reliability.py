@@ -1,6 +1,8 @@
 """Runs that are killed, stopped, doubled, starved of disk or memory, or fed numbers that are not finite."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -10,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +32,11 @@ from jaxleak.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("JAXLEAK_KILLS", "50"))
-STUDY = ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"]
+#: By module: its options for a run of seconds that writes several checkpoints.
+STUDIES = {
+    "cafe_scale": ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"],
+    "invert": ["--data", "digits", "--model", "mlp", "--restarts", "2", "--seeds", "0", "1", "--iterations", "800"],
+}
 TREE = {"round": jnp.asarray(7, jnp.int32), "table": jnp.arange(4096.0).reshape(64, 64)}
 START = jax.tree.map(jnp.zeros_like, TREE)
 NOISE = {**TREE, "table": jax.random.normal(jax.random.key(0), (64, 64))}
@@ -178,12 +185,37 @@ class TestFiles:
         chex.assert_trees_all_equal(Checkpoints(tmp_path, {}).restore_latest(START), NOISE)
         assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == ["1", "2"]
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
-    def test_a_read_only_folder_is_named_before_anything_is_computed(self, tmp_path):
-        RunFolder(tmp_path / "run", "study", {}, fresh=False)
-        (tmp_path / "run").chmod(0o500)
-        with pytest.raises(OSError, match="cannot be written"):
-            RunFolder(tmp_path / "run", "study", {}, fresh=False)
+    def test_a_read_only_folder_is_named_before_anything_is_computed_and_keeps_what_it_has(self):
+        with _nobodys_folder() as folder:
+            RunFolder(folder, "study", {}, fresh=False).log(round=1)
+            Checkpoints(folder / "checkpoints", {}).save(1, TREE)
+            for path in (folder, folder / "checkpoints", folder / "checkpoints" / "steps"):
+                path.chmod(0o500)
+            with pytest.raises(OSError, match="cannot be written"):
+                RunFolder(folder, "study", {}, fresh=False)
+            with pytest.raises(OSError, match=f"cannot write checkpoints to {folder}"):
+                Checkpoints(folder / "checkpoints", {})
+            for path in (folder, folder / "checkpoints", folder / "checkpoints" / "steps"):
+                path.chmod(0o700)
+            RunFolder(folder, "study", {}, fresh=False).log(round=2)
+            rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").open()]
+            assert rounds == [1, 2]
+            chex.assert_trees_all_equal(Checkpoints(folder / "checkpoints", {}).restore_latest(START), TREE)
+
+
+@contextlib.contextmanager
+def _nobodys_folder():
+    """A folder of a user who may not write where permissions say no; root may, and becomes another user meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid():
+            yield Path(folder)
+            return
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
 
 
 class TestCompiledPrograms:
@@ -306,8 +338,8 @@ class TestMemory:
         assert free is None or 1e6 < free < 1e15
 
 
-def _command(out):
-    return [sys.executable, "-m", "experiments.cafe_scale", *STUDY, "--out", str(out)]
+def _command(out, study="cafe_scale"):
+    return [sys.executable, "-m", f"experiments.{study}", *STUDIES[study], "--out", str(out)]
 
 
 @pytest.fixture(scope="module")
@@ -322,12 +354,18 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, environment):
-    """The folder of a run that nobody disturbed, and its CPU seconds once everything is compiled."""
-    out = tmp_path_factory.mktemp("whole")
-    for options in ([], ["--fresh"]):
-        begin = _children_seconds()
-        subprocess.run([*_command(out), *options], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return out, _children_seconds() - begin
+    """By study, the folder of a run that nobody disturbed, and its CPU seconds once everything is compiled."""
+
+    @functools.cache
+    def of(study):
+        out = tmp_path_factory.mktemp("whole")
+        for options in ([], ["--fresh"]):
+            begin = _children_seconds()
+            command = [*_command(out, study), *options]
+            subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+        return out, _children_seconds() - begin
+
+    return of
 
 
 def _children_seconds():
@@ -343,17 +381,22 @@ def _cpu_seconds(process):
 
 def _outcome(out):
     """All that a run leaves but its clock and its memory: metrics, and the log line by line."""
+
+    def kept(numbers):
+        measured = ("seconds", "peak_memory", "samples_per_second")
+        return {name: value for name, value in numbers.items() if not name.startswith(measured)}
+
     metrics = json.loads((out / "results.json").read_text())["metrics"]
-    measured = ("seconds_", "peak_memory", "samples_per_second")
-    kept = {name: value for name, value in metrics.items() if not name.startswith(measured)}
-    return kept, (out / "metrics.jsonl").read_text()
+    return kept(metrics), [kept(json.loads(line)) for line in (out / "metrics.jsonl").open()]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment, tmp_path):
+@pytest.mark.parametrize("study", STUDIES)
+def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment, tmp_path, study):
     """Kill -9, `JAXLEAK_KILLS` times; whenever a run ends before its kill, it is compared and a new one begins."""
-    expected, duration = _outcome(whole[0]), whole[1]
+    undisturbed, duration = whole(study)
+    expected = _outcome(undisturbed)
     moments, killed, runs = random.Random(0), 0, 0
     while killed < KILLS:
         out, status = tmp_path / str(runs), None
@@ -361,7 +404,7 @@ def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment
             moment = moments.uniform(0, duration) if killed < KILLS else math.inf
             with (tmp_path / "stderr").open("w") as errors:
                 process = subprocess.Popen(
-                    _command(out), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
+                    _command(out, study), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors
                 )
             while process.poll() is None and _cpu_seconds(process) < moment:
                 time.sleep(0.02)
@@ -371,7 +414,7 @@ def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment
             killed += status != 0
         assert _outcome(out) == expected, f"run {runs}"
         runs += 1
-        print(f"{killed} kills, {runs} runs of {duration:.1f} CPU seconds: all bits equal", flush=True)
+        print(f"{study}: {killed} kills, {runs} runs of {duration:.1f} CPU seconds: all bits equal", flush=True)
 
 
 @pytest.mark.slow
@@ -389,6 +432,6 @@ def test_a_stopped_run_keeps_others_out_meanwhile_and_continues(whole, environme
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
     command = errors.splitlines()[-1].strip()
-    assert command == f"python -m experiments.cafe_scale {' '.join(STUDY)} --out {out}"
+    assert command == f"python -m experiments.cafe_scale {' '.join(STUDIES['cafe_scale'])} --out {out}"
     subprocess.run([sys.executable, *command.split()[1:]], stdout=subprocess.DEVNULL, check=True, **running)
-    assert _outcome(out) == _outcome(whole[0])
+    assert _outcome(out) == _outcome(whole("cafe_scale")[0])

@@ -1,0 +1,29 @@
+"""Count what a call compiles: an eager step that compiles its loops at every call is slow for that reason alone."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_counts: list[list[float]] = []
+
+
+def _listen(event: str, seconds: float, **_: object) -> None:
+    if event == _EVENT:
+        for seen in _counts:
+            seen.append(seconds)
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """Inside, a list of the seconds that each compilation took."""
+    seconds: list[float] = []
+    _counts.append(seconds)
+    try:
+        yield seconds
+    finally:
+        _counts.remove(seconds)

@@ -1,0 +1,135 @@
+"""The attacks that solve equations instead of descending, by executor: what comes in round by round, and the solutions.
+
+All executors must end with the same state before any of them is timed. A solution is one call, so it has no loop.
+
+Not here, because they are NumPy and SciPy on the host by design and have nothing to compile: the direct solver of
+`cafe_exact`'s Step II (its matrix-free form is one compiled program), `free_labels` behind `vflrecon_free`, whose
+recording is in test_vfl.py, and the label rules, k-means and baselines of the vertical attacks.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import _problems
+from benchmarks._quiet import first_call, measure
+from jaxleak import attacks, audit, data, defenses, models, protocols, threats
+from jaxleak._base import Batch
+from jaxleak.attacks import _cafe_censored, _least_squares
+
+N, K, PARTIES, WIDTH = 60, 12, 4, 64
+KEY = _problems.KEY
+#: Rounds per call, by executor.
+ROUNDS = dict(zip(_problems.EXECUTORS, (2, 2, 20, 20), strict=True))
+COMPARED = 2
+#: Hidden units, or features, of a party that `cafe_censored` solves for here, one decomposition each.
+UNITS = 8
+SIZE = f"N = {N}, K = {K}, M = {PARTIES}, dense, 28x28"
+
+
+@functools.cache
+def setting(censored: bool = False):
+    """Attack, plan, protocol and private data; behind fake gradients for the attack that knows of them."""
+    images = data.load("natural_patches:28", N, 0).x[..., :1]
+    tiles, _ = data.image_tiles(images, PARTIES)
+    model = models.all_dense(tiles.shape[2:], parties=PARTIES, width=WIDTH)
+    plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K)
+    attack = (attacks.cafe_censored if censored else attacks.cafe_exact)(model, plan)
+    defense = defenses.fake_gradients(pool_size=1, relative=True) if censored else None
+    protocol = protocols.vertical(model, num_samples=N, batch_size=K, defense=defense, sampling="uniform")
+    ids = jnp.arange(N)
+    return attack, plan, protocol, Batch(jnp.asarray(tiles), ids % 10, ids)
+
+
+def one_round(carry: audit.RunState, censored: bool) -> audit.RunState:
+    attack, _, protocol, private = setting(censored)
+    state, transcript = protocol.round(KEY, carry.protocol, private)
+    seen, _ = attack.step(KEY, carry.attack, threats.view(threats.FIRST_LAYER_ONLY, transcript))
+    return carry._replace(protocol=state, attack=seen)
+
+
+@functools.cache
+def after(rounds: int, censored: bool) -> audit.RunState:
+    """The state after so many rounds, of an attack that begins with round 0."""
+    attack, _, protocol, private = setting(censored)
+    begin = audit.start(attack, protocol, private, key=KEY)
+    return _problems.repeated(functools.partial(one_round, censored=censored), "jit over the loop", rounds)(begin)
+
+
+def rounds_of(step: int, censored: bool):
+    """A state early in Step I, or in Step II once V is solved; and a round from there."""
+    plan = setting(censored)[1]
+    return after(3 if step == 1 else plan.output_rounds + 1, censored), functools.partial(one_round, censored=censored)
+
+
+def output_gradients(censored: bool):
+    """What Step I has recorded, and its solution."""
+    plan = setting(censored)[1]
+    state = after(plan.output_rounds, censored).attack
+    recorded = state.batches[: plan.output_rounds], state.bias_gradients
+    if censored:
+        few = slice(0, UNITS)
+        recorded = recorded[0], recorded[1][:, :, few], state.visible[:, :, few]
+        return recorded, lambda r: _cafe_censored._output_gradients(*r, N)
+    return recorded, lambda r: _least_squares.solve_output_gradients(*r, N, direct=True)
+
+
+def features():
+    """What Step II of the attack on censored gradients has recorded, and its solution for a few features."""
+    state = after(setting(True)[1].rounds, True).attack
+    few = slice(0, UNITS)
+    recorded = state.V, state.normal[..., few], state.projected[..., few]
+    return recorded, lambda r: _cafe_censored._features(*r)
+
+
+def patches():
+    """One gradient of a vision transformer with 64 tokens, and its image."""
+    model = models.vit((32, 32, 3), 10, depth=2)
+    attack = attacks.patch_embedding(model)
+    return _problems.observed(model, 1), lambda seen: attack.step(KEY, attack.init(KEY, None), seen)[0]
+
+
+#: Group: (start and step, whether the step can follow itself).
+PROBLEMS = {
+    f"cafe_exact, a round of Step I, {SIZE}": (functools.partial(rounds_of, 1, False), True),
+    f"cafe_exact, a round of Step II, {SIZE}": (functools.partial(rounds_of, 2, False), True),
+    f"cafe_exact, solution of Step I, {SIZE}": (functools.partial(output_gradients, False), False),
+    f"cafe_censored, a round of Step I, {SIZE}": (functools.partial(rounds_of, 1, True), True),
+    f"cafe_censored, a round of Step II, {SIZE}": (functools.partial(rounds_of, 2, True), True),
+    f"cafe_censored, solution of Step I, {UNITS} units a party, {SIZE}": (
+        functools.partial(output_gradients, True),
+        False,
+    ),
+    f"cafe_censored, solution of Step II, {UNITS} features a party, {SIZE}": (features, False),
+    "patch_embedding, ViT of 64 tokens, d = 192, 32x32x3": (patches, False),
+}
+CASES = [
+    (group, executor)
+    for group, (_, repeats) in PROBLEMS.items()
+    for executor in _problems.EXECUTORS
+    if repeats or executor != "jit over the loop"
+]
+
+
+@functools.cache
+def reference(group: str, rounds: int):
+    begin, one = PROBLEMS[group][0]()
+    return _problems.repeated(one, "jit per step", rounds)(begin)
+
+
+@pytest.mark.parametrize(("group", "executor"), CASES)
+def test_solving_attack(benchmark, group, executor):
+    start, repeats = PROBLEMS[group]
+    begin, one = start()
+    compared, length = (COMPARED, ROUNDS[executor]) if repeats else (1, 1)
+    expected = reference(group, compared)
+    found = _problems.repeated(one, executor, compared)(begin)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        scale = float(np.abs(theirs).max()) or 1.0
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4 * scale)
+    call = _problems.repeated(one, executor, length)
+    first_call(benchmark, lambda: call(begin))
+    measure(benchmark, lambda: call(begin), group=group, name=executor, per_call=length, rounds=3)

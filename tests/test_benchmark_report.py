@@ -1,0 +1,60 @@
+"""The stored timings of several devices and runs, and the table made of them."""
+
+from benchmarks import report
+
+
+def run(device="cpu", date="2026-01-01", **versions):
+    return {"device": device, "commit": "abc", "date": date, "versions": {"jax": "1", **versions}, "threads": {}}
+
+
+def entry(name, group, data=(1.0, 2.0, 3.0, 4.0, 5.0), spoiled=0, **extra):
+    info = {
+        "spoiled": [i < spoiled for i in range(len(data))],
+        "rounds_per_call": 2,
+        "first_call_seconds": 9.0,
+        **extra,
+    }
+    return report._entry({"name": name, "group": group, "extra_info": info, "stats": {"data": list(data)}})
+
+
+EMPTY = {"runs": [], "benchmarks": []}
+
+
+def test_a_part_replaces_its_groups_on_its_own_device_only():
+    stored = report.merged(EMPTY, run(), [entry("a", "one"), entry("a", "two")])
+    stored = report.merged(stored, run("gpu"), [entry("a", "one")])
+    again = report.merged(stored, run(date="2026-02-02"), [entry("b", "one")])
+    found = [(again["runs"][e["run"]]["device"], e["group"], e["name"]) for e in again["benchmarks"]]
+    assert found == [("cpu", "two", "a"), ("gpu", "one", "a"), ("cpu", "one", "b")]
+    text = report.table(again)
+    assert text.count("### one") == 2
+    assert text.index("## cpu") < text.index("## gpu")
+    assert "Measured 2026-02-02, commit abc." in text
+    # Nothing is left of a run whose groups were all replaced.
+    last = report.merged(again, run(date="2026-03-03"), [entry("a", "two"), entry("a", "one")])
+    assert [r["date"] for r in last["runs"]] == ["2026-01-01", "2026-03-03"]
+    assert last["runs"][0]["device"] == "gpu"
+
+
+def test_a_group_says_with_what_it_was_measured_where_that_differs():
+    stored = report.merged(EMPTY, run(), [entry("a", "one")])
+    assert report.table(stored).count("jax 1") == 1
+    text = report.table(report.merged(stored, run(torch="2"), [entry("a", "two")]))
+    assert "Measured 2026-01-01, commit abc. jax 1, torch 2." in text
+
+
+def test_rows():
+    quick = entry("jit", "one", matrix_rate=2e9, copy_rate=1e9, limit_seconds=0.5)
+    anew = entry("op by op", "one", (8.0, 8.0, 8.0), **{report.COMPILING: 3.0})
+    text = report.table(report.merged(EMPTY, run(), [quick, anew]))
+    assert "Matrix product 2 GFLOP/s, copy 1.0 GB/s" in text
+    assert "| jit | 1.5 | 66.7 | 2.67 | 2.67 | 9.0 | 0.33 |" in text
+    assert report.ANEW in text
+    assert report.ANEW not in report.table(report.merged(EMPTY, run(), [quick]))
+
+
+def test_spoiled_rounds_do_not_count_unless_too_few_are_left():
+    assert entry("a", "one", spoiled=3)["stats"]["median"] == 4.5
+    loaded = entry("a", "one", spoiled=4)
+    assert loaded["stats"]["median"] == 3
+    assert "1 of 1 entries were timed under load" in report.table(report.merged(EMPTY, run(), [loaded]))
