@@ -279,7 +279,8 @@ def _attack_on(
     generator: attacks.PublicGenerator | None,
     variables: PyTree = None,
 ) -> Attack:
-    model, share, _ = _client(case, image_shape, num_classes)
+    # Whom the client's own samples are drawn from, and what its upload passes through, is not the attack's.
+    model, share, _ = _client(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
         return build_attack(case, model, shown, generator)

@@ -279,7 +279,7 @@ def test_examples_gradients_need_one_step():
 
 TINY = {
     "model": "mlp", "iterations": 2, "rounds": 2, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2,
-    "strengths": ("quantization=1", "sparsification=10"),
+    "strengths": ("quantization=1", "cancelling_noise=1"),
 }  # fmt: skip
 
 
@@ -288,7 +288,7 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     first = defenses.main(args)
     results = json.loads((tmp_path / "results.json").read_text())
     rows = {row["id"]: row for row in results["cells"]}
-    assert set(rows) == {"none/steps1", "quantization/1/steps1", "sparsification/10/steps1"}
+    assert set(rows) == {"none/steps1", "quantization/1/steps1", "cancelling_noise/1/steps1"}
     for row in rows.values():
         assert 0 <= row["accuracy"] <= 1
         assert np.isfinite(row["psnr"])
