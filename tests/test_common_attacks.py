@@ -229,6 +229,16 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
     assert not any(np.isnan(leaf).any() for leaf in after)
 
 
+#: Variants whose steps are made of the same code as another case's: run one operation at a time only with -m slow.
+VARIANTS = (
+    "inversion_idlg", "inversion_gradinversion", "inversion_fedleak_upstream",
+    "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in CASES], indirect=True
+)
 def test_eager_equals_compiled(run):
     # Adam divides by gradients that may be rounding noise; where it does, one step of its rate may differ.
     with jax.disable_jit():

@@ -79,8 +79,8 @@ def test_the_victims_client_is_defended(name):
     plain, defended = (victim(c, 0) for c in (case, Case(**{**vars(case), "defense": name, "strength": strongest})))
     sent = []
     for side in (plain, defended):
-        state = side.protocol.init(jax.random.key(0))
-        sent.append(side.protocol.round(jax.random.key(1), state, side.private)[1].payload)
+        state = jax.jit(side.protocol.init)(jax.random.key(0))
+        sent.append(jax.jit(side.protocol.round)(jax.random.key(1), state, side.private)[1].payload)
     pairs = zip(*map(jax.tree.leaves, sent), strict=True)
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
@@ -310,6 +310,7 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
 
 
+@pytest.mark.slow
 def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path):
     strengths = ("outpost=0.5", "error_feedback=10")
     args = {**TINY, "strengths": strengths, "attacked_round": 1, "out": tmp_path}

@@ -69,6 +69,7 @@ def _same_as_alone(shared):
     return shared
 
 
+@pytest.mark.slow
 def test_a_mesh_of_one_device_recovers_the_same():
     shared = _same_as_alone(_recover(_mesh.device_mesh(1)))
     np.testing.assert_array_equal(shared.recovered, True)

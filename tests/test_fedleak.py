@@ -197,6 +197,7 @@ def test_results_survive_in_the_folder(tmp_path, monkeypatch):
         assert Runner(folder, fresh=False)(job, 0).scores == first.scores
 
 
+@pytest.mark.slow
 def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments._fedleak_runs.CHECKPOINTED", -1.0)
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)

@@ -183,6 +183,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=message):
             attacks.train_generator(jax.random.key(0), images, **{"latent_size": 2, **options})
 
+    @pytest.mark.slow
     def test_training_that_diverges(self):
         images = np.random.default_rng(0).random((4, 4, 4, 1))
         with pytest.raises(FloatingPointError, match="not finite from epoch"):

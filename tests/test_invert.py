@@ -83,6 +83,7 @@ def test_help_lists_every_name():
         assert f" {name}" in invert.HELP
 
 
+@pytest.mark.slow
 def test_devices_share_the_images(tmp_path):
     args = invert.Args(Case(data="digits", model="mlp", batch_size=2, iterations=3), devices=2, out=tmp_path)
     assert invert.main(args)["seeds"] == 1  # tests/test_inversion.py compares with one device

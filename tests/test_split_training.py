@@ -172,6 +172,7 @@ def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, priva
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_that_decays_knows_the_step(model, private):
     def trained(noise_multiplier, step):
         protocol = protocols.split_training(
@@ -287,7 +288,7 @@ def test_bad_input():
     model = models.bottom_top((2, 2), 2, bottom=(2,), top=(2,))
     with pytest.raises(ValueError, match=r"batch_size must be in \[1, 4\], got 5"):
         protocols.split_training(model, num_samples=4, batch_size=5)
-    with pytest.raises(ValueError, match="place must be one of top_output"):
+    with pytest.raises(ValueError, match="place must be one of bottom_output, top_output"):
         protocols.split_training(model, num_samples=4, batch_size=2, defenses=[_scale("payload", 1.0)])
     with pytest.raises(ValueError, match="per_example_gradient cannot be combined with an interactive layer"):
         protocols.split_training(
