@@ -1,0 +1,82 @@
+"""What the fuzz tests share: a tiny model, hostile numbers and names, and what counts as a clear error.
+
+`JAXLEAK_FUZZ=2000 pytest -s tests/test_fuzz*.py` tries that many of each kind and says how many it tried.
+"""
+
+import collections
+import math
+import os
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from jaxleak import audit, models, protocols
+from jaxleak._base import Batch
+
+EXAMPLES = int(os.environ.get("JAXLEAK_FUZZ", "0"))
+TRIED: collections.Counter[str] = collections.Counter()
+
+#: What a user can mend. A TypeError or KeyError, or XLA's own, is a bug.
+CLEAR = (ValueError, OSError, FloatingPointError)
+UNCLEAR = ("XLA", "jaxlib", "Traceback", "<class", "object at 0x", "NoneType", "unpack")
+
+SHAPE, CLASSES, B = (4, 4, 1), 3, 2
+MODEL = models.mlp(SHAPE, CLASSES, widths=(5,), activation="sigmoid")
+VARIABLES = jax.tree.map(np.asarray, jax.jit(MODEL.init)(jax.random.key(0)))
+SHARE = protocols.ClientShare(MODEL)
+TEMPLATE = audit.template_of(Batch(jnp.zeros((B, 1, *SHAPE)), jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)))
+
+FLOATS = st.floats() | st.sampled_from([0.0, -1.0, 1e-3, 1.0, 3.5e38, math.nan, math.inf])
+INTEGERS = st.integers(-3, 60) | st.sampled_from([10**6, 2**31, 2**63, 10**30])
+NAMES = st.text(max_size=8) | st.sampled_from(["iid", "auto", "direct", "given", "joint", "calibrated", "digits", ""])
+
+
+def fuzz(examples):
+    """As many examples as asked for by JAXLEAK_FUZZ, of a fixed seed otherwise."""
+    return settings(
+        max_examples=EXAMPLES or examples,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def few(options):
+    """Changes of up to three options: with more, all but the first bad one would go unseen."""
+    names = st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: options[name] for name in chosen}))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_unpickled(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("something was unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def report():
+    yield
+    print(f"\nfuzz: {sum(TRIED.values())} examples tried, {dict(TRIED)}")
+    TRIED.clear()
+
+
+def clear(what, attempt, mentions=()):
+    """The result of an attempt, or None after an error that says in its own words what is wrong."""
+    TRIED[what] += 1
+    try:
+        return attempt()
+    except CLEAR as error:
+        message = str(error)
+        assert message.strip(), "an error without a message"
+        assert not any(word in message for word in UNCLEAR), message
+        assert all(word in message for word in mentions), message
+        return None

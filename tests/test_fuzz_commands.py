@@ -1,0 +1,155 @@
+"""Hostile options and files of the commands: always a clear error, and nothing that has begun."""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from fuzzing import FLOATS, INTEGERS, NAMES, clear, few, fuzz, nothing_is_unpickled, report  # noqa: F401
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import cafe_scale, sweep, vflrecon
+from experiments import defenses as defense_study
+from experiments._defense_registry import REGISTRY
+from experiments._inversion_case import Case
+from experiments._inversion_problem import settings as settings_of
+from jaxleak import attacks
+
+DEFENSE_STUDY = {
+    "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),
+    "seeds": st.lists(INTEGERS, max_size=2).map(tuple),
+    "budget": FLOATS,
+    "only": st.lists(NAMES | st.sampled_from(defense_study.ONLY), max_size=2).map(tuple),
+    "strengths": st.lists(
+        st.text(max_size=8) | st.builds("{}={}".format, st.sampled_from(sorted(REGISTRY)), FLOATS), max_size=2
+    ).map(tuple),
+    "model": NAMES | st.just("resnet10"),
+    "batch_norm": NAMES | st.just("eval"),
+    "learning_rate": FLOATS,
+    **dict.fromkeys(["width", "batch_size", "iterations", "rounds", "clients", "samples", "attacked_round"], INTEGERS),
+}
+
+
+@fuzz(40)
+@given(changes=few(DEFENSE_STUDY))
+def test_options_of_the_defense_study(changes):
+    def attempt():
+        args = defense_study.Args(**changes)
+        return defense_study._checked(args, args.study or (args.preset,))
+
+    clear("defense study", attempt)
+
+
+VERTICAL_STUDY = {
+    "data": st.lists(NAMES | st.sampled_from(["digits", "npz:", "npz:/dev/null"]), max_size=2).map(tuple),
+    "share": FLOATS,
+    "partition": NAMES | st.sampled_from(["random", "gibbs", "gaussian", "blocks"]),
+    "optimizer": NAMES,
+    "scaling": NAMES | st.just("quantile"),
+    "balanced": st.booleans(),
+    "cipher": NAMES | st.just("plain"),
+    "defense": NAMES | st.sampled_from(["noise", "marvell", "vfl_defender", "label_dp"]),
+    "strength": FLOATS,
+    "fields": st.lists(NAMES | st.sampled_from(attacks.FIELDS), max_size=3).map(tuple),
+    "select": NAMES,
+    "shadow_init": st.lists(NAMES | st.sampled_from(attacks.SHADOW_INITS), max_size=2).map(tuple),
+    **dict.fromkeys(["batch_size", "shadow_records", "victim_records", "parties"], INTEGERS),
+    **dict.fromkeys(["shadow_runs", "seeds", "network_epochs"], INTEGERS),
+}
+
+
+@fuzz(12)
+@given(changes=few(VERTICAL_STUDY))
+def test_options_of_the_vertical_study(changes):
+    """As far as the data: nothing is trained."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vflrecon, "_study", lambda *_: {})
+        args = vflrecon.Args(**{"data": ("digits",), **changes}, out=Path(folder) / "out")
+        clear("vertical study", lambda: vflrecon.main(args))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | INTEGERS | FLOATS | NAMES | st.just("cafe_scale"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(NAMES | st.sampled_from(["study", "options", "out", "num-samples"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@fuzz(60)
+@given(
+    lines=st.lists(
+        st.text(max_size=20)
+        | JSON.map(json.dumps)
+        | JSON.map(lambda options: json.dumps({"study": "invert", "options": options})),
+        max_size=3,
+    ),
+    index=st.none() | INTEGERS,
+    action=st.sampled_from(["run", "merge"]),
+)
+def test_sweeps(lines, index, action):
+    started = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep.os, "execv", lambda program, words: started.append(words))
+        path = Path(folder) / "runs.jsonl"
+        path.write_text("\n".join(lines), errors="surrogatepass")
+        clear("sweeps", lambda: sweep.main(sweep.Args(path, action, index, Path(folder) / "out")))
+    for words in started:
+        assert all(isinstance(word, str) and "\0" not in word for word in words)
+
+
+@fuzz(60)
+@given(
+    case=st.builds(
+        Case,
+        attack=NAMES
+        | st.sampled_from(["fedleak", "dlg", "idlg", "inverting_gradients", "sapag", "gradinversion", "bayes"]),
+        iterations=INTEGERS,
+        labels=st.none() | NAMES,
+        tv=st.none() | FLOATS,
+        activation_penalty=st.none() | FLOATS,
+        matched_percent=st.none() | FLOATS,
+        blend=st.none() | FLOATS,
+        probe=NAMES | st.just("ascent"),
+        optimizer=st.none() | NAMES | st.just("annealed"),
+        terms=st.none() | st.lists(NAMES | st.just("cosine"), max_size=3).map(tuple),
+        homotopy=st.none() | st.tuples(FLOATS, FLOATS),
+        finish=FLOATS,
+        progress_below=st.none() | FLOATS,
+        granted_statistics=st.booleans(),
+        noise=st.none() | NAMES | st.just("laplace"),
+        noise_scale=st.none() | FLOATS,
+        batch_size=INTEGERS,
+    )
+)
+def test_cases_of_the_command(case):
+    clear("cases", lambda: settings_of(case))
+
+
+@fuzz(40)
+@given(
+    given_sizes=st.fixed_dictionaries(
+        {},
+        optional={
+            "num_samples": INTEGERS,
+            "batch_size": INTEGERS,
+            "parties": INTEGERS,
+            "images": INTEGERS,
+            "iterations": INTEGERS,
+            "seed": INTEGERS,
+            "data": NAMES,
+        },
+    )
+)
+def test_options_of_a_study(given_sizes):
+    """Everything before the work begins; the work itself is replaced."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cafe_scale, "_exact", lambda *_: {"done": 1.0})
+        options = cafe_scale.Args(**{"data": "digits", **given_sizes}, out=Path(folder) / "out", preset="mnist")
+        with contextlib.redirect_stdout(io.StringIO()):
+            clear("studies", lambda: cafe_scale.main(options))
