@@ -61,6 +61,11 @@ class Inversion(NamedTuple):
                 infos.append(info)
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
 
+    def change(self, learning_rate: float, executor: str = "jit per step", length: int = 1) -> np.ndarray:
+        """Of the candidate under `descent`: over one step, the objective's gradient where the attack begins."""
+        after, _ = self.run(executor, length)
+        return gradient(self.begin.attack.variables["x"], after.attack.variables["x"], learning_rate)
+
     def compiled_step(self) -> jax.stages.Compiled:
         """The program of one step, to be asked for its costs."""
         return _invert._step.lower(self.trials, self.begin, self.observation, KEY).compile()
@@ -115,8 +120,13 @@ def gradient(before: jax.Array | np.ndarray, after: jax.Array | np.ndarray, lear
 
 def assert_same_gradient(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 2e-3) -> None:
     """Relative to the largest norm, since single entries of a second derivative may be all rounding."""
-    difference = np.linalg.norm(ours - theirs) / np.linalg.norm(ours)
+    difference = relative_difference(ours, theirs)
     assert difference < tolerance, f"gradients differ by {difference:.1e} of their norm"
+
+
+def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Norm of the difference over that of `ours`."""
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(ours))
 
 
 def torch_problem(peers: Any, problem: Inversion, forward: Any, learning_rate: float) -> Any:

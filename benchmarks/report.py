@@ -52,7 +52,7 @@ writes, whether or not the caches hold it.
 
 ANEW = """\
 Even op by op a `lax.while_loop` or `lax.scan` is one compiled program, and one whose body closes over the arrays of its
-step is compiled anew in every step, as the columns say. `jax.disable_jit` runs such loops in Python."""
+step is compiled anew in every step, as columns of some tables say. `jax.disable_jit` runs such loops in Python."""
 
 
 def main() -> None:
@@ -118,6 +118,8 @@ def table(results: dict) -> str:
         loaded = sum(bool(e["extra_info"].get("loaded")) for e in mine)
         if loaded:
             lines += [f"**{loaded} of {len(mine)} entries were timed under load; ratios with them mean nothing.**", ""]
+        if any(COMPILING in e["extra_info"] for e in mine):
+            lines += [ANEW, ""]
         groups: dict[str, list[dict]] = {}
         for entry in mine:
             groups.setdefault(entry["group"], []).append(entry)
@@ -126,8 +128,6 @@ def table(results: dict) -> str:
             run = runs[members[0]["run"]]
             origin = _origin(run, members) + (f" {_environment(run)}" if len(own) > 1 else "")
             lines += [f"### {group}", "", origin, "", *_rows(members), ""]
-            if any(COMPILING in e["extra_info"] for e in members):
-                lines += [ANEW, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

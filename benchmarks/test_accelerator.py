@@ -73,23 +73,13 @@ PROBLEMS = {
 }
 
 
-def change(problem: _problems.Inversion, rate: float, executor: str) -> np.ndarray:
-    """The objective's gradient where the attack begins."""
-    state, _ = problem.run(executor, 1)
-    return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], rate)
-
-
 @functools.cache
 def on_cpu(group: str) -> np.ndarray:
     build, rate = PROBLEMS[group]
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("float32"):
         problem = build()[0]
         here = jax.device_put((problem.begin, problem.observation), jax.devices("cpu")[0])
-        return change(problem._replace(begin=here[0], observation=here[1]), rate, "jit per step")
-
-
-def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+        return problem._replace(begin=here[0], observation=here[1]).change(rate)
 
 
 @pytest.mark.parametrize("group", PROBLEMS)
@@ -100,7 +90,7 @@ def test_inversion(benchmark, group, precision, executor):
     problem, work = build()
     with jax.default_matmul_precision(precision):
         first_call(benchmark, lambda: problem.run(executor, ITERATIONS))
-        far = difference(change(problem, rate, executor), on_cpu(group))
+        far = _problems.relative_difference(on_cpu(group), problem.change(rate, executor))
         assert far < (TOLERANCE if precision == "float32" else np.inf)
         measure(
             benchmark,
@@ -128,7 +118,8 @@ def test_cafe_step_by_precision(benchmark, precision, executor):
         first_call(benchmark, lambda: loop(begin))
         # After one step Adam's first moment is a tenth of the gradient, which unlike Adam's step is continuous.
         _, one = test_cafe_step.rounds_by(executor, "auto", 1)
-        far = difference(np.asarray(one(begin).attack.data.x_optimizer.rows[0].mu), cafe_on_cpu())
+        there = np.asarray(one(begin).attack.data.x_optimizer.rows[0].mu)
+        far = _problems.relative_difference(cafe_on_cpu(), there)
         assert far < (TOLERANCE if precision == "float32" else np.inf)
         measure(
             benchmark,

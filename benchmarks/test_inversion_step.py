@@ -44,9 +44,7 @@ def problem_of(name: str, form: str = "auto", devices: int = 1) -> _problems.Inv
 
 @functools.cache
 def reference(name: str):
-    problem = problem_of(name)
-    state, _ = problem.run("jit per step", MODELS[name][3])
-    return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], RATE)
+    return problem_of(name).change(RATE, length=MODELS[name][3])
 
 
 def layers_of(name: str) -> list[_limits.Layer]:

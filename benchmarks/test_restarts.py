@@ -41,22 +41,17 @@ def problem_of(restarts: int, form: str, at_once: int, devices: int = 1) -> _pro
     return _problems.inversion(model, settings, 1, restarts=restarts, microbatch=at_once, devices=devices)
 
 
-def change(problem: _problems.Inversion, executor: str = "jit over the loop"):
-    """The objective's gradient at the start of every restart, from one step."""
-    state, _ = problem.run(executor, 1)
-    return _problems.gradient(problem.begin.attack.variables["x"], state.attack.variables["x"], RATE)
-
-
 @functools.cache
 def reference(restarts: int = COMPARED):
-    return change(problem_of(restarts, "auto", restarts), "jit per step")
+    """The objective's gradient at the start of every restart."""
+    return problem_of(restarts, "auto", restarts).change(RATE)
 
 
 @pytest.mark.parametrize(("devices", "restarts"), [(d, r) for d, counts in RESTARTS.items() for r in counts])
 def test_cost_of_restarts(benchmark, devices, restarts):
     problem = problem_of(restarts, "auto", min(AT_ONCE[devices], restarts // devices), devices)
     first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
-    for one, other in zip(reference(restarts), change(problem), strict=True):
+    for one, other in zip(reference(restarts), problem.change(RATE, "jit over the loop"), strict=True):
         _problems.assert_same_gradient(one, other)
     measure(
         benchmark,
@@ -88,7 +83,7 @@ def test_restarts_beside_pytorch(benchmark, case, request):
     else:
         problem = problem_of(COMPARED, *JAX_CASES[case])
         first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
-        changed = change(problem)
+        changed = problem.change(RATE, "jit over the loop")
         call = functools.partial(problem.run, "jit over the loop", ITERATIONS)
     for one, other in zip(reference(), changed, strict=True):
         _problems.assert_same_gradient(one, other)
