@@ -52,6 +52,8 @@ ROWS: dict[str, Case] = {
     "resnet10-b1": Case(model="resnet10"),
     "resnet10-b4": Case(model="resnet10", batch_size=4),
     "resnet10-b16": Case(model="resnet10", batch_size=16),
+    "resnet18_16-b1": Case(model="resnet18", width=16),
+    "resnet34_16-b1": Case(model="resnet34", width=16),
     "resnet18-b1": Case(model="resnet18"),
     "resnet34-b1": Case(model="resnet34"),
     "resnet10_x3-b1": Case(model="resnet10_x3"),
