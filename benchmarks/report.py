@@ -36,6 +36,9 @@ KNOWN = {
     "spoiled",
 }
 
+#: Names of entries that run JAX's operations one by one.
+EAGER = ("jax.disable_jit", "op by op")
+
 HEADER = """\
 # Benchmarks
 
@@ -123,12 +126,42 @@ def table(results: dict) -> str:
         groups: dict[str, list[dict]] = {}
         for entry in mine:
             groups.setdefault(entry["group"], []).append(entry)
+        lines += [*_summary(groups), ""]
         for group, members in groups.items():
             # Entries of a group are of one run: a part that is measured again replaces the whole group.
             run = runs[members[0]["run"]]
             origin = _origin(run, members) + (f" {_environment(run)}" if len(own) > 1 else "")
             lines += [f"### {group}", "", origin, "", *_rows(members), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _summary(groups: dict[str, list[dict]]) -> list[str]:
+    """One row for each group that compares with op by op or with PyTorch: the fastest compiled form beside both."""
+    rows = []
+    for group, members in groups.items():
+        eager, peer = _eager(members), _peer(members)
+        ours = [e for e in members if not e["name"].startswith("PyTorch") and e["name"] not in EAGER]
+        if not ours or (eager is None and peer is None):
+            continue
+        best = min(ours, key=_seconds)
+        times = [f"{_seconds(e):.3g}" if e else "" for e in (eager, best, peer)]
+        rows.append([group, *times, best["name"], _ratio(eager, best), _ratio(peer, best)])
+    if not rows:
+        return []
+    times = ["op by op, seconds", "fastest compiled", "PyTorch's best"]
+    return _markdown(["step", *times, "which", "over op by op", "over PyTorch"], rows)
+
+
+def _markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)]
+
+
+def _eager(entries: list[dict]) -> dict | None:
+    return next((e for e in entries if e["name"] == "op by op"), None)
+
+
+def _peer(entries: list[dict]) -> dict | None:
+    return min((e for e in entries if e["name"].startswith("PyTorch")), key=_seconds, default=None)
 
 
 def _environment(run: dict) -> str:
@@ -151,8 +184,7 @@ def _origin(run: dict, entries: list[dict]) -> str:
 def _rows(entries: list[dict]) -> list[str]:
     """Header and rows of one group; a column that no entry has a value for is left out."""
     slowest = max(entries, key=_seconds)
-    peer = min((e for e in entries if e["name"].startswith("PyTorch")), key=_seconds, default=None)
-    eager = next((e for e in entries if e["name"] == "op by op"), None)
+    peer, eager = _peer(entries), _eager(entries)
     base = next((e for e in entries if e["extra_info"].get("base")), None)
     extra = sorted({k for e in entries for k in e["extra_info"]} - KNOWN)
     columns: dict[str, list[str]] = {}
@@ -174,8 +206,7 @@ def _rows(entries: list[dict]) -> list[str]:
         for name, cell in cells.items():
             columns.setdefault(name, []).append(cell)
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    return _markdown(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
 def _seconds(entry: dict) -> float:

@@ -53,6 +53,15 @@ def test_rows():
     assert report.ANEW not in report.table(report.merged(EMPTY, run(), [quick]))
 
 
+def test_the_summary_has_the_fastest_compiled_form_beside_eager_and_peers():
+    members = [entry("op by op", "one", (16.0,) * 3), entry("jit", "one", (4.0,) * 3), entry("slow", "one", (6.0,) * 3)]
+    peers = [entry("PyTorch eager", "one", (9.0,) * 3), entry("PyTorch torch.compile", "one", (8.0,) * 3)]
+    alone = [entry("sort", "two"), entry("bisection", "two")]
+    text = report.table(report.merged(EMPTY, run(), [*members, *peers, *alone]))
+    assert "| one | 8 | 2 | 4 | jit | 4.00 | 2.00 |" in text
+    assert "| two |" not in text
+
+
 def test_spoiled_rounds_do_not_count_unless_too_few_are_left():
     assert entry("a", "one", spoiled=3)["stats"]["median"] == 4.5
     loaded = entry("a", "one", spoiled=4)
