@@ -219,7 +219,8 @@ def _ratio(a: dict | None, b: dict | None) -> str:
     if a is None or b is None:
         return ""
     loaded = a["extra_info"].get("loaded") or b["extra_info"].get("loaded")
-    return f"{_seconds(a) / _seconds(b):.2f}{' (loaded)' if loaded else ''}"
+    ratio = _seconds(a) / _seconds(b)
+    return f"{ratio:.{0 if ratio >= 100 else 2}f}{' (loaded)' if loaded else ''}"
 
 
 def _spread(entry: dict) -> str:
