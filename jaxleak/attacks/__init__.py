@@ -27,13 +27,14 @@ from jaxleak.attacks._cafe_sharded import shard_cafe
 from jaxleak.attacks._candidates import Candidate, generator_latents, generator_weights, pixels
 from jaxleak.attacks._evolution import cma_es
 from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
-from jaxleak.attacks._inversion import MATCHED_BELOW, Settings, inversion
+from jaxleak.attacks._inversion import MATCHED_BELOW, inversion
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._labels import recover_labels, true_output_gradients
 from jaxleak.attacks._patch_embedding import patch_embedding
 from jaxleak.attacks._payload import check_payload
 from jaxleak.attacks._public_generator import PublicGenerator, train_generator
 from jaxleak.attacks._reconstruction_net import ReconstructionNet
+from jaxleak.attacks._settings import Settings
 from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
 from jaxleak.attacks._smoothing import Smoothing, recommended_smoothing, smoothing
 from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline

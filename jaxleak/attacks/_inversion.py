@@ -6,7 +6,7 @@ best iterate is chosen by the attacker's own objective, and a reconstruction's s
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,14 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._candidates import Candidate
 from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._payload import check_shapes, named_leaves
+from jaxleak.attacks._settings import Settings, check_settings
 from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import (
-    Distance,
-    GradientRegularization,
-    Selection,
     activation_penalty,
     apply_mask,
     batch_norm_distance,
@@ -46,41 +43,6 @@ SmoothableShare: TypeAlias = Callable[..., PyTree]
 #: on a sigmoid ResNet ended at 0.0012 with 9.9 dB where a grey image scores 13.1, an attack on a vision transformer at
 #: 3.6e-6 with 12.8 dB, and digits out of a generator at 0.004 with 13 dB.
 MATCHED_BELOW = 0.01
-
-
-TVKind = Literal["anisotropic", "isotropic", "sum", "truncated"]
-TV_KINDS: tuple[TVKind, ...] = ("anisotropic", "isotropic", "sum", "truncated")
-
-
-class Settings(NamedTuple):
-    """All that distinguishes one gradient inversion from another; `jaxleak.attacks.presets` makes them.
-
-    A candidate or an enhancement that was trained carries a grant that is no part of `Threat`, which is about rounds:
-    public data. Whoever makes such settings passes the trained generator in, and answers for what it has seen.
-    """
-
-    candidate: Candidate
-    distance: Distance
-    optimizer: optax.GradientTransformation
-    iterations: int  # > 0, the length that schedules are made for
-    labels: str = "calibrated"  # "given", "joint", or the name of a rule of `LABEL_RULES`
-    selection: Selection | None = None  # which gradient entries are compared; None compares all
-    tv: float = 0.0  # weight of the total variation
-    # Means over differences; the sum of all of them; or CAFE's `truncated_tv`, a sum per image.
-    tv_kind: TVKind = "anisotropic"
-    tv_threshold: float = 0.0  # xi of the kind "truncated"
-    activation: float = 0.0  # weight of the absolute activations
-    activation_reduction: Literal["mean", "sum"] = "mean"  # over their entries
-    l2: float = 0.0  # weight of the mean squared pixel
-    latent: float = 0.0  # weight of the candidate's own prior
-    batch_norm: float = 0.0  # weight of the distance between normalisation statistics
-    group: int = 1  # G candidates that descend together
-    consistency: float = 0.0  # weight of their distance to their mean
-    regularization: GradientRegularization = GradientRegularization()
-    smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing`, if the model has kinks
-    gradient_free: bool = False  # the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients
-    enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
-    white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
 
 class InversionState(NamedTuple):
@@ -368,32 +330,13 @@ def _variation(s: Settings, x: jax.Array) -> jax.Array:
 
 
 def _check(model: Classifier, s: Settings, batch_size: int) -> None:
-    _validate.count(batch_size=batch_size, iterations=s.iterations, group=s.group)
-    _validate.non_negative(
-        tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
-    )
-    _validate.one_of(TV_KINDS, tv_kind=s.tv_kind)
-    _validate.one_of(("mean", "sum"), activation_reduction=s.activation_reduction)
-    _validate.non_negative(tv_threshold=s.tv_threshold)
-    if s.tv_threshold and s.tv_kind != "truncated":
-        raise ValueError(f'tv_threshold is read by tv_kind="truncated" only, got {s.tv_kind!r}')
-    _validate.in_range(0, 1, white_point=s.white_point)
-    _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
-    if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
-        raise ValueError(f"smoothing must be None, 'auto' or from attacks.smoothing, got {s.smoothing!r}")
-    if s.consistency and s.group == 1:
-        raise ValueError("consistency couples a group of candidates, so group must be > 1, got 1")
-    if s.latent and s.candidate.prior is None:
-        raise ValueError("latent > 0 weighs the candidate's own prior, but this candidate has none")
-    if s.gradient_free and s.regularization.blend:
-        raise ValueError("gradient regularization blends gradients, but gradient_free=True computes none")
+    _validate.count(batch_size=batch_size)
+    check_settings(s, model)
     if s.labels in LABEL_RULES:
         # A rule outside its range says so before anything is compiled.
         variables = jax.eval_shape(model.init, jax.random.key(0))
         seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
         jax.eval_shape(lambda seen: _infer(model, s, seen, batch_size, jax.random.key_data(jax.random.key(0))), seen)
-    if s.batch_norm and not model.has_batch_norm:
-        raise ValueError("batch_norm > 0 matches normalisation statistics, but this model has no batch normalisation")
 
 
 def _require(model: Classifier, observation: Observation, s: Settings) -> None:

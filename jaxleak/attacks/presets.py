@@ -13,9 +13,9 @@ import optax
 from jaxleak import _validate
 from jaxleak.attacks._candidates import generator_latents, generator_weights, pixels
 from jaxleak.attacks._evolution import cma_es
-from jaxleak.attacks._inversion import Settings
 from jaxleak.attacks._median_filter import median_5x5
 from jaxleak.attacks._public_generator import PublicGenerator
+from jaxleak.attacks._settings import Settings
 from jaxleak.objectives import (
     cosine,
     gaussian_kernel,
