@@ -71,6 +71,8 @@ class Case:
     """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
     probe: str = "ascent"
     """Where the second gradient of such a blend is taken: ascent, descent, or step."""
+    probe_length: float = 0.01
+    """How far away, k over the whole batch; a step of the optimizer has a length of its own."""
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
@@ -114,7 +116,7 @@ class Case:
 
 
 #: Options that change another one.
-_PART_OF = {"probe": "blend", "finish": "homotopy", "progress_below": "homotopy"}
+_PART_OF = {"probe": "blend", "probe_length": "blend", "finish": "homotopy", "progress_below": "homotopy"}
 
 #: Options that only some attacks read.
 _READ_BY = {
@@ -137,6 +139,8 @@ def check_combinations(case: Case, closed_form: bool) -> None:
     for option, other in _PART_OF.items():
         if option in given and other not in given:
             raise ValueError(f"{option} changes {other}, so {other} must be given too")
+    if case.probe == "step" and "probe_length" in given:
+        raise ValueError("the probe step goes as far as the optimizer would, so probe_length would not be read")
     if case.exact_kinks and case.homotopy is not None:
         raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
     for option, readers in _READ_BY.items():

@@ -133,7 +133,11 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.matched_percent is not None:
         changes["selection"] = objectives.top_share(case.matched_percent)
     if case.blend is not None:
-        changes["regularization"] = objectives.gradient_regularization(case.blend, probe=case.probe)  # type: ignore[arg-type]
+        changes["regularization"] = objectives.gradient_regularization(
+            case.blend,
+            length=case.probe_length,
+            probe=case.probe,  # type: ignore[arg-type]
+        )
     if case.white_point is not None:
         changes["white_point"] = case.white_point
     if case.generator:

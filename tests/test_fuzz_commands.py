@@ -116,6 +116,7 @@ def test_sweeps(lines, index, action):
         matched_percent=st.none() | FLOATS,
         blend=st.none() | FLOATS,
         probe=NAMES | st.just("ascent"),
+        probe_length=FLOATS,
         optimizer=st.none() | NAMES | st.just("annealed"),
         terms=st.none() | st.lists(NAMES | st.just("cosine"), max_size=3).map(tuple),
         homotopy=st.none() | st.tuples(FLOATS, FLOATS),
