@@ -31,7 +31,6 @@ from experiments._cafe_cells import (
     DATASETS,
     Cell,
     Runner,
-    Setting,
     at_iteration,
     available,
     cost,
@@ -39,6 +38,7 @@ from experiments._cafe_cells import (
     psnr,
     with_seed,
 )
+from experiments._cafe_runs import Setting
 from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder, default_out, require_data, run_command, write_json
 from jaxleak import _validate
 
