@@ -27,9 +27,10 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
-from experiments import _cafe_descent, _distributed, _plots
-from experiments._cafe_exact import observe_and_recover
-from experiments._cafe_problem import Problem, forward_features, image_psnr, relative_errors, vertical_problem
+from experiments import _distributed, _plots
+from experiments._cafe import descent as cafe_descent
+from experiments._cafe.exact import observe_and_recover
+from experiments._cafe.problem import Problem, forward_features, image_psnr, relative_errors, vertical_problem
 from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics, run_command
 from jaxleak import _validate, attacks, audit, metrics
 from jaxleak.checkpoint import Checkpoints
@@ -309,7 +310,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
     with Progress() as progress:
         if args.solver == "nested":
             with folder.phase("steps_1_2"):
-                tables = _cafe_descent.steps_one_and_two(
+                tables = cafe_descent.steps_one_and_two(
                     problem,
                     features,
                     iterations=10 * args.iterations,
@@ -330,7 +331,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
             progress.update("Step III", done, rounds, f"PSNR so far (truth-side) {psnr:.1f} dB")
 
         with folder.phase("step_3"):
-            reconstruction, _ = _cafe_descent.step_three(
+            reconstruction, _ = cafe_descent.step_three(
                 problem,
                 lambda model, share: attacks.cafe(model, share, num_samples=args.num_samples, **options),
                 rounds=rounds,
@@ -340,7 +341,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
                 callbacks=[report],
                 checkpoints=data_at,
             )
-    results = _cafe_descent.reconstruction_metrics(problem, reconstruction)
+    results = cafe_descent.reconstruction_metrics(problem, reconstruction)
     shown = np.arange(args.images)
     images = problem.assemble(np.asarray(reconstruction.x)[shown])
     if problem.dataset.x.ndim == 4:

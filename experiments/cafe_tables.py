@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import _paper, _plots
-from experiments._cafe_cells import (
+from experiments._cafe.cells import (
     DATASETS,
     Cell,
     Runner,
@@ -38,7 +38,7 @@ from experiments._cafe_cells import (
     psnr,
     with_seed,
 )
-from experiments._cafe_runs import Setting
+from experiments._cafe.runs import Setting
 from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder, default_out, require_data, run_command, write_json
 from jaxleak import _validate
 

@@ -26,13 +26,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments import _defense_delegated as delegated
-from experiments import _defense_report as report
-from experiments import _defense_studies as studies
-from experiments._defense_registry import REGISTRY
-from experiments._defense_runs import Budget, attack_job, run_points
-from experiments._defense_utility import Federation, Utility
-from experiments._fedleak_runs import Runner
+from experiments._defenses import delegated, report, studies
+from experiments._defenses.registry import REGISTRY
+from experiments._defenses.runs import Budget, attack_job, run_points
+from experiments._defenses.utility import Federation, Utility
+from experiments._fedleak.runs import Runner
 from experiments._harness import (
     BEYOND_BUDGET,
     Progress,
@@ -43,7 +41,7 @@ from experiments._harness import (
     require_data,
     run_command,
 )
-from experiments._inversion_case import Case
+from experiments._inversion.case import Case
 from jaxleak import _validate
 from jaxleak.attacks import LABEL_RULES
 

@@ -29,11 +29,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments import _fedleak_demo, _fedleak_report
-from experiments._fedleak_cells import names, plans
-from experiments._fedleak_jobs import DATASETS, Plan, Sizes
-from experiments._fedleak_runs import Runner, samples_in, unavailable
-from experiments._fedleak_weights import Training
+from experiments._fedleak import demo as fedleak_demo
+from experiments._fedleak import report as fedleak_report
+from experiments._fedleak.cells import names, plans
+from experiments._fedleak.jobs import DATASETS, Plan, Sizes
+from experiments._fedleak.runs import Runner, samples_in, unavailable
+from experiments._fedleak.weights import Training
 from experiments._harness import (
     BEYOND_BUDGET,
     NO_DATA,
@@ -44,7 +45,7 @@ from experiments._harness import (
     require_data,
     run_command,
 )
-from experiments._inversion_case import HELD_OUT
+from experiments._inversion.case import HELD_OUT
 from jaxleak import _validate, attacks, models
 
 #: Minutes that `--preset gpu` may take unless `--budget` says otherwise.
@@ -120,7 +121,7 @@ def main(args: Args) -> dict[str, float]:
     if args.attack_round > 0 and args.weights != "random":
         raise ValueError("--attack-round trains from random weights; it does not go with --weights")
     if not args.table and args.preset == "demo":
-        return _fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
+        return fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
     return tables(args)
 
 
@@ -149,9 +150,9 @@ def tables(args: Args) -> dict[str, float]:
                 row = run_cell(args, plan, runner, folder, left)
                 left -= sum(folder.seconds.values()) - before
                 rows.append({"table": table, **row})
-    _fedleak_report.show(rows)
-    _fedleak_report.show_label_rules(runner)
-    _fedleak_report.draw(folder, runner, args.seeds[0])
+    fedleak_report.show(rows)
+    fedleak_report.show_label_rules(runner)
+    fedleak_report.draw(folder, runner, args.seeds[0])
     ran = [row for row in rows if row["ours"] is not None]
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
     path = folder.finish(metrics, cells=rows)

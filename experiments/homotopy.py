@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import _plots
-from experiments._fedleak_weights import Training, trained
+from experiments._fedleak.weights import Training, trained
 from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
-from experiments._inversion_case import Case
-from experiments._inversion_problem import Outcome, attack
+from experiments._inversion.case import Case
+from experiments._inversion.problem import Outcome, attack
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
 

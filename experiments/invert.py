@@ -42,10 +42,10 @@ import numpy as np
 import tyro
 
 from experiments import _distributed, _plots
-from experiments._defense_registry import REGISTRY
+from experiments._defenses.registry import REGISTRY
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
-from experiments._inversion_case import HELD_OUT, SYNTHETIC, Case
-from experiments._inversion_problem import (
+from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
+from experiments._inversion.problem import (
     ATTACKS,
     Outcome,
     attack,
@@ -57,7 +57,7 @@ from experiments._inversion_problem import (
     threat_for,
     victim,
 )
-from experiments._public_data import generator_for, public_images
+from experiments._inversion.public_data import generator_for, public_images
 from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.attacks import presets

@@ -55,13 +55,14 @@ from typing import Literal
 
 import numpy as np
 
-from experiments import _vfl_figures, _vfl_tables
 from experiments._harness import Progress, RunFolder, default_out, require_data, run_command
-from experiments._vfl_cell import Cell
-from experiments._vfl_cells import TABLES, cells
-from experiments._vfl_defenses import DefenseName
-from experiments._vfl_problem import Case, OptimizerName, vertical_problem
-from experiments._vfl_runs import Runs, run_case
+from experiments._vfl import figures as vfl_figures
+from experiments._vfl import tables as vfl_tables
+from experiments._vfl.cell import Cell
+from experiments._vfl.cells import TABLES, cells
+from experiments._vfl.defenses import DefenseName
+from experiments._vfl.problem import Case, OptimizerName, vertical_problem
+from experiments._vfl.runs import Runs, run_case
 from jaxleak import _validate, attacks
 
 DEMO_DATA = ("breast_cancer", "digits")
@@ -184,18 +185,18 @@ def _tables(args: Args, folder: RunFolder, need_data: bool) -> dict[str, float]:
     wanted: list[tuple[str, Cell]] = []
     for table in args.table:
         wanted += [(table, cell) for cell in cells(table, args.case("sensorless")) if args.only in cell.id]
-    rows, runner = _vfl_tables.run_cells(
+    rows, runner = vfl_tables.run_cells(
         [cell for _, cell in wanted],
         folder,
         seeds=range(args.seeds),
         budget=args.budget,
         shadow_init=args.shadow_init,
     )
-    _vfl_tables.show(rows)
+    vfl_tables.show(rows)
     for table in args.table:
         own = [row for row, (name, _) in zip(rows, wanted, strict=True) if name == table]
         case = next((cell.case for name, cell in wanted if name == table), None)
-        _vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays.get(case))
+        vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays.get(case))
     ran = sum(row["ours"] is not None for row in rows)
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
     path = folder.finish(results, cells=rows)

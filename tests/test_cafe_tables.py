@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from experiments import _cafe_runs, _paper, cafe_tables
-from experiments._cafe_cells import Runner, at_iteration, available, cost, iterations_to
-from experiments._cafe_runs import Setting
+from experiments import _paper, cafe_tables
+from experiments._cafe import runs as cafe_runs
+from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
+from experiments._cafe.runs import Setting
 
 ALL = cafe_tables.NEURIPS + cafe_tables.ICLR
 
@@ -54,7 +55,7 @@ def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_pa
         return {"psnr": 100.0}
 
     monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
-    monkeypatch.setattr(_cafe_runs, "exact", exact)
+    monkeypatch.setattr(cafe_runs, "exact", exact)
     monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
     args = cafe_tables.Args(table=("table3",), only="cafe", seeds=(0, 1), out=tmp_path)
     rows = {row["id"]: row for row in cafe_tables.main(args) if "cafe" in row["id"] and "linnaeus" not in row["id"]}
@@ -77,7 +78,7 @@ def ran(monkeypatch):
         return {"psnr": 100.0 + setting.batch_size, "recovered": np.float32(0.5), "curve": [(1, float("nan"))]}
 
     monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
-    monkeypatch.setattr(_cafe_runs, "exact", exact)
+    monkeypatch.setattr(cafe_runs, "exact", exact)
     monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
     return made
 

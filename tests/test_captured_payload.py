@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from experiments import invert
-from experiments._inversion_case import Case
+from experiments._inversion.case import Case
 from jaxleak import models
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments._defense_registry import composed
+from experiments._defenses.registry import composed
 from jaxleak import models, protocols
 from jaxleak.defenses import (
     HORIZONTAL_PLACES,

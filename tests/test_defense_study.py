@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import (
-    _defense_adaptive,
-    _defense_delegated,
-    _defense_registry,
-    _defense_studies,
-    _defense_verdicts,
-    defenses,
-)
-from experiments._defense_registry import REGISTRY, build, composed, true_epsilon
-from experiments._defense_studies import points_of
-from experiments._defense_utility import Utility
-from experiments._inversion_case import Case
-from experiments._inversion_problem import threat_for, victim
+from experiments import defenses
+from experiments._defenses import adaptive as defense_adaptive
+from experiments._defenses import delegated as defense_delegated
+from experiments._defenses import registry as defense_registry
+from experiments._defenses import studies as defense_studies
+from experiments._defenses import verdicts as defense_verdicts
+from experiments._defenses.registry import REGISTRY, build, composed, true_epsilon
+from experiments._defenses.studies import points_of
+from experiments._defenses.utility import Utility
+from experiments._inversion.case import Case
+from experiments._inversion.problem import threat_for, victim
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak._base import Batch
@@ -59,7 +57,7 @@ def test_every_strength_builds(name):
 
 def test_every_defense_is_in_a_study():
     base = Case(data="digits")
-    swept = {p.case.defense for study in _defense_studies.STUDIES for p in points_of(study, base, {})}
+    swept = {p.case.defense for study in defense_studies.STUDIES for p in points_of(study, base, {})}
     assert set(REGISTRY) <= swept
     four = points_of("fedleak-fig4", base, {})
     assert {cell[0] for point in four for cell in point.paper} == {
@@ -104,7 +102,7 @@ def test_dp_before_soteria_is_both(client):
 
 def test_straight_through_has_the_defended_value_and_the_plain_derivative(client):
     _, share, variables, batch = client
-    informed = _defense_adaptive.straight_through(share, family.quantize(4), 1)
+    informed = defense_adaptive.straight_through(share, family.quantize(4), 1)
     sent = family.quantize(4).apply(jax.random.key(9), share(variables, batch))
     for a, b in zip(jax.tree.leaves(informed(variables, batch)), jax.tree.leaves(sent), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -119,7 +117,7 @@ def test_straight_through_has_the_defended_value_and_the_plain_derivative(client
 
 def test_clipped_examples_are_dp_without_noise(client):
     _, share, variables, batch = client
-    informed = _defense_adaptive.clipped_examples(share, 0.1)(variables, batch)
+    informed = defense_adaptive.clipped_examples(share, 0.1)(variables, batch)
     each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
     defended = family.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
     for a, b in zip(jax.tree.leaves(informed), jax.tree.leaves(defended), strict=True):
@@ -129,7 +127,7 @@ def test_clipped_examples_are_dp_without_noise(client):
 def test_guardians_shadow_weights_say_where_the_noise_is(client):
     model, share, _, _ = client
     weak, strong = (
-        _defense_adaptive.shadow_weights(build("guardian", beta), model, share, 2) for beta in (1e-9, 1000.0)
+        defense_adaptive.shadow_weights(build("guardian", beta), model, share, 2) for beta in (1e-9, 1000.0)
     )
     assert weak == (1.0,) * len(weak)
     assert 0 < min(strong) < 0.5
@@ -149,7 +147,7 @@ def test_who_knows_the_noise_compares_in_its_units(client, name):
     weak, strong = (0.1, 0.9) if name == "outpost" else (1e4, 1e3) if name.startswith("dp") else (0.1, 0.2)
     distances = []
     for strength in (weak, strong):
-        _, settings = _defense_adaptive.informed(name, strength, model, share, SETTINGS, 2)
+        _, settings = defense_adaptive.informed(name, strength, model, share, SETTINGS, 2)
         distances.append(settings.distance(payload, other))
         kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "batch_norm", "iterations")
         assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
@@ -167,10 +165,10 @@ def test_who_knows_that_noise_decays_goes_by_the_round(client):
     payload = share(variables, batch)
     other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
     first, later = (
-        _defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].distance(payload, other)
+        defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].distance(payload, other)
         for t in (0, 10)
     )
-    np.testing.assert_allclose(later / first, _defense_registry.DECAY**-20, rtol=1e-4)
+    np.testing.assert_allclose(later / first, defense_registry.DECAY**-20, rtol=1e-4)
 
 
 def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
@@ -188,17 +186,17 @@ def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
         ("soteria", "calibrated", "calibrated"),
     ):
         own = SETTINGS._replace(labels=labels)
-        assert _defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
+        assert defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
 
 
 def test_who_knows_of_dropout_averages_over_masks(client):
     model, share, variables, batch = client
     none, half = (
-        _defense_adaptive.dropped_features(share, family.feature_dropout(rate))(variables, batch) for rate in (0.0, 0.5)
+        defense_adaptive.dropped_features(share, family.feature_dropout(rate))(variables, batch) for rate in (0.0, 0.5)
     )
     np.testing.assert_allclose(ravel_pytree(none)[0], ravel_pytree(variables["params"])[0])  # rate 0 returns its input
     draws = []
-    for key in jax.random.split(jax.random.key(0), _defense_adaptive.SAMPLES):
+    for key in jax.random.split(jax.random.key(0), defense_adaptive.SAMPLES):
         known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
         draws.append(ravel_pytree(family.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
     np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
@@ -208,7 +206,7 @@ def test_who_knows_outpost_trusts_tensors_without_noise(client):
     """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
     model, share, variables, batch = client
     payload = share(variables, batch)
-    distance = _defense_adaptive.outpost_likelihood(model, 0.0)
+    distance = defense_adaptive.outpost_likelihood(model, 0.0)
     spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), model.init(jax.random.key(0))["params"])
 
     def moved(layer, leaf):
@@ -216,7 +214,7 @@ def test_who_knows_outpost_trusts_tensors_without_noise(client):
         # Zeros count as pruned.
         return float(distance(payload, other)) / jnp.count_nonzero(payload[layer][leaf])
 
-    floor = max(0.8 * v for v in jax.tree.leaves(spread)) * _defense_adaptive._CLEAN
+    floor = max(0.8 * v for v in jax.tree.leaves(spread)) * defense_adaptive._CLEAN
     for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
         deviation = 0.8 * spread[layer][leaf]
         np.testing.assert_allclose(moved(layer, leaf), 0.01 / 2 / (deviation**2 + floor**2), rtol=1e-3)
@@ -226,9 +224,9 @@ def test_shares_behind_a_defense_say_how_the_client_computes(client):
     model, *_ = client
     share = ClientShare(model, local_steps=3, batch_norm="eval")
     for wrapped in (
-        _defense_adaptive.straight_through(share, family.quantize(4), 1),
-        _defense_adaptive.clipped(share, 1.0),
-        _defense_adaptive.clipped_examples(share, 1.0),
+        defense_adaptive.straight_through(share, family.quantize(4), 1),
+        defense_adaptive.clipped(share, 1.0),
+        defense_adaptive.clipped_examples(share, 1.0),
     ):
         assert (wrapped.local_steps, wrapped.batch_norm) == (3, "eval")
 
@@ -304,8 +302,8 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a finished run was run again")
 
-    monkeypatch.setattr("experiments._defense_utility.Utility._train", refuse)
-    monkeypatch.setattr("experiments._fedleak_runs.Runner._run", refuse)
+    monkeypatch.setattr("experiments._defenses.utility.Utility._train", refuse)
+    monkeypatch.setattr("experiments._fedleak.runs.Runner._run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
 
@@ -368,9 +366,9 @@ def test_delegated_rows_become_curves():
         {"id": "table5-utility/label/noise0.01#cut", "ours": -30.0},
         {"id": "table6-utility/marvell/criteo", "ours": None},
     ]
-    curves = _defense_delegated.trade_off_curves(rows)
+    curves = defense_delegated.trade_off_curves(rows)
     assert curves == {"noise on the cut": [{"strength": 0.01, "accuracy": -30.0, "psnr": 40.0, "psnr_adaptive": 50.0}]}
-    assert _defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))
+    assert defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))
 
 
 def test_the_papers_orders_and_conclusions_stand_beside_ours():
@@ -380,18 +378,18 @@ def test_the_papers_orders_and_conclusions_stand_beside_ours():
         {"id": "table6-label/dp-sgd/criteo#label-dp", "paper": 53.0, "ours": 58.0},
         {"id": "table6-label/marvell/avazu", "paper": 80.0, "ours": None},
     ]
-    assert _defense_verdicts.orders(rows) == [
+    assert defense_verdicts.orders(rows) == [
         ("table6-label criteo", "dp-sgd < marvell", "marvell < dp-sgd"),
         ("table6-label criteo (label-dp)", "dp-sgd < marvell", "dp-sgd < marvell"),
     ]
     undefended = {"defense": None, "strength": 0.0, "local_steps": 1, "clients": 1, "accuracy": 0.9, "leak": 38.0}
     hidden = undefended | {"defense": "encrypt_top", "strength": 80.0, "leak": 12.0}
-    found = _defense_verdicts.verdicts("fedleak-fig8", [undefended, hidden])
+    found = defense_verdicts.verdicts("fedleak-fig8", [undefended, hidden])
     assert [(v.ours, v.holds) for v in found] == [("12.0 dB", False), ("", None)]
-    assert [v.holds for v in _defense_verdicts.verdicts("fedleak-fig4", [undefended, hidden])] == [False, None, None]
+    assert [v.holds for v in defense_verdicts.verdicts("fedleak-fig4", [undefended, hidden])] == [False, None, None]
     for study in ("fedleak-fig4", "fedleak-fig5", "fedleak-fig7", "fedleak-fig8"):
-        assert {v.holds for v in _defense_verdicts.verdicts(study, [])} == {None}
-    assert _defense_verdicts.verdicts("further", []) == []
+        assert {v.holds for v in defense_verdicts.verdicts(study, [])} == {None}
+    assert defense_verdicts.verdicts("further", []) == []
 
 
 def test_fake_gradients_have_a_point_where_attack_and_training_both_ran():
@@ -407,4 +405,4 @@ def test_fake_gradients_have_a_point_where_attack_and_training_both_ran():
         {"id": "table11/dp-eps1/iter100", "ours": 2.2},
     ]
     point = {"strength": 100.0, "accuracy": 2.1, "psnr": 15.0, "psnr_adaptive": 108.0}
-    assert _defense_delegated.loss_curves(rows) == ({"fake-relative": [point]}, (100.0, 2.0))
+    assert defense_delegated.loss_curves(rows) == ({"fake-relative": [point]}, (100.0, 2.0))

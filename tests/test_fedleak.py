@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments import _fedleak_report, _fedleak_runs, _paper, fedleak
-from experiments._fedleak_cells import NOT_MEASURED, names, plans
-from experiments._fedleak_jobs import Job, Sizes
-from experiments._fedleak_runs import Runner, cost, unavailable
-from experiments._fedleak_weights import Training, trained
+from experiments import _paper, fedleak
+from experiments._fedleak import report as fedleak_report
+from experiments._fedleak import runs as fedleak_runs
+from experiments._fedleak.cells import NOT_MEASURED, names, plans
+from experiments._fedleak.jobs import Job, Sizes
+from experiments._fedleak.runs import Runner, cost, unavailable
+from experiments._fedleak.weights import Training, trained
 from experiments._harness import RunFolder
-from experiments._inversion_case import Case
-from experiments._inversion_problem import check, settings, victim
+from experiments._inversion.case import Case
+from experiments._inversion.problem import check, settings, victim
 
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
 
@@ -76,10 +78,10 @@ def test_every_case_has_settings_that_the_threat_grants():
 
 def test_tables_without_data_end_with_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    _fedleak_runs.unavailable.cache_clear()
+    fedleak_runs.unavailable.cache_clear()
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
         fedleak.main(fedleak.Args(table=("table15",), out=tmp_path))
-    _fedleak_runs.unavailable.cache_clear()
+    fedleak_runs.unavailable.cache_clear()
     assert "not run (no data" in capsys.readouterr().out
     assert (tmp_path / "results.json").exists()
 
@@ -183,7 +185,7 @@ def test_a_trend_is_judged_by_its_best_cell_and_its_order():
         {"id": f"table15/R{r}", "paper": p, "ours": o, "values": [o, o + 1]}
         for r, p, o in ((15, 1.0, 1.0), (50, 3.0, 2.0), (100, 2.0, 3.0))
     ]
-    verdict = _fedleak_report.trend(rows)
+    verdict = fedleak_report.trend(rows)
     assert "best in the paper R50, here R100 (+1.00 dB, per seed +1.00, +1.00)" in verdict
     assert "tau of the two orders +0.33" in verdict
 
@@ -199,7 +201,7 @@ def test_results_survive_in_the_folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments._fedleak_runs.CHECKPOINTED", -1.0)
+    monkeypatch.setattr("experiments._fedleak.runs.CHECKPOINTED", -1.0)
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
     job = Job("invert", Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
     for _ in range(2):

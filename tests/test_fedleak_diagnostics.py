@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import _fedleak_diagnostics as diagnostics
-from experiments._inversion_case import Case
-from experiments._inversion_problem import build_model, observe, victim
+from experiments._fedleak import diagnostics
+from experiments._inversion.case import Case
+from experiments._inversion.problem import build_model, observe, victim
 from jaxleak import data, objectives
 from jaxleak._base import Batch
 from jaxleak.attacks import LABEL_RULES

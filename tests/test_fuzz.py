@@ -28,8 +28,8 @@ from fuzzing import (  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments._defense_registry import REGISTRY
-from experiments._defense_registry import build as registered
+from experiments._defenses.registry import REGISTRY
+from experiments._defenses.registry import build as registered
 from jaxleak import attacks, audit, data, defenses, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets

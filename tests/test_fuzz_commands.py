@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from experiments import cafe_scale, sweep, vflrecon
 from experiments import defenses as defense_study
-from experiments._defense_registry import REGISTRY
-from experiments._inversion_case import Case
-from experiments._inversion_problem import settings as settings_of
+from experiments._defenses.registry import REGISTRY
+from experiments._inversion.case import Case
+from experiments._inversion.problem import settings as settings_of
 from jaxleak import attacks
 
 DEFENSE_STUDY = {

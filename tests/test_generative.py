@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import _public_data, fedleak, invert
-from experiments._fedleak_cells import plans
-from experiments._fedleak_jobs import Sizes
-from experiments._inversion_case import Case
-from experiments._inversion_problem import settings
+from experiments import fedleak, invert
+from experiments._fedleak.cells import plans
+from experiments._fedleak.jobs import Sizes
+from experiments._inversion import public_data
+from experiments._inversion.case import Case
+from experiments._inversion.problem import settings
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
@@ -112,7 +113,7 @@ class TestPublicImages:
         case = Case(attack="rog", data="digits", pool=64, public_samples=2000)
         for seed in (0, 1):
             private = {image.tobytes() for image in data.load("digits", 64, seed).x}
-            public = [image.tobytes() for image in _public_data.public_images(case, seed, SHAPE)]
+            public = [image.tobytes() for image in public_data.public_images(case, seed, SHAPE)]
             assert len(public) > 1700
             assert not private & set(public)
 
@@ -121,23 +122,23 @@ class TestPublicImages:
         np.savez(tmp_path / "copy.npz", x=digits.x, y=digits.y)
         case = Case(attack="ggl", data="digits", pool=64, public_data=f"npz:{tmp_path / 'copy.npz'}")
         private = {image.tobytes() for image in data.load("digits", 64, 3).x}
-        public = _public_data.public_images(case, 3, SHAPE)
+        public = public_data.public_images(case, 3, SHAPE)
         assert len(public) == 136
         assert not private & {image.tobytes() for image in public}
 
     def test_images_of_another_size_and_synthetic_ones(self):
         case = Case(attack="ggl", data="natural_patches", public_data="lfw_faces", public_samples=5)
-        assert _public_data.public_images(case, 0, (32, 32, 3)).shape == (5, 32, 32, 3)
+        assert public_data.public_images(case, 0, (32, 32, 3)).shape == (5, 32, 32, 3)
         nobodys = Case(attack="ggl", public_data="synthetic", public_samples=6)
-        assert _public_data.public_images(nobodys, 0, (32, 32, 3)).shape == (6, 32, 32, 3)
+        assert public_data.public_images(nobodys, 0, (32, 32, 3)).shape == (6, 32, 32, 3)
 
     def test_overlapping_crops_and_captured_payloads(self):
         with pytest.raises(ValueError, match="crops of natural_patches overlap"):
-            _public_data.public_images(Case(attack="ggl"), 0, (32, 32, 3))
+            public_data.public_images(Case(attack="ggl"), 0, (32, 32, 3))
         with pytest.raises(ValueError, match="needs --public-data"):
-            _public_data.generator_for(Case(attack="ggl"), 0, (32, 32, 3), captured=True)
+            public_data.generator_for(Case(attack="ggl"), 0, (32, 32, 3), captured=True)
         with pytest.raises(ValueError, match="take a smaller pool"):
-            _public_data.public_images(Case(attack="rog", data="digits", pool=1797), 0, SHAPE)
+            public_data.public_images(Case(attack="rog", data="digits", pool=1797), 0, SHAPE)
 
     def test_the_grant_is_named(self):
         assert "public images (digits, held out)" in invert.granted(Case(attack="ggl", data="digits"))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import homotopy
-from experiments._inversion_case import Case
-from experiments._inversion_problem import Outcome
+from experiments._inversion.case import Case
+from experiments._inversion.problem import Outcome
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import invert
-from experiments._defense_registry import REGISTRY
-from experiments._inversion_case import Case
-from experiments._inversion_problem import settings, threat_for
+from experiments._defenses.registry import REGISTRY
+from experiments._inversion.case import Case
+from experiments._inversion.problem import settings, threat_for
 from jaxleak import attacks, models
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError

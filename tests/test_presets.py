@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from experiments._inversion_problem import _untrained
+from experiments._inversion.problem import _untrained
 from jaxleak.attacks import presets
 from jaxleak.attacks._median_filter import median_5x5
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import vflrecon
-from experiments._vfl_defenses import DEFAULT_STRENGTH, build_defense
-from experiments._vfl_problem import Case, _parts, rounds_of, shadow_rounds, train, vertical_problem
+from experiments._vfl.defenses import DEFAULT_STRENGTH, build_defense
+from experiments._vfl.problem import Case, _parts, rounds_of, shadow_rounds, train, vertical_problem
 from experiments.vflrecon import Args, summarise
 from jaxleak.data import Encoding
 from jaxleak.defenses import SPLIT_PLACES

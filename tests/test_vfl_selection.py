@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import _vfl_runs
-from experiments._vfl_cell import validated
-from experiments._vfl_cells import cells
-from experiments._vfl_problem import Case, vertical_problem
-from experiments._vfl_runs import Runs
-from experiments._vfl_tables import cost
-from experiments._vfl_truth import Truth
+from experiments._vfl import runs as vfl_runs
+from experiments._vfl.cell import validated
+from experiments._vfl.cells import cells
+from experiments._vfl.problem import Case, vertical_problem
+from experiments._vfl.runs import Runs
+from experiments._vfl.tables import cost
+from experiments._vfl.truth import Truth
 from jaxleak import attacks, audit, defenses, models
 from jaxleak._base import Batch, Observation, PartyRecord
 
@@ -137,9 +137,9 @@ def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
     )
     problem = vertical_problem(case, 0)
     start = problem.victim_protocol.init(KEY)
-    _, seen = audit.watch(problem.victim_protocol, _vfl_runs.THREAT, problem.victim, start, key=KEY, rounds=3)
+    _, seen = audit.watch(problem.victim_protocol, vfl_runs.THREAT, problem.victim, start, key=KEY, rounds=3)
     runs, truth = Runs(("shared", "independent"), features=False), Truth(problem, seen)
-    scores, _ = _vfl_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
+    scores, _ = vfl_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
     assert [(count, differ, task) for count, differ, _, task in asked] == [(2, True, "labels")] * 2
     # On the attacker's own records only.
     np.testing.assert_array_equal(asked[0][2].x, problem.shadow.x)

@@ -6,15 +6,18 @@ import json
 import numpy as np
 import pytest
 
-from experiments import _paper, _vfl_problem, _vfl_runs, _vfl_tables, vflrecon
+from experiments import _paper, vflrecon
 from experiments._harness import RunFolder, require_data
-from experiments._vfl_cell import Cell
-from experiments._vfl_cells import TABLES, cells
-from experiments._vfl_figures import draw
-from experiments._vfl_problem import Case
-from experiments._vfl_runs import Runs
-from experiments._vfl_tables import cost, plan, run_cells, show
-from experiments._vfl_truth import correlations
+from experiments._vfl import problem as vfl_problem
+from experiments._vfl import runs as vfl_runs
+from experiments._vfl import tables as vfl_tables
+from experiments._vfl.cell import Cell
+from experiments._vfl.cells import TABLES, cells
+from experiments._vfl.figures import draw
+from experiments._vfl.problem import Case
+from experiments._vfl.runs import Runs
+from experiments._vfl.tables import cost, plan, run_cells, show
+from experiments._vfl.truth import correlations
 
 BASE = Case("sensorless")
 TINY = Case("breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, task_epochs=1)
@@ -78,7 +81,7 @@ def counted(monkeypatch):
         calls.append((case, seed))
         return {"label_accuracy_shared": 0.5 + 0.1 * seed, "label_accuracy_free": 1.0}, {}
 
-    monkeypatch.setattr(_vfl_tables, "run_case", run_case)
+    monkeypatch.setattr(vfl_tables, "run_case", run_case)
     return calls
 
 
@@ -136,7 +139,7 @@ def test_correlations_by_hand():
 
 def test_tables_without_data_end_with_an_error_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    _vfl_problem._table.cache_clear()
+    vfl_problem._table.cache_clear()
     args = vflrecon.Args(table=("encryption",), out=tmp_path)
     assert vflrecon.main(args)["cells_run"] == 0
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
@@ -177,14 +180,14 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_defended_case_has_both_attackers_and_both_accuracies():
     case = dataclasses.replace(TINY, victim_records=200, network_epochs=10, defense="noise_cut", strength=1e4)
-    scores, arrays = _vfl_runs.run_case(case, 0, Runs(("shared",), True, True))
+    scores, arrays = vfl_runs.run_case(case, 0, Runs(("shared",), True, True))
     assert {"label_accuracy_shared", "label_accuracy_shared_adaptive", "feature_mse_shared_adaptive"} <= scores.keys()
     change = scores["task_accuracy"] - scores["task_accuracy_undefended"]
     assert scores["task_accuracy_change"] == pytest.approx(change)
     # Noise a thousand times the gradient leaves what the attacker's own features say, to one that expects it.
     assert scores["label_accuracy_shared_adaptive"] < scores["label_accuracy_baseline"] + 0.05
     assert arrays["victims"].shape == arrays["estimate"].shape == (192, 15)
-    undefended, _ = _vfl_runs.run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
+    undefended, _ = vfl_runs.run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
     assert undefended["label_accuracy_shared"] > 0.95
     assert undefended["label_accuracy_baseline"] == scores["label_accuracy_baseline"]
 

@@ -1,0 +1,1 @@
+"""The studies of CAFE: problems, runs, and the cells of the tables."""

@@ -1,0 +1,175 @@
+"""What has to run for a cell of the CAFE tables, and about how long that takes on two CPU cores.
+
+Cells that come from the same run (one curve read at several iterations, say) share it. Finished runs are kept in the
+run folder, so that a killed command does not run them again.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments._cafe import runs as cafe_runs
+from experiments._cafe.problem import Problem, horizontal_problem, vertical_problem
+from experiments._cafe.runs import NestedTables, Setting
+from experiments._harness import digest, write_json
+from jaxleak import data
+
+DATASETS = {
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "MNIST": "mnist",
+    "Yale 32x32": "yale32",
+    "Linnaeus 5": "linnaeus5",
+}
+
+#: Seconds measured on two CPU cores; only used to decide what fits a budget.
+EXACT_SETUP, EXACT_PER_IMAGE = 45.0, 1.0
+#: Of who knows of fake gradients, at 200 samples: one decomposition of a system of all samples per feature.
+CENSORED = 240.0
+STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0.12
+
+
+@dataclass
+class Cell:
+    """A cell that can be run: its setting, and how its number is read off the run's results."""
+
+    id: str
+    paper: float
+    unit: str
+    setting: Setting
+    read: Callable[[dict[str, Any]], float]
+    note: str = ""
+
+
+class Runner:
+    """Runs settings, each once, and remembers them, in memory and in a folder."""
+
+    def __init__(self, specs: dict[str, str], folder: Path, *, fresh: bool):
+        """Results go to `folder`.
+
+        Args:
+            specs: data specification by dataset name.
+            folder: of this runner alone.
+            fresh: forget the results that are there.
+        """
+        self.specs, self.folder = specs, folder
+        self.tables: dict[Setting, Any] = {}  # V and H by what they depend on
+        self.results: dict[Setting, dict[str, Any]] = {}  # of all settings asked for in this sitting
+        folder.mkdir(exist_ok=True)
+        if fresh:
+            for file in folder.glob("*.json"):
+                file.unlink()
+
+    def done(self, setting: Setting) -> bool:
+        """Whether the results are at hand."""
+        return setting in self.results or self._path(setting).exists()
+
+    def __call__(self, setting: Setting) -> dict[str, Any]:
+        """Results of `setting`, at least `psnr`."""
+        if setting not in self.results:
+            path = self._path(setting)
+            if path.exists():
+                self.results[setting] = _numbers(json.loads(path.read_text())["results"])
+            else:
+                self.results[setting] = self._run(setting)
+                write_json(path, {"setting": asdict(setting), "results": self.results[setting]})
+        return self.results[setting]
+
+    def _path(self, setting: Setting) -> Path:
+        return self.folder / f"{digest(asdict(setting) | {'data': self.specs[setting.dataset]})}.json"
+
+    def _run(self, setting: Setting) -> dict[str, Any]:
+        problem = self._problem(setting)
+        if setting.kind == "descent":
+            return cafe_runs.descent(setting, problem, self._tables(setting, problem))
+        run = {"exact": cafe_runs.exact, "single": cafe_runs.single, "training": cafe_runs.training}[setting.kind]
+        return run(setting, problem)
+
+    def _tables(self, setting: Setting, problem: Problem) -> NestedTables | None:
+        if setting.method not in ("cafe", "cafe-cosine") or dict(setting.overrides).get("gamma") == 0.0:
+            return None  # nothing reads H
+        # Steps I and II do not depend on what Step III does afterwards.
+        same = replace(setting, method="cafe", overrides=(), iterations=0)
+        if same not in self.tables:
+            self.tables[same] = cafe_runs.nested_tables(setting, problem)
+        return self.tables[same]
+
+    def _problem(self, setting: Setting) -> Problem:
+        key = jax.random.key(setting.seed)
+        spec = self.specs[setting.dataset]
+        if setting.workers:
+            return horizontal_problem(spec, num_samples=setting.num_samples, seed=setting.seed, key=key)
+        return vertical_problem(
+            spec,
+            num_samples=setting.num_samples,
+            parties=setting.parties,
+            seed=setting.seed,
+            key=key,
+            network=setting.network,
+            held_out=100 if setting.kind == "training" else 0,
+        )
+
+
+def _numbers(stored: Any) -> Any:
+    # JSON has no NaN, so the harness stores it as text.
+    if isinstance(stored, dict):
+        return {name: _numbers(value) for name, value in stored.items()}
+    if isinstance(stored, list):
+        return [_numbers(value) for value in stored]
+    return float(stored) if isinstance(stored, str) else stored
+
+
+def cost(setting: Setting) -> float:
+    """Estimated seconds of a setting on two CPU cores."""
+    if setting.kind == "exact":
+        informed = CENSORED * (setting.num_samples / 200) ** 3 if setting.adaptive else 0.0
+        return EXACT_SETUP * setting.num_samples / 800 + EXACT_PER_IMAGE * setting.images + informed
+    if setting.kind == "training":
+        return TRAINING_PER_ROUND * setting.iterations
+    rounds = setting.iterations * (3 if setting.method == "gc" else 1)
+    steps_one_two = (
+        16_000 * STEPS_ONE_TWO_PER_ROUND if setting.kind == "descent" and setting.method.startswith("cafe") else 0.0
+    )
+    return steps_one_two + STEP_THREE_PER_ROUND * rounds * setting.batch_size / 40
+
+
+def available(spec: str) -> str | None:
+    """Why a data specification cannot be loaded, or None."""
+    try:
+        data.load(spec, 1)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def at_iteration(iteration: int, column: int) -> Callable[[dict[str, Any]], float]:
+    """Read a run's curve at the last point not after `iteration`."""
+
+    def read(results: dict[str, Any]) -> float:
+        return [point for point in results["curve"] if point[0] <= iteration][-1][column]
+
+    return read
+
+
+def iterations_to(threshold: float) -> Callable[[dict[str, Any]], float]:
+    """First recorded iteration at which the truth-side PSNR reaches `threshold`; NaN if it never does."""
+
+    def read(results: dict[str, Any]) -> float:
+        reached = [iteration for iteration, psnr in results["curve"] if psnr >= threshold]
+        return float(reached[0]) if reached else float("nan")
+
+    return read
+
+
+def psnr(results: dict[str, Any]) -> float:
+    """The final mean PSNR."""
+    return results["psnr"]
+
+
+def with_seed(setting: Setting, seed: int) -> Setting:
+    """The same setting with another seed."""
+    return replace(setting, seed=seed)

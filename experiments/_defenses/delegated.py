@@ -1,0 +1,208 @@
+"""Studies of defenses that the runners of the CAFE and VFLRecon tables carry out; here they are only put together."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from experiments import _plots, cafe_tables, vflrecon
+from experiments._defenses.report import readings, table
+from experiments._defenses.verdicts import orders
+
+CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
+VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
+DELEGATED = (*CAFE, *VFL)
+#: What is ours of the defenses in these tables, by the study's kind and the reading's name in a cell.
+READINGS = {
+    "fake-repaired": "the printed algorithm with its slips repaired",
+    "fake-relative": "the same, with noise in units of each tensor's root mean square",
+    "direction": "VFLDefender keeping the gradients' directions, where the printed form keeps signs only",
+    "batch": "VFLDefender with one random magnitude per batch",
+    "label-dp": "Gaussian noise on the top's output gradient, accounted for labels; not the paper's DP-SGD",
+    "gradient": "noise on the top's output gradient, another reading of the paper's place",
+    "cut": "noise on the gradients that leave for the parties, another reading of the paper's place",
+}
+#: Private images. Who knows of fake gradients solves one system per feature: 21 GB for the paper's 800, 1.3 for these.
+NUM_SAMPLES = {"cafe-fake-gradients": 200, "cafe-table11": 800}
+
+
+def check(studies: tuple[str, ...], seeds: tuple[int, ...]) -> None:
+    """Raise `ValueError` where a runner could not do what is asked for."""
+    vertical = [study for study in studies if study in VFL]
+    if vertical and seeds != tuple(range(len(seeds))):
+        raise ValueError(f"{', '.join(vertical)} counts seeds from 0: seeds must be 0 to n - 1, got {seeds}")
+
+
+def run(
+    study: str, out: Path, *, seeds: tuple[int, ...], budget: float, iterations: int, fresh: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run a study by its own module, in a folder below `out`.
+
+    Args:
+        study: one of `DELEGATED`.
+        out: run folder of the whole command.
+        seeds: for VFL studies 0 to n - 1.
+        budget: minutes > 0.
+        iterations: of CAFE's training under defenses (Table 11), where the paper has 8,000.
+        fresh: forget what is there.
+
+    Returns:
+        Rows with `id`, `paper`, `ours`, `spread` or `not_run`; and figures, relative to `out`.
+    """
+    folder = out / study
+    if study in CAFE:
+        tables: Any = (CAFE[study],)
+        cafe_tables.main(
+            cafe_tables.Args(
+                table=tables,
+                budget=budget,
+                seeds=seeds,
+                iterations=iterations,
+                images=4,
+                num_samples=NUM_SAMPLES[study],
+                out=folder,
+                fresh=fresh,
+            )
+        )
+    else:
+        vflrecon.main(
+            vflrecon.Args(
+                table=(VFL[study],),  # type: ignore[arg-type]
+                shadow_init=("shared",),
+                seeds=len(seeds),
+                budget=budget,
+                out=folder,
+                fresh=fresh,
+            )
+        )
+    rows = json.loads((folder / "results.json").read_text())["cells"]
+    if study in CAFE:
+        _draw_fake_gradients(out, folder)
+    else:
+        curves = trade_off_curves(rows)
+        if curves:
+            _plots.trade_off(
+                folder / "figures" / f"{study}.png",
+                curves,
+                title=study,
+                xlabel="label accuracy of the attack, % (leak)",
+                ylabel="change of task accuracy, %",
+            )
+    figures = [os.path.relpath(path, out) for path in sorted((folder / "figures").glob("*.png"))]
+    return rows, figures
+
+
+def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Points of a VFL table, by curve: the task's accuracy change against the label accuracy of both attackers.
+
+    A defense without strength is a curve of one point. Only points whose both halves ran are there.
+    """
+    utility, label = dict[str, float](), dict[str, float]()
+    for row in rows:
+        name, _, rest = row["id"].partition("/")
+        if row.get("ours") is None:
+            continue
+        if name.endswith("-utility"):
+            utility[rest.removeprefix("label/")] = row["ours"]
+        elif name.endswith("-label"):
+            label[rest] = row["ours"]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for rest, change in utility.items():
+        if rest not in label and f"{rest}#adaptive" not in label:
+            continue
+        defense, _, reading = rest.partition("#")
+        digits = defense.split("/")[0].removeprefix("noise")
+        swept = digits.replace(".", "", 1).isdigit()
+        curve = f"noise on the {reading or 'output'}" if swept else rest
+        point: dict[str, float | None] = {"strength": float(digits) if swept else 0.0, "accuracy": change}
+        point |= {"psnr": label.get(rest), "psnr_adaptive": label.get(f"{rest}#adaptive")}
+        curves.setdefault(curve, []).append(point)
+    return curves
+
+
+def _draw_fake_gradients(out: Path, folder: Path) -> None:
+    """CAFE's trade-off into `folder`, as soon as the studies of the attack and of the training have both run."""
+    stored = [out / study / "results.json" for study in CAFE]
+    if not all(path.exists() for path in stored):
+        return
+    curves, undefended = loss_curves([row for path in stored for row in json.loads(path.read_text())["cells"]])
+    if curves:
+        _plots.trade_off(
+            folder / "figures" / "fake-gradients-trade-off.png",
+            curves,
+            undefended=undefended,
+            title="fake gradients, CIFAR-10",
+            ylabel="training loss (lower is better)",
+        )
+
+
+def loss_curves(
+    rows: list[dict[str, Any]],
+) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
+    """Points of fake gradients, and the one without: the training loss after most rounds against both attackers' PSNR.
+
+    Args:
+        rows: of the tables "text-fake-gradients" and "table11".
+    """
+    numbers = {row["id"]: row["ours"] for row in rows if isinstance(row.get("ours"), int | float)}
+    losses: dict[str, tuple[int, float]] = {}
+    leaks: dict[str, float] = {}
+    for name, value in numbers.items():
+        plain, _, reading = name.partition("#")
+        table, row, *rest = plain.split("/")
+        if table == "table11" and row in ("fake", "true"):
+            done = int(rest[0].removeprefix("iter"))
+            losses[reading] = max(losses.get(reading, (-1, 0.0)), (done, value))
+        elif table == "text-fake-gradients":
+            leaks[reading] = value
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for reading, (done, loss) in losses.items():
+        if reading in leaks and reading:
+            point: dict[str, float | None] = {"strength": float(done), "accuracy": loss}
+            point |= {"psnr": leaks[reading], "psnr_adaptive": leaks.get(f"{reading}#adaptive")}
+            curves[reading] = [point]
+    plain_point = (leaks[""], losses[""][1]) if "" in leaks and "" in losses else None
+    return curves, plain_point
+
+
+def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
+    """The section of such a study: paper, ours, spread, and what was not run."""
+    ran = [
+        [
+            row["id"],
+            "" if row["paper"] is None else f"{row['paper']:g}",
+            f"{row['ours']:.4g}" + (f" +- {row['spread']:.2g}" if len(row.get("seeds", ())) > 1 else ""),
+            row["unit"],
+            row.get("note") or "",
+        ]
+        for row in rows
+        if row["ours"] is not None and not isinstance(row["ours"], str)
+    ]
+    lines = [f"## {study}", "", *(f"![{name}]({name})" for name in figures), ""]
+    lines += [*table(("cell", "paper", "ours", "unit", "note"), ran), ""]
+    ordered = orders(_at_the_end(rows))
+    if ordered:
+        shown = [[what, paper, ours, "holds" if paper == ours else "does not hold"] for what, paper, ours in ordered]
+        lines += ["The order of the cells, smallest first:", "", *table(("", "paper", "ours", ""), shown), ""]
+    named = {part for row in rows if row["ours"] is not None for part in row["id"].split("#")[1:]}
+    lines += readings({name: text for name, text in READINGS.items() if name in named})
+    diverged = [row["id"] for row in rows if isinstance(row["ours"], str)]
+    if diverged:
+        lines += [f"Diverged, so that there is no number: {', '.join(diverged)}.", ""]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["ours"] is None:
+            reasons.setdefault(row["not_run"], []).append(row["id"])
+    lines += [line for reason, ids in reasons.items() for line in (f"Not run ({reason}): {', '.join(ids)}.", "")]
+    return "\n".join(lines)
+
+
+def _at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without those of a training before its last iteration that has one."""
+
+    def done(row: dict[str, Any]) -> int:
+        _, found, after = row["id"].partition("/iter")
+        return int(after.partition("#")[0]) if found else -1
+
+    last = max((done(row) for row in rows if row.get("ours") is not None), default=-1)
+    return [row for row in rows if done(row) in (-1, last)]

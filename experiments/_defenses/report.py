@@ -1,0 +1,221 @@
+"""What a study of defenses prints, draws, and leaves as a Markdown report for a colleague."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from experiments import _plots
+from experiments._defenses.registry import REGISTRY
+from experiments._defenses.verdicts import Verdict, verdicts
+from experiments._fedleak.jobs import Job
+from experiments._fedleak.runs import Runner
+from experiments._harness import RunFolder
+
+_WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than cut numbers
+_HEADER = (
+    "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
+    "adaptive SSIM", "grey, dB", "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
+)  # fmt: skip
+#: Reconstructions that a contact sheet shows at most.
+_SHEET_ROWS = 12
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    """The printed columns of a row that was run."""
+    epsilon, plain = row.get("true_epsilon"), row["defense"] is None and row["clients"] == 1
+    return [
+        row["defense"] or ("none" if plain else "secure_aggregation"),
+        "" if plain else f"{row['strength']:g}",
+        str(row["local_steps"]),
+        "diverged" if row["diverged"] else _with_spread(row, "accuracy", 3),
+        "" if plain else _with_spread(row, "accuracy_change", 3, sign="+"),
+        _with_spread(row, "psnr", 1),
+        _with_spread(row, "psnr_adaptive", 1),
+        "" if plain else _with_spread(row, "leak_change", 1, sign="+"),
+        f"{row['ssim']:.2f}",
+        f"{row['ssim_adaptive']:.2f}" if "ssim_adaptive" in row else "",
+        f"{row['psnr_grey']:.1f}",
+        f"{row['cosine_distance']:.2g}",
+        f"{row['label_accuracy']:.0%}",
+        f"{row['label_accuracy_adaptive']:.0%}" if "label_accuracy_adaptive" in row else "",
+        f"{row['bits_per_entry']:.3g}",
+        "" if epsilon is None else f"{epsilon:.3g}",
+    ]
+
+
+def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "") -> str:
+    if not math.isfinite(row.get(name, math.nan)):
+        return ""
+    spread = f" +- {row[f'{name}_spread']:.{digits}f}" if len(row["seeds"]) > 1 else ""
+    return f"{row[name]:{sign}.{digits}f}{spread}"
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print what was run, then what was not and why."""
+    console = Console()
+    console.width = max(console.width, _WIDTH)
+    table = Table(Column(_HEADER[0], no_wrap=True), *_HEADER[1:])
+    for row in rows:
+        if "accuracy" in row:
+            table.add_row(*cells_of(row))
+    console.print(table)
+    for reason, names in _reasons(rows).items():
+        print(f"not run ({reason}): {', '.join(names)}")
+
+
+def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("not_run"):
+            reasons.setdefault(row["not_run"], []).append(row["id"])
+    return reasons
+
+
+def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, jobs: dict[str, Job]) -> list[str]:
+    """Draw the trade-off, and what the attacks see of the first seed; returns the figures' names.
+
+    Args:
+        folder: gets the figures.
+        study: its name.
+        rows: of its points.
+        runner: has the reconstructions.
+        jobs: label to attack, for the contact sheet; those that did not run are left out.
+    """
+    ran = [row for row in rows if "accuracy" in row]
+    if not ran:
+        return []
+    figures = []
+    for steps, those in _by_local_steps(ran).items():
+        curves: dict[str, list[dict[str, Any]]] = {}
+        undefended = None
+        for row in those:
+            if row["defense"] is None and row["clients"] == 1:
+                undefended = (row["psnr"], row["accuracy"])
+            if row["defense"] is not None or study == "fedleak-fig7":
+                curves.setdefault(row["curve"].removesuffix(f", {steps} steps"), []).append(row)
+        name = f"{study}-steps{steps}.png"
+        grey = float(np.mean([row["psnr_grey"] for row in those]))
+        title = f"{study}, {_of_steps(steps)}; strengths beside the points"
+        _plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
+        figures.append(name)
+    sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
+    if sheet:
+        _plots.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
+        figures.append(f"{study}-images.png")
+    return figures
+
+
+def _by_local_steps(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found = sorted({row["local_steps"] for row in rows})
+    return {steps: [row for row in rows if row["local_steps"] == steps] for steps in found}
+
+
+def _of_steps(steps: int) -> str:
+    return f"{steps} local step{'s' if steps > 1 else ''}"
+
+
+def _reconstructions(folder: RunFolder, runner: Runner, jobs: dict[str, Job], seed: int) -> dict[str, np.ndarray]:
+    rows: dict[str, np.ndarray] = {}
+    for label, job in jobs.items():
+        if not runner.done(job, seed) or len(rows) > _SHEET_ROWS:
+            continue
+        result = runner(job, seed)
+        # Batches of other sizes draw other images, which a common sheet cannot compare.
+        if rows and result.images["truth"].shape != rows["truth"].shape:
+            continue
+        rows.setdefault("truth", result.images["truth"])
+        rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.images["estimate"]
+    return rows
+
+
+def markdown(
+    study: str,
+    rows: list[dict[str, Any]],
+    figures: list[str],
+    settings: list[str],
+    outcomes: list[dict[str, Any]],
+) -> str:
+    """The section of a study that was run here.
+
+    Args:
+        study: its name.
+        rows: of its points.
+        figures: names below figures/.
+        settings: sentences on what was run, each a list item.
+        outcomes: what the paper says without a number that could stand beside one of ours.
+    """
+    ran = [row for row in rows if "accuracy" in row]
+    lines = [f"## {study}", "", *(f"* {text}" for text in settings), ""]
+    lines += [f"![{name}](figures/{name})" for name in figures]
+    lines += ["", *table(_HEADER, [cells_of(row) for row in ran]), ""]
+    printed = [cell for row in ran for cell in row["paper"]]
+    if printed:
+        lines += ["The paper's numbers, read off its figure by its authors, on other data and a larger model:", ""]
+        shown = [
+            [c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed
+        ]  # fmt: skip
+        lines += [*table(("cell", "metric", "paper", "ours"), shown), ""]
+    if outcomes:
+        lines += ["The paper says besides:", ""]
+        lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
+        lines += [""]
+    lines += judged(verdicts(study, rows))
+    own = {row["defense"]: REGISTRY[row["defense"]].reading for row in ran if row["defense"]}
+    lines += readings(own)
+    for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
+        best = sorted(those, key=lambda row: row["leak"])
+        lines += [
+            f"Defenses of {_of_steps(steps)}, from least leak to most (the better attacker's mean over seeds):",
+            "",
+            ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best),
+            "",
+        ]
+    for reason, names in _reasons(rows).items():
+        lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
+    return "\n".join(lines)
+
+
+def judged(conclusions: list[Verdict]) -> list[str]:
+    """Lines that put a paper's conclusions beside ours."""
+    if not conclusions:
+        return []
+    words = {True: "holds", False: "does not hold", None: "not run"}
+    shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
+    return ["What the paper concludes, and whether it holds here:", "", *table(("", "paper", "ours", ""), shown), ""]
+
+
+def readings(own: dict[str, str]) -> list[str]:
+    """Lines on defenses that are not quite, or not, the published ones; name to what is different."""
+    told = [f"* {name}: {text}." for name, text in own.items() if text]
+    return ["Not as published, or not published in full:", "", *told, ""] if told else []
+
+
+def table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return ["| " + " | ".join(row) + " |" for row in [list(header), ["---"] * len(header), *rows]]
+
+
+def write(path: Path, sections: list[str], provenance: str) -> None:
+    """Write the report.
+
+    Args:
+        path: of the file.
+        sections: Markdown, one per study.
+        provenance: where the numbers come from.
+    """
+    top = [
+        "# What defenses cost, and what they save",
+        "",
+        "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense,",
+        "on samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched",
+        "one to one; at or below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels",
+        "that the attacker got right, in any order. Dashed: it does not know the defense; solid: it knows the defense",
+        "and its strength. Changes are against the run without defense and with the same local steps, the leak's that",
+        "of the better attacker. Bits per entry of the upload; without a defense 32.",
+        "",
+    ]
+    path.write_text("\n".join([*top, *sections, provenance, ""]))

@@ -1,0 +1,148 @@
+"""Runs the points of a study within a budget: training with the defense, and the attack without and with knowing it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from experiments._defenses import registry
+from experiments._defenses.studies import Point
+from experiments._defenses.utility import Federation, Utility
+from experiments._fedleak.jobs import Job
+from experiments._fedleak.runs import Runner, unavailable
+from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder
+from experiments._inversion.case import Case
+from experiments._inversion.problem import check
+
+#: Seconds of a training before one has been measured.
+_TRAINING = 20.0
+#: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
+SHOWN = ("psnr", "ssim", "cosine_distance", "label_accuracy")
+
+
+@dataclass
+class Budget:
+    """Seconds that are left, for all studies of a command."""
+
+    left: float
+
+
+def attack_job(case: Case, federation: Federation) -> Job:
+    """The attack on one upload of that federation."""
+    return Job("invert", case, federation=federation if case.attacked_round else None)
+
+
+def run_points(
+    points: Sequence[Point],
+    folder: RunFolder,
+    runner: Runner,
+    utility: Utility,
+    *,
+    seeds: tuple[int, ...],
+    budget: Budget,
+    adaptive: tuple[str, ...] | None,
+) -> list[dict[str, Any]]:
+    """One row per point: means, spreads and values over the seeds, or `not_run`, the reason why it has none.
+
+    Args:
+        points: in the order in which they get the budget.
+        folder: told of every row.
+        runner: of the attacks.
+        utility: of the trainings.
+        seeds: each changes data, weights, batch, noise and start together.
+        budget: is charged with what was needed.
+        adaptive: defenses that are also attacked by who knows them; None takes all.
+    """
+    rows: list[dict[str, Any]] = []
+    for point in points:
+        row = {
+            "id": point.id,
+            "curve": point.curve,
+            "defense": point.case.defense,
+            "strength": point.strength,
+            "local_steps": point.case.local_steps,
+            "clients": point.case.clients,
+            "attacked_round": point.case.attacked_round,
+        }
+        rows.append(row)
+        jobs = {"": attack_job(point.case, utility.federation)}
+        if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
+            jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), utility.federation)
+        why = unavailable(point.case.data)
+        need = 0.0 if why else _cost(point, jobs, runner, utility, seeds)
+        if why or need > max(budget.left, 0.0):
+            row["not_run"] = NO_DATA + why if why else f"{BEYOND_BUDGET}: about {need / 60:.1f} minutes"
+            continue
+        before = sum(folder.seconds.values())
+        try:
+            with folder.phase(point.curve.replace("/", "-")):
+                row |= _measure(point, jobs, runner, utility, seeds)
+        except (ValueError, FloatingPointError) as error:
+            row["not_run"] = str(error)
+        budget.left -= sum(folder.seconds.values()) - before
+        _add_change(rows)
+        folder.log(**row)
+    return rows
+
+
+def _cost(point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]) -> float:
+    trainings = sum(not utility.path(point.case, seed).exists() for seed in seeds)
+    return trainings * (utility.slowest or _TRAINING) + sum(runner.cost(job, seeds) for job in jobs.values())
+
+
+def _measure(
+    point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]
+) -> dict[str, Any]:
+    check(point.case)
+    row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
+    row["bits_per_entry"] = utility.bits_per_entry(point.case)
+    row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
+    for suffix, job in jobs.items():
+        scores = [runner(job, seed).scores for seed in seeds]
+        for name in SHOWN:
+            row |= _statistics(f"{name}{suffix}", [score[name] for score in scores])
+        row |= _statistics("psnr_grey", [score["psnr_grey"] for score in scores])
+    leaks = [row[f"psnr{suffix}_values"] for suffix in jobs]
+    # Who attacks may know the defense and still do as if not: the defender has to reckon with the better one.
+    row |= _statistics("leak", max(leaks, key=np.mean))
+    if point.case.defense is not None and registry.REGISTRY[point.case.defense].private:
+        f = utility.federation
+        try:
+            row["true_epsilon"] = registry.true_epsilon(
+                point.case.defense,
+                point.case.strength,
+                batch_size=f.batch_size,
+                own_samples=f.samples // f.clients,
+                rounds=f.rounds,
+            )
+        except ImportError as error:
+            row["true_epsilon_missing"] = str(error)
+    row["paper"] = [
+        {"id": name, "metric": metric, "relation": relation, "paper": value}
+        | {"ours": row["accuracy" if metric == "test_accuracy" else "leak"]}
+        for name, metric, relation, value in point.paper
+    ]
+    return row
+
+
+def _accuracies(point: Point, utility: Utility, seeds: tuple[int, ...]) -> list[float]:
+    return [utility(point.case, seed)["test_accuracy"] for seed in seeds]
+
+
+def _statistics(name: str, values: list[float]) -> dict[str, Any]:
+    return {name: float(np.mean(values)), f"{name}_spread": float(np.std(values)), f"{name}_values": values}
+
+
+def _add_change(rows: list[dict[str, Any]]) -> None:
+    """Put the newest row's accuracy and leak beside those of the undefended run with the same local steps.
+
+    Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
+    """
+    new = rows[-1]
+    for row in rows:
+        plain = row["defense"] is None and row["clients"] == 1 and row["local_steps"] == new["local_steps"]
+        if plain and "accuracy" in row and "accuracy" in new:
+            for name in ("accuracy", "leak"):
+                pairs = zip(new[f"{name}_values"], row[f"{name}_values"], strict=True)
+                new |= _statistics(f"{name}_change", [own - without for own, without in pairs])

@@ -1,0 +1,186 @@
+"""Which points each FedLeak study of defenses has, and which printed numbers stand beside them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments import _paper
+from experiments._defenses.registry import REGISTRY, build
+from experiments._inversion.case import Case
+from jaxleak import _validate
+
+#: Local steps of the two halves of Figure 4, and of Figure 7.
+FEW, MANY = 1, 12
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a trade-off: a defense and its strength, or none, and a client's habits."""
+
+    case: Case
+    curve: str  # what the legend says
+    strength: float  # what the point says
+    paper: tuple[tuple[str, str, str, float], ...] = ()  # (id, "test_accuracy" or "psnr", relation, value)
+
+    @property
+    def id(self) -> str:
+        """A name for tables and files."""
+        habits = f"steps{self.case.local_steps}" + (f"-clients{self.case.clients}" if self.case.clients > 1 else "")
+        what = "none" if self.case.defense is None else f"{self.case.defense}/{self.case.strength:g}"
+        return f"{what}/{habits}"
+
+
+def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
+    """Printed numbers of Figure 4 whose cell ends in `what`."""
+    tables = _paper.tables("fedleak")
+    found = []
+    for table, metric, factor in (("text-fig4-accuracy", "test_accuracy", 0.01), ("text-fig4-psnr", "psnr", 1.0)):
+        for cell in tables[table]["cell"]:
+            if cell["id"] == f"{table}/{what}":
+                found.append((cell["id"], metric, cell.get("relation", ""), factor * cell["value"]))
+    return tuple(found)
+
+
+def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    points = []
+    for name in names:
+        for strength in strengths.get(name, REGISTRY[name].strengths):
+            points.append(Point(replace(base, defense=name, strength=strength), name, strength))
+    return points
+
+
+def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """Soteria, OUTPOST, quantization, Guardian and DP, for 1 and 12 local steps.
+
+    With 12 steps there is no gradient of a single example in the upload: DP clips and noises the whole update.
+    """
+    points = []
+    for steps in (FEW, MANY):
+        own = replace(base, local_steps=steps)
+        points.append(Point(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
+        private = "dp_sgd" if steps == 1 else "dp_update"
+        # Figure 4 says Gaussian DP without its strengths; these are those of Figure 5.
+        chosen = {private: REGISTRY["dp_sgd"].strengths[:4]} | strengths
+        for point in _swept(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
+            paper = _printed(f"quantization/steps{steps}") if _is_strongest_quantization(point) else ()
+            points.append(replace(point, curve=f"{point.curve}, {steps} steps", paper=paper))
+    return points
+
+
+def _is_strongest_quantization(point: Point) -> bool:
+    # The paper does not name the bits of its "quantization protects, at 10 % accuracy".
+    return point.case.defense == "quantization" and point.case.strength == 1
+
+
+def fig5(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """DP-SGD and adaptive DP together with Soteria at 0.5, and each DP alone."""
+    short = dict.fromkeys(("dp_sgd", "adaptive_dp"), REGISTRY["dp_sgd"].strengths[:4])
+    names = ("dp_soteria", "adaptive_dp_soteria", "dp_sgd", "adaptive_dp")
+    return [Point(base, "none", 0.0), *_swept(base, names, short | strengths)]
+
+
+def fig7(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """Secure aggregation over 1, 2 and 3 clients of 12 local steps: the server sees the mean of their updates."""
+    chosen = strengths.get("secure_aggregation", (1.0, 2.0, 3.0))
+    for clients in chosen:
+        if clients != int(clients) or clients < 1:
+            raise ValueError(f"secure_aggregation takes whole numbers of clients >= 1, got {clients:g}")
+    own = replace(base, local_steps=MANY)
+    return [Point(replace(own, clients=int(n)), "secure_aggregation", n) for n in chosen]
+
+
+def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """The server reads only the smaller or only the larger entries; and noise in proportion to the entries."""
+    return [
+        Point(base, "none", 0.0),
+        *_swept(base, ("encrypt_top", "encrypt_bottom", "withhold_top", "magnitude_noise"), strengths),
+    ]
+
+
+def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """The rest: sparsification, also with error feedback, noise, also cancelling, stochastic rounding, dropout."""
+    names = (
+        "sparsification", "error_feedback", "gaussian", "laplace", "cancelling_noise", "stochastic_quantization",
+        "feature_dropout",
+    )  # fmt: skip
+    return [Point(base, "none", 0.0), *_swept(base, names, strengths)]
+
+
+#: The demonstration: points of several defenses.
+DEMO: dict[str, tuple[float, ...]] = {
+    "soteria": (0.5,),
+    "quantization": (4.0, 1.0),
+    "sparsification": (10.0,),
+    "dp_sgd": (1e3, 1e2),
+}
+
+
+def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """No defense, and `DEMO`."""
+    chosen = strengths or DEMO
+    return [Point(base, "none", 0.0), *_swept(base, tuple(chosen), chosen)]
+
+
+#: Studies that are run here, by name.
+STUDIES = {
+    "demo": demo,
+    "fedleak-fig4": fig4,
+    "fedleak-fig5": fig5,
+    "fedleak-fig7": fig7,
+    "fedleak-fig8": fig8,
+    "further": further,
+}
+
+#: What the paper says of a study without a number that could stand beside one of ours.
+OUTCOMES: dict[str, tuple[str, ...]] = {
+    "fedleak-fig5": ("text-combined-defence",),
+    "fedleak-fig7": ("text-secure-aggregation-clients",),
+    "fedleak-fig8": ("text-encrypt-top",),
+}
+
+
+def outcomes(study: str) -> list[dict[str, Any]]:
+    """Printed statements of a study: id, outcome, relation, value, unit."""
+    tables = _paper.tables("fedleak")
+    return [
+        {"id": cell["id"], "paper": cell["value"], "unit": cell["unit"], "relation": cell.get("relation", "")}
+        | {"outcome": cell.get("outcome", cell["id"].rsplit("/", 1)[-1]), "note": tables[table].get("note", "")}
+        for table in OUTCOMES.get(study, ())
+        for cell in tables[table]["cell"]
+    ]
+
+
+def parse_strengths(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
+    """`("soteria=0.1,0.9",)` as `{"soteria": (0.1, 0.9)}`.
+
+    Raises:
+        ValueError: on an unknown defense, a strength that it does not allow, or another form.
+    """
+    parsed = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        _validate.one_of((*REGISTRY, "secure_aggregation"), defense=name)
+        try:
+            numbers = tuple(float(value) for value in values.split(","))
+        except ValueError:
+            numbers = ()
+        if not equals or not numbers:
+            raise ValueError(f"strengths must be NAME=NUMBER,NUMBER,... such as soteria=0.1,0.9, got {text!r}")
+        for number in numbers:
+            if name != "secure_aggregation":
+                build(name, number)
+        parsed[name] = numbers
+    return parsed
+
+
+def points_of(study: str, base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+    """The points of a study.
+
+    Raises:
+        ValueError: on an unknown study, or strengths for a defense that it does not have.
+    """
+    _validate.one_of(tuple(STUDIES), study=study)
+    points = STUDIES[study](base, strengths)
+    known = {point.case.defense for point in points} | {point.curve for point in points}
+    for name in strengths:
+        _validate.one_of(sorted(str(name) for name in known if name), strengths=name)
+    return points

@@ -1,0 +1,1 @@
+"""FedLeak's tables, figures and demonstration."""

@@ -1,0 +1,214 @@
+"""The measurements behind FedLeak's theory: sign noise (Fig. 1b), 2mu/L along the path (Fig. 1c, d), Fig. 9.
+
+All of them look at the truth, and none of them at what an attack returns: they explain, they do not attack.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments._inversion.case import Case
+from experiments._inversion.problem import attack, build_model, observe, settings, victim
+from jaxleak import attacks, audit, data, metrics, objectives
+from jaxleak._base import Batch, PyTree
+from jaxleak.attacks import LABEL_RULES, infer_labels
+
+#: Strengths of sign noise in units of 1/255; the paper prints 16.
+STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
+#: Draws of noise per image, over `Case.pool` images (the paper: 100 draws).
+NOISE_DRAWS = 4
+#: Images that iDLG attacks for Fig. 1.
+FIG1_ATTACKED = 3
+
+
+def sign_noise(case: Case, seed: int) -> dict[str, float]:
+    """Gradient distance of the truth plus sign noise, beside what the case's attack (iDLG) ends at.
+
+    Returns:
+        `noise0` to `noise64`: mean L2 distance of gradients at that strength in 1/255; `distance`, `element`, `psnr`:
+        the attack's final L2 distance, the root mean square difference of a gradient's elements, and PSNR, means over
+        `FIG1_ATTACKED` images.
+    """
+    dataset = data.load(case.data, case.pool, seed)
+    model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
+    variables = model.init(jax.random.key(seed))
+
+    def gradient(x: jax.Array, y: jax.Array) -> PyTree:
+        return jax.grad(
+            lambda w: objectives.cross_entropy(model.apply({**variables, "params": w}, x[None]).logits, y[None])
+        )(variables["params"])
+
+    @jax.jit
+    def distances(key: jax.Array, x: jax.Array, y: jax.Array, strength: jax.Array) -> jax.Array:
+        def one(now: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+            key, x, y = now
+            noisy = jnp.clip(x + strength * jax.random.rademacher(key, x.shape, x.dtype), 0, 1)
+            return jnp.sqrt(objectives.squared_l2(gradient(x, y), gradient(noisy, y)))
+
+        return jax.lax.map(one, (jax.random.split(key, len(y)), x, y))
+
+    x, y = jnp.asarray(np.tile(dataset.x, (NOISE_DRAWS, 1, 1, 1))), jnp.asarray(np.tile(dataset.y, NOISE_DRAWS))
+    found = {
+        f"noise{s}": float(distances(jax.random.fold_in(jax.random.key(seed), s), x, y, jnp.float32(s / 255)).mean())
+        for s in STRENGTHS
+    }
+    scores = [attack(case, 1000 * seed + i).scores for i in range(FIG1_ATTACKED)]
+    entries = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    distance = float(np.mean([s["l2_distance"] for s in scores]))
+    found |= {"distance": distance, "psnr": float(np.mean([s["psnr"] for s in scores]))}
+    return found | {"element": distance / entries**0.5}
+
+
+def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
+    """Pearson correlation of |g_i| and sum_j |dg_i / dx_j| over the kernel of the last dense layer (FedLeak, Fig. 9).
+
+    Per image, batch normalisation in training mode with that image alone. With features f, softmax outputs p and label
+    y the kernel's gradient is f_a (p_c - y_c), whose derivatives follow from those of f and p: F + C backward passes
+    instead of F * C.
+
+    Returns:
+        `pearson` and `pearson_spread`, mean and deviation over the `case.pool` images, and `images`.
+    """
+    dataset = data.load(case.data, case.pool, seed)
+    model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
+    variables = model.init(jax.random.key(seed))
+
+    @jax.jit
+    def correlation(x: jax.Array, y: jax.Array) -> jax.Array:
+        def outputs(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out = model.apply(variables, x[None])
+            return out.features[0], jax.nn.softmax(out.logits[0])
+
+        (f, p), pull = jax.vjp(outputs, x)
+        rows_f = jax.lax.map(lambda e: pull((e, jnp.zeros_like(p)))[0].ravel(), jnp.eye(f.size), batch_size=32)
+        rows_p = jax.lax.map(lambda e: pull((jnp.zeros_like(f), e))[0].ravel(), jnp.eye(p.size), batch_size=32)
+        residual = p - jax.nn.one_hot(y, p.size)
+        # One class at a time: all derivatives of all elements together would be F * C * pixels numbers.
+        sensitivity = jax.lax.map(
+            lambda c: jnp.abs(rows_f * residual[c] + f[:, None] * rows_p[c]).sum(axis=1), jnp.arange(p.size)
+        )
+        magnitude = jnp.abs(residual[:, None] * f)
+        return jnp.corrcoef(magnitude.ravel(), sensitivity.ravel())[0, 1]
+
+    values = [float(correlation(jnp.asarray(a), jnp.asarray(b))) for a, b in zip(dataset.x, dataset.y, strict=True)]
+    return {"pearson": float(np.mean(values)), "pearson_spread": float(np.std(values)), "images": float(len(values))}
+
+
+def label_rules(case: Case, batches: int, seed: int) -> dict[str, float]:
+    """Accuracy of every label rule on batches of the case's size, repeats counted.
+
+    Returns:
+        Accuracy in [0, 1] by rule, NaN where a rule does not take this batch size; `distinct`, the most that any
+        rule of distinct labels can reach on these batches.
+    """
+    dataset = data.load(case.data, None, seed)
+    total = len(dataset.y)
+    if total < case.batch_size:
+        raise ValueError(f"{case.data} has {total} samples, fewer than a batch of {case.batch_size}")
+    init, found_by_all = _label_programs(case, dataset.x.shape[1:], len(dataset.classes))
+    variables = init(jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    hits: dict[str, list[float]] = {name: [] for name in LABEL_RULES}
+    ceiling = []
+    for number in range(batches):
+        chosen = rng.permutation(total)[: case.batch_size]
+        truth = dataset.y[chosen]
+        ceiling.append(len(np.unique(truth)) / len(truth))
+        key = jax.random.key(1000 * seed + number)
+        for name, labels in found_by_all(variables, key, dataset.x[chosen], truth).items():
+            hits[name].append(metrics.label_multiset_accuracy(truth, np.asarray(labels)))
+    accuracy = {name: float(np.mean(values)) if values else float("nan") for name, values in hits.items()}
+    return accuracy | {"distinct": float(np.mean(ceiling))}
+
+
+@functools.cache
+def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tuple[Callable, Callable]:
+    """`key -> variables` and `(variables, key, x, y) -> labels by rule`, compiled once for all seeds."""
+    model = build_model(case, image_shape, num_classes)
+
+    def found_by(rule: str, gradient: PyTree, head: PyTree, key: jax.Array) -> jax.Array:
+        slopes, layer = (gradient["kernel"], gradient["bias"]), {"kernel": head["kernel"], "bias": head["bias"]}
+        return infer_labels(rule, *slopes, case.batch_size, **layer, key=key)
+
+    def takes(rule: str) -> bool:
+        head = jax.eval_shape(model.init, jax.random.key(0))["params"][model.head]
+        try:
+            jax.eval_shape(lambda head: found_by(rule, head, head, jax.random.key(0)), head)
+        except ValueError:  # not this batch size
+            return False
+        return True
+
+    usable = [rule for rule in LABEL_RULES if takes(rule)]
+
+    @jax.jit
+    def found_by_all(variables: PyTree, key: jax.Array, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+        head = variables["params"][model.head]
+
+        def loss(layer: PyTree) -> jax.Array:
+            weights = {**variables["params"], model.head: layer}
+            return objectives.cross_entropy(model.apply({**variables, "params": weights}, x).logits, y)
+
+        # Of the last layer alone: a forward pass, however deep the model.
+        gradient = jax.grad(loss)(head)
+        return {rule: found_by(rule, gradient, head, key) for rule in usable}
+
+    return model.init, found_by_all
+
+
+def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.ndarray]:
+    """2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2 for the direction d that the attack descends (section 6).
+
+    A plain step of size below this ratio brings x' closer to the truth x. One image, so that no matching is needed.
+
+    Returns:
+        `iteration` and `ratio`, arrays along the path, and `psnr` along it.
+    """
+    side = victim(case, seed)
+    observation, truth = observe(case, seed, side)
+    s = settings(case)
+    engine = attacks.inversion(side.model, side.share, s, batch_size=case.images)
+    exact = truth.x[:, 0]
+
+    @jax.jit
+    def ratio(x: jax.Array) -> jax.Array:
+        def distance(x: jax.Array, mask: PyTree) -> tuple[jax.Array, PyTree]:
+            simulated = side.share(observation.params, Batch(x[:, None], truth.y, truth.index))
+            observed = observation.payload
+            if s.selection is not None:
+                mask = s.selection(observed, simulated) if mask is None else mask
+                observed, simulated = (objectives.apply_mask(mask, tree) for tree in (observed, simulated))
+            return s.distance(observed, simulated), mask
+
+        _, _, d = objectives.regularized_gradient(
+            distance, x, s.regularization, selected=lambda mask: mask, step=lambda g: -0.05 * g
+        )
+        return 2 * jnp.vdot(x - exact, d) / jnp.maximum(jnp.vdot(d, d), 1e-30)
+
+    iterations, ratios, psnr = [], [], []
+
+    def look(done: int, run: audit.InversionRun, _: dict[str, np.ndarray]) -> None:
+        x = run.attack.variables["x"]
+        iterations.append(done)
+        ratios.append(float(ratio(x)))
+        psnr.append(float(metrics.psnr(np.asarray(exact), np.asarray(jnp.clip(x, 0, 1)))[0]))
+
+    audit.invert(
+        engine,
+        observation,
+        audit.template_of(side.private),
+        key=jax.random.key(seed),
+        iterations=case.iterations,
+        chunk=every,
+        callbacks=(look,),
+    )
+    return {"iteration": np.array(iterations), "ratio": np.array(ratios), "psnr": np.array(psnr)}
+
+
+def summary_of_ratios(ratios: np.ndarray) -> dict[str, float]:
+    """Median, quartiles and the share of positive values."""
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    positive = float(np.mean(ratios > 0))
+    return {"median": float(middle), "quartile_low": float(low), "quartile_high": float(high), "positive": positive}

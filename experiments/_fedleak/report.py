@@ -1,0 +1,161 @@
+"""What is printed and drawn of FedLeak's tables; nothing here computes an attack."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+from scipy.stats import kendalltau
+
+from experiments import _plots
+from experiments._fedleak.diagnostics import STRENGTHS
+from experiments._fedleak.jobs import Job
+from experiments._fedleak.runs import Result, Runner
+from experiments._harness import RunFolder, write_json
+
+#: Tables that sweep one thing, so that a trend can be judged.
+SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Paper, ours and difference; what was not run and why; and whether the paper's trends hold."""
+    table = Table(
+        Column("cell", no_wrap=True),
+        "paper",
+        "ours",
+        "difference",
+        "spread",
+        "unit",
+        "grey",
+        "one-to-one",
+        "up to scale",
+        "cos dist",
+        "labels",
+    )
+    for row in (row for row in rows if row["ours"] is not None):
+        table.add_row(
+            row["id"],
+            "-" if row["paper"] is None else f"{row['paper']:g}",
+            f"{row['ours']:.4g}",
+            "-" if row["paper"] is None else f"{row['ours'] - row['paper']:+.2f}",
+            f"{row['spread']:.2g}" if len(row["seeds"]) > 1 else "-",
+            row["unit"],
+            *(
+                f"{row[name]:.3g}" if name in row else ""
+                for name in ("psnr_grey", "psnr", "psnr_up_to_scale", "cosine_distance")
+            ),
+            f"{row['label_accuracy']:.0%}" if "label_accuracy" in row else "",
+        )
+    if table.row_count:
+        console().print(table)
+    _grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
+    _grouped("not run", [(row["not_run"], row["id"]) for row in rows if row["ours"] is None])
+    for name in SWEEPS:
+        if verdict := trend([row for row in rows if row["table"] == name and row["ours"] is not None]):
+            print(f"{name}: {verdict}")
+
+
+def trend(rows: Sequence[dict[str, Any]]) -> str:
+    """The paper's best cell against ours, with the margin over the seeds, and how alike the two orders are."""
+    if len(rows) < 3:
+        return ""
+    printed, ours = (max(rows, key=lambda row: row[name]) for name in ("paper", "ours"))
+    margin = np.array(ours["values"]) - np.array(printed["values"])
+    order = kendalltau([row["paper"] for row in rows], [row["ours"] for row in rows]).statistic
+    text = f"best in the paper {_last(printed)}, here {_last(ours)}"
+    if ours is not printed:
+        text += f" ({margin.mean():+.2f} dB, per seed {', '.join(f'{m:+.2f}' for m in margin)})"
+    return f"{text}; Kendall's tau of the two orders {order:+.2f} over {len(rows)} cells, {len(margin)} seeds"
+
+
+def show_label_rules(runner: Runner) -> None:
+    """All label rules side by side, where any were compared."""
+    compared: dict[Job, list[dict[str, float]]] = {}
+    for (job, _), result in runner.memory.items():
+        if job.kind == "labels":
+            compared.setdefault(job, []).append(result.scores)
+    if not compared:
+        return
+    names = [name for name in next(iter(compared.values()))[0] if name != "distinct"]
+    table = Table("data", "B", "distinct labels at most", *names, title="labels found, %, repeats counted")
+    for job, scores in compared.items():
+        mean = {name: 100 * float(np.mean([s[name] for s in scores])) for name in (*names, "distinct")}
+        spread = {name: 100 * float(np.std([s[name] for s in scores])) for name in names}
+        cells = ["-" if np.isnan(mean[n]) else f"{mean[n]:.1f}+-{spread[n]:.1f}" for n in names]
+        table.add_row(job.case.data, str(job.case.batch_size), f"{mean['distinct']:.1f}", *cells)
+    console().print(table)
+
+
+def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
+    """Contact sheets of runs that attacked the same images, their distance curves, and gradient distance by noise."""
+    groups: dict[bytes, list[tuple[Job, Result]]] = {}
+    for (job, of_seed), result in runner.memory.items():
+        if of_seed == seed and "truth" in result.images:
+            groups.setdefault(result.images["truth"].tobytes(), []).append((job, result))
+    stored = []
+    for number, members in enumerate(groups.values()):
+        case = members[0][0].case
+        name = f"{number}-{case.data.partition(':')[0]}-b{case.images}"
+        labels = [describe(job, [other for other, _ in members]) for job, _ in members]
+        rows = {"truth": members[0][1].images["truth"]}
+        curves = {}
+        for label, (_, result) in zip(labels, members, strict=True):
+            rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.images["estimate"]
+            curve = result.images["curve"]
+            curves[label] = (np.arange(len(curve)), np.maximum(curve, 1e-12))
+            stored.append({"run": label, "group": name, "distance": curve[:: max(1, len(curve) // 200)]})
+        _plots.comparison_sheet(folder.figure(f"{name}.png"), rows)
+        _plots.curves(
+            folder.figure(f"{name}-distance.png"), curves, xlabel="iteration", ylabel="gradient distance", log_y=True
+        )
+    noise = {
+        job.case.data: (np.array(STRENGTHS), np.array([result.scores[f"noise{s}"] for s in STRENGTHS]))
+        for (job, of_seed), result in runner.memory.items()
+        if job.kind == "fig1" and of_seed == seed
+    }
+    if noise:
+        _plots.curves(
+            folder.figure("sign_noise.png"), noise, xlabel="sign noise, 1/255", ylabel="L2 distance of gradients"
+        )
+    paths = {
+        describe(job, [other for other, _ in runner.memory if other.kind == "path"]): result.images
+        for (job, of_seed), result in runner.memory.items()
+        if job.kind == "path" and of_seed == seed
+    }
+    if paths:
+        positive = {label: (p["iteration"], np.maximum(p["ratio"], 1e-12)) for label, p in paths.items()}
+        _plots.curves(
+            folder.figure("steepness.png"), positive, xlabel="iteration", ylabel="2 mu / L (truth-side)", log_y=True
+        )
+    write_json(folder.path / "curves.json", stored)
+
+
+def describe(job: Job, others: Sequence[Job]) -> str:
+    """The attack, and every option by which it differs from another run on the same images."""
+    mine = vars(job.case) | {"training": job.training}
+    differing = [
+        f"{name}={mine[name]}"
+        for name in mine
+        if name != "attack" and any((vars(o.case) | {"training": o.training})[name] != mine[name] for o in others)
+    ]
+    return " ".join([job.case.attack, *differing])
+
+
+def console() -> Console:
+    """Where tables are printed."""
+    # A file or a pipe has no width, and rich would squeeze the cells into 80 columns.
+    return Console(width=None if sys.stdout.isatty() else 150)
+
+
+def _last(row: dict[str, Any]) -> str:
+    return str(row["id"]).partition("/")[2]
+
+
+def _grouped(title: str, pairs: list[tuple[str, str]]) -> None:
+    by_text: dict[str, list[str]] = {}
+    for text, identifier in pairs:
+        by_text.setdefault(text, []).append(identifier)
+    for text, identifiers in by_text.items():
+        print(f"{title} ({text}): {', '.join(identifiers)}")

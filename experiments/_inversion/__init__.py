@@ -1,0 +1,1 @@
+"""One gradient inversion, from its options to its scores."""

@@ -1,0 +1,153 @@
+"""The options of one gradient inversion."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from jaxleak.attacks import presets
+
+#: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
+HELD_OUT = "held_out"
+#: Public data: random shapes and coloured noise, which is nobody's data, hence no grant at all.
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
+
+    attack: str = "fedleak"
+    """A preset of jaxleak.attacks.presets, or patch_embedding."""
+    iterations: int = 400
+    model: str = "convnet"
+    """A name of jaxleak.models.CLASSIFIERS."""
+    activation: str | None = None
+    """Replaces the model's non-linearity, for example sigmoid."""
+    width: int | None = None
+    """Width of a ResNet's first stage (64 in full)."""
+    init: str | None = None
+    """Initialisation of the weights, for example wide_uniform."""
+    weights: Path | None = None
+    """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
+    data: str = "natural_patches"
+    pool: int = 256
+    """Size of the data that the client's batch is drawn from."""
+    skip: int = 0
+    """Samples of the data before that pool: others', for example those that a federation trained on."""
+    partition: str = "iid"
+    """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
+    feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
+    federation: int = 100
+    """Clients that a skewed partition divides the pool among."""
+    batch_size: int = 1
+    local_steps: int = 1
+    clients: int = 1
+    """Clients behind one secure aggregation."""
+    learning_rate: float = 1e-4
+    """Of the local steps."""
+    estimate: bool = False
+    """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
+    batch_norm: str = "train"
+    labels: str | None = None
+    """Label strategy: given, joint, or a rule; None keeps the preset's."""
+    restarts: int = 1
+    microbatch: int | None = None
+    homotopy: tuple[float, float] | None = None
+    """Smoothing from this sharpness to that; None keeps the preset's."""
+    finish: float = 0.0
+    """Share of the iterations, at the end of such a homotopy, with exact kinks."""
+    progress_below: float | None = None
+    """The sharpness of such a homotopy rises only while the gradient distance is below this."""
+    exact_kinks: bool = False
+    """Attack without smoothing."""
+    tv: float | None = None
+    """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
+    activation_penalty: float | None = None
+    """Weight of the mean absolute activation; of the sum in fedleak_paper."""
+    matched_percent: float | None = None
+    """FedLeak's R; 100 matches every gradient entry."""
+    blend: float | None = None
+    """FedLeak's lambda'."""
+    white_point: float | None = None
+    """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
+    probe: str = "ascent"
+    """Where the second gradient of such a blend is taken: ascent, descent, or step."""
+    probe_length: float = 0.01
+    """How far away, k over the whole batch; a step of the optimizer has a length of its own."""
+    generator: bool = False
+    """Optimise the weights of an untrained generator instead of pixels."""
+    optimizer: str | None = None
+    """In place of the preset's: adam, at 0.05 with cosine decay; or annealed, whose decay begins anew every 1,000
+    iterations (Table 11)."""
+    terms: tuple[str, ...] | None = None
+    """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    granted_statistics: bool = False
+    """Grant gradinversion the batch-normalisation statistics of the client's batch, and match them."""
+    noise: str | None = None
+    """Noise that the attack bayes reckons with: gaussian or laplace; None keeps the preset's."""
+    noise_scale: float | None = None
+    """Its scale; None keeps the preset's."""
+    public_data: str = HELD_OUT
+    """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
+    holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
+    public_samples: int = 2048
+    """Public images at most."""
+    latent_size: int = 64
+    """Numbers per image that ggl and rog search for."""
+    generator_epochs: int = 40
+    """Passes over the public images."""
+    defense: str | None = None
+    """Of the client's upload: a name of experiments._defenses.registry."""
+    strength: float = 0.0
+    """Of the defense."""
+    adaptive: bool = False
+    """The attacker knows the defense and its strength."""
+    attacked_round: int = 0
+    """Round of the upload, which defenses that change over the rounds go by; the model is what the weights say."""
+
+    @property
+    def taken(self) -> int:
+        """From this sample of the data on, nothing is the clients'."""
+        return self.skip + self.pool
+
+    @property
+    def images(self) -> int:
+        """How many images one payload is made of."""
+        return self.batch_size * self.local_steps * self.clients
+
+
+#: Options that change another one.
+_PART_OF = {"probe": "blend", "probe_length": "blend", "finish": "homotopy", "progress_below": "homotopy"}
+
+#: Options that only some attacks read.
+_READ_BY = {
+    "granted_statistics": ("gradinversion",),
+    "noise": ("bayes",),
+    "noise_scale": ("bayes",),
+    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), presets.GENERATIVE),
+}
+
+#: Options of the iterative engine, which attacks of a closed form do without.
+_ITERATIVE = (
+    "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "activation_penalty",
+    "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
+)  # fmt: skip
+
+
+def check_combinations(case: Case, closed_form: bool) -> None:
+    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back."""
+    given = {field.name for field in fields(case) if getattr(case, field.name) != field.default}
+    for option, other in _PART_OF.items():
+        if option in given and other not in given:
+            raise ValueError(f"{option} changes {other}, so {other} must be given too")
+    if case.probe == "step" and "probe_length" in given:
+        raise ValueError("the probe step goes as far as the optimizer would, so probe_length would not be read")
+    if case.exact_kinks and case.homotopy is not None:
+        raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
+    for option, readers in _READ_BY.items():
+        if option in given and case.attack not in readers:
+            raise ValueError(f"{option} is read by {' and '.join(readers)} only, got attack {case.attack}")
+    if case.generator and case.attack in presets.GENERATIVE:
+        raise ValueError(f"generator puts untrained weights in place of the trained generator of {case.attack}")
+    unread = [option for option in _ITERATIVE if option in given]
+    if closed_form and unread:
+        raise ValueError(f"{case.attack} has a closed form and does not read {', '.join(unread)}")

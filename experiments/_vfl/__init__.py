@@ -1,0 +1,1 @@
+"""The studies of VFLRecon and VFLDefender."""

@@ -1,0 +1,93 @@
+"""Figures 3 and 5 to 9 of the VFLRecon paper, drawn from the rows of the tables; nothing here computes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments._plots import plt
+from experiments._vfl.tables import BESIDE
+
+_LABELS = {
+    "ours": "VFLRecon, first of --shadow-init",
+    "own_bottom": "VFLRecon, own bottom shared",
+    "independent": "VFLRecon, independent start",
+    "free": "initialisation-free",
+    "baseline": "own features alone, tuned",
+    "baseline_network": "own features alone, the paper's network",
+    "paper": "paper",
+}
+_AXES = {
+    "fig7": "share of the features held by the adversary",
+    "fig8": "batch size",
+    "fig9": "shadow records",
+}
+
+
+def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: dict[str, np.ndarray] | None) -> None:
+    """Draw a table's figures into `folder`, as far as its cells ran.
+
+    Args:
+        folder: where PNG files go.
+        table: "fig3" to "fig9"; others have no figure.
+        rows: from `run_cells`.
+        arrays: of figure 6, the victims' features and the estimate, or None.
+    """
+    ran = [row for row in rows if row["ours"] is not None]
+    if table in ("fig3", "fig5") and ran:
+        _bars(folder / f"{table}.png", ran, "label accuracy, %" if table == "fig3" else "mean squared error")
+    elif table == "fig6" and arrays:
+        _correlations(folder / "fig6.png", arrays["victims"], arrays["estimate"])
+    elif table in _AXES:
+        for metric, ylabel in (("label_accuracy", "label accuracy, %"), ("feature_mse", "mean squared error")):
+            chosen = [row for row in ran if f"/{metric}/" in row["id"]]
+            if chosen:
+                _lines(folder / f"{table}_{metric}.png", chosen, _AXES[table], ylabel)
+
+
+def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> None:
+    figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
+    x = np.array([float(row["id"].split("/")[-1]) for row in rows])
+    for name in ("ours", *BESIDE, "paper"):
+        y = np.array([np.nan if row.get(name) is None else row[name] for row in rows], float)
+        if np.isnan(y).all():
+            continue
+        if name == "ours":
+            axes.errorbar(x, y, [row["spread"] for row in rows], marker="o", capsize=3, label=_LABELS[name])
+        else:
+            dashed = name.startswith("baseline")
+            axes.plot(x, y, "k*" if name == "paper" else "x--" if dashed else ".-", label=_LABELS[name])
+    if max(x) / min(x) > 20:
+        axes.set_xscale("log", base=2)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
+    figure, axes = plt.subplots(figsize=(max(6.0, 1.6 * len(rows)), 4.5), layout="constrained")
+    names = [name for name in ("paper", "ours", *BESIDE) if any(row.get(name) is not None for row in rows)]
+    x = np.arange(len(rows))
+    for number, name in enumerate(names):
+        y = [np.nan if row.get(name) is None else row[name] for row in rows]
+        axes.bar(x + (number - (len(names) - 1) / 2) * 0.8 / len(names), y, 0.8 / len(names), label=_LABELS[name])
+    axes.set_xticks(x, [row["id"].split("/", 1)[1] for row in rows], rotation=20, fontsize=7)
+    axes.set_ylabel(ylabel)
+    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
+    chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    for axes, x, title in zip(panels, (victims, estimate), ("original", "reconstructed"), strict=True):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")
+        axes.set_title(title)
+    figure.colorbar(image, ax=panels)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,253 @@
+"""The vertical set-up that every table of the VFLRecon study shares: rows, features, model, defense, both runs."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments._vfl.defenses import DefenseName, build_defense
+from jaxleak import _validate, data, models, protocols
+from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
+
+#: The paper gives the rate of Adam only.
+OPTIMIZERS = {
+    "adam": lambda: optax.adam(1e-3),
+    "sgd": lambda: optax.sgd(1e-1),
+    "adadelta": lambda: optax.adadelta(1.0),
+}
+OptimizerName = Literal["adam", "sgd", "adadelta"]
+ADVERSARY = 0
+
+#: Pixels per row; parties of images hold vertical strips, the adversary the left one.
+IMAGE_WIDTHS = {"cifar10": 32, "mnist": 28}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of a table: everything but the seed."""
+
+    data: str
+    share: float = 0.5  # of the features, held by the adversary
+    batch_size: int = 16
+    shadow_records: int = 1000  # at most a third of what exists
+    victim_records: int = 2000  # at most what is left
+    parties: int = 2
+    partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = (
+        "auto"  # auto: blocks of an image, else random
+    )
+    optimizer: OptimizerName = "adam"
+    scaling: Literal["minmax", "quantile"] = "minmax"
+    categories: Literal["hashed", "one_hot"] = "hashed"
+    balanced: bool = False  # as many samples of every class
+    free_top: bool = False  # the top model has no parameters: it adds up
+    cipher: Literal["none", "plain", "ckks"] = "none"  # of the top's first layer, between passive parties and the last
+    defense: DefenseName = "none"
+    strength: float = 0.0  # see `_vfl_defenses`
+    shadow_epochs: int = (
+        0  # 0: one and a half times the steps that the attacker sees of the real run, at least 3 epochs
+    )
+    victim_epochs: int = 1  # attacked
+    task_epochs: int = 20  # of training where the task's accuracy is measured
+    network_epochs: int = 10
+    fields: tuple[str, ...] = ("gradient", "outputs", "inputs")
+    # "validation" chooses the fields on the attacker's own records instead (`attacks.select_fields`).
+    select: Literal["fixed", "validation"] = "fixed"
+    shadow_runs: int = 1  # >= 1, of the same records in other orders; only a shared start is the same in all of them
+
+    def undefended(self) -> "Case":
+        """The same case without a defense."""
+        return replace(self, defense="none", strength=0.0)
+
+    def attacker_only(self) -> "Case":
+        """The same attacker's records and features, and defaults for all that its own features do not depend on."""
+        kept = ("data", "share", "shadow_records", "victim_records", "parties", "partition", "scaling", "categories")
+        return Case(balanced=self.balanced, **{name: getattr(self, name) for name in kept})
+
+
+class Problem(NamedTuple):
+    """A victim's run and an attacker's means to shadow it."""
+
+    model: models.BottomTopModel
+    shadow: Batch
+    victim: Batch
+    shadow_protocol: Protocol  # undefended
+    adaptive_protocol: Protocol  # with the victim's defense
+    victim_protocol: Protocol
+
+    @property
+    def own_width(self) -> int:
+        """Features of the adversary."""
+        return self.model.widths[ADVERSARY]
+
+    def own(self, batch: Batch) -> np.ndarray:
+        """The adversary's features (N, d)."""
+        return np.asarray(batch.x)[:, ADVERSARY, : self.own_width]
+
+
+def vertical_problem(case: Case, seed: int) -> Problem:
+    """Draw disjoint shadow and victim rows, encode them as the shadow rows say, deal the features to parties.
+
+    Raises:
+        ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
+        ImportError: if an optional library is missing.
+    """
+    _validate.positive(shadow_runs=case.shadow_runs)
+    _validate.one_of(("fixed", "validation"), select=case.select)
+    _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
+    _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
+    table = _table(case.data)
+    rows = _rows(table.y, case.balanced, seed)
+    shadow_count = min(case.shadow_records, len(rows) // 3)
+    if shadow_count < case.batch_size:
+        raise ValueError(f"shadow_records must be at least batch_size={case.batch_size}, got {shadow_count}")
+    shadow_rows, victim_rows = rows[:shadow_count], rows[shadow_count : shadow_count + case.victim_records]
+    if len(victim_rows) < case.batch_size:
+        raise ValueError(f"victim_records must be at least batch_size={case.batch_size}, got {len(victim_rows)}")
+    encoding = data.fit_encoding(table, shadow_rows, scaling=case.scaling, categories=case.categories)
+    x = data.encode(encoding, table)
+    first = np.array([own[0] for own in encoding.columns])
+    parts = _parts(case, encoding, x[shadow_rows][:, first], seed)
+    columns = [np.concatenate([encoding.columns[feature] for feature in part]) for part in parts]
+    slices = data.party_slices(x, columns)
+
+    def batch(rows: np.ndarray) -> Batch:
+        return Batch(jnp.asarray(slices[rows]), jnp.asarray(table.y[rows]), jnp.arange(len(rows), dtype=jnp.int32))
+
+    model = _model(tuple(len(own) for own in columns), table.num_classes, case.free_top)
+    # The attacker plays both sides of its shadow run, so there the cipher's algebra does without ciphertexts.
+    shadow_cipher = "none" if case.cipher == "none" else "plain"
+    shared = (model, case.batch_size, case.optimizer)
+    # A defense that is calibrated to a run stays as it is in the shadow run: its strength is public.
+    defense = (case.defense, case.strength, len(victim_rows), case.task_epochs)
+    undefended = ("none", 0.0, len(victim_rows), case.task_epochs)
+    return Problem(
+        model,
+        batch(shadow_rows),
+        batch(victim_rows),
+        _protocol(*shared, len(shadow_rows), shadow_cipher, *undefended),
+        _protocol(*shared, len(shadow_rows), shadow_cipher, *defense),
+        _protocol(*shared, len(victim_rows), case.cipher, *defense),
+    )
+
+
+def rounds_of(batch: Batch, batch_size: int, epochs: int) -> int:
+    """Steps of that many epochs; what does not fill a batch is left out of an epoch."""
+    return len(batch.y) // batch_size * epochs
+
+
+def shadow_rounds(case: Case, problem: Problem) -> int:
+    """Steps of the shadow run."""
+    epoch = rounds_of(problem.shadow, case.batch_size, 1)
+    real = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
+    return epoch * (case.shadow_epochs or max(3, -(-3 * real // (2 * epoch))))
+
+
+def train(protocol: Protocol, private: Batch, key: jax.Array, rounds: int) -> PyTree:
+    """The parameters after `rounds` steps that nobody watches."""
+    return _train(protocol, private, protocol.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1), rounds)
+
+
+def accuracy(model: models.BottomTopModel, params: PyTree, batch: Batch) -> float:
+    """The trained model's accuracy on `batch`."""
+    return float(jnp.mean(_predict(model, params, batch.x) == batch.y))
+
+
+def _parts(case: Case, encoding: data.Encoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
+    image = case.data in IMAGE_WIDTHS
+    kind = ("blocks" if image else "random") if case.partition == "auto" else case.partition
+    count = len(encoding.columns)
+    dealt = data.partition_features(
+        count,
+        case.parties,
+        share=case.share,
+        adversary=ADVERSARY,
+        kind="random" if kind == "blocks" else kind,
+        x=x,
+        seed=seed,
+    )
+    if kind != "blocks":
+        return dealt
+    # As many features each as in the random deal, but neighbours: of an image, its columns from left to right.
+    order = np.arange(count)
+    if image:
+        order = np.lexsort((order, np.asarray(encoding.numeric) % IMAGE_WIDTHS[case.data]))
+    return tuple(np.sort(part) for part in np.split(order, np.cumsum([len(part) for part in dealt])[:-1]))
+
+
+def _train_round(protocol: Protocol, key: jax.Array, private: Batch, state: ProtocolState) -> ProtocolState:
+    return protocol.round(key, state, private)[0]
+
+
+@lru_cache
+def _compiled_training(protocol: Protocol, rounds: int) -> Any:
+    def run(private: Batch, state: ProtocolState, key: jax.Array) -> ProtocolState:
+        return jax.lax.fori_loop(0, rounds, lambda _, state: _train_round(protocol, key, private, state), state)
+
+    return jax.jit(run)
+
+
+def _train(protocol: Protocol, private: Batch, state: ProtocolState, key: jax.Array, rounds: int) -> PyTree:
+    return _compiled_training(protocol, rounds)(private, state, key).params
+
+
+@lru_cache
+def _predictor(model: models.BottomTopModel) -> Any:
+    return jax.jit(lambda params, x: model.apply(params, x).argmax(axis=1))
+
+
+def _predict(model: models.BottomTopModel, params: PyTree, x: jax.Array) -> jax.Array:
+    return _predictor(model)(params, x)
+
+
+@lru_cache(maxsize=4)
+def _table(spec: str) -> data.Table:
+    return data.load_table(spec)
+
+
+# Equal arguments give the same objects, so that what was compiled for one seed serves all of them.
+@lru_cache
+def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.BottomTopModel:
+    return models.bottom_top(widths, num_classes, top=None if free_top else (100, 100))
+
+
+@lru_cache
+def _protocol(
+    model: models.BottomTopModel,
+    batch_size: int,
+    optimizer: OptimizerName,
+    num_samples: int,
+    cipher: Literal["none", "plain", "ckks"],
+    defense: DefenseName,
+    strength: float,
+    defended_samples: int,
+    defended_epochs: int,
+) -> Protocol:
+    return protocols.split_training(
+        model,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        optimizer=OPTIMIZERS[optimizer](),
+        defenses=build_defense(
+            defense,
+            strength,
+            num_classes=model.num_classes,
+            batch_size=batch_size,
+            num_samples=defended_samples,
+            epochs=defended_epochs,
+        ),
+        # The last party has the labels, so its own embeddings need no cipher.
+        interactive=None if cipher == "none" else protocols.encrypted_first(active=model.parties - 1, cipher=cipher),
+    )
+
+
+def _rows(y: np.ndarray, balanced: bool, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(y))
+    if not balanced:
+        return rows
+    fewest = np.bincount(y).min()
+    return rng.permutation(np.concatenate([rows[y[rows] == c][:fewest] for c in np.unique(y)]))
