@@ -13,7 +13,7 @@ import pytest
 from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, data, models
-from jaxleak.attacks import _decoder
+from jaxleak.attacks._cafe import decoder
 
 TILES = 8
 #: Of one tile by executor: in Python every step of every loop is so many calls.
@@ -29,9 +29,9 @@ def problem():
     extractor = jax.tree.map(lambda leaf: leaf[0], params["extractor"])
     x = jnp.asarray(tiles[:, 0])
     h = model.party_features(extractor, x, None)
-    slices = jnp.asarray(_decoder.synthetic_slices(0, 2000, tiles.shape[2:]))
-    decoder = _decoder.ridge_decoder(model.party_features, extractor, slices)
-    return model, extractor, h, _decoder.decode(decoder, h, tiles.shape[2:])
+    slices = jnp.asarray(decoder.synthetic_slices(0, 2000, tiles.shape[2:]))
+    fitted = decoder.ridge_decoder(model.party_features, extractor, slices)
+    return model, extractor, h, decoder.decode(fitted, h, tiles.shape[2:])
 
 
 def median_residual(model, extractor, x, h):

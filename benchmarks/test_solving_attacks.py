@@ -18,7 +18,8 @@ from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, defenses, models, protocols, threats
 from jaxleak._base import Batch
-from jaxleak.attacks import _cafe_censored, _least_squares
+from jaxleak.attacks._cafe import censored as cafe_censored
+from jaxleak.attacks._cafe import least_squares
 
 N, K, PARTIES, WIDTH = 60, 12, 4, 64
 KEY = _problems.KEY
@@ -73,8 +74,8 @@ def output_gradients(censored: bool):
     if censored:
         few = slice(0, UNITS)
         recorded = recorded[0], recorded[1][:, :, few], state.visible[:, :, few]
-        return recorded, lambda r: _cafe_censored._output_gradients(*r, N)
-    return recorded, lambda r: _least_squares.solve_output_gradients(*r, N, direct=True)
+        return recorded, lambda r: cafe_censored._output_gradients(*r, N)
+    return recorded, lambda r: least_squares.solve_output_gradients(*r, N, direct=True)
 
 
 def features():
@@ -82,7 +83,7 @@ def features():
     state = after(setting(True)[1].rounds, True).attack
     few = slice(0, UNITS)
     recorded = state.V, state.normal[..., few], state.projected[..., few]
-    return recorded, lambda r: _cafe_censored._features(*r)
+    return recorded, lambda r: cafe_censored._features(*r)
 
 
 def patches():

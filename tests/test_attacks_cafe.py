@@ -8,7 +8,7 @@ import reference
 from jaxleak import _tree, attacks, models, protocols, threats
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import CafeOptimizers, cafe
-from jaxleak.attacks._cafe import feature_step, output_step
+from jaxleak.attacks._cafe.three_steps import feature_step, output_step
 from jaxleak.objectives import cafe_objective
 
 N, K, P = 12, 4, 2

@@ -6,9 +6,9 @@ import reference
 
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch
-from jaxleak.attacks import _slice_inverter
-from jaxleak.attacks._decoder import synthetic_slices
-from jaxleak.attacks._slice_inverter import SliceInverter
+from jaxleak.attacks._cafe import slice_inverter
+from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak.attacks._cafe.slice_inverter import SliceInverter
 from jaxleak.defenses import clipped_gaussian
 from jaxleak.threats import BIAS_GRADIENT_ONLY, FIRST_LAYER_ONLY, HONEST_BUT_CURIOUS_SERVER, SERVER_WITHOUT_INDICES
 
@@ -19,7 +19,7 @@ KEY = jax.random.key(0)
 @pytest.fixture(scope="module", autouse=True)
 def few_decoder_slices():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_slice_inverter, "DECODER_SLICES", 1000)
+        patch.setattr(slice_inverter, "DECODER_SLICES", 1000)
         yield
 
 

@@ -20,7 +20,7 @@ from experiments import _distributed, cafe_scale
 from experiments._distributed import Devices
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
 from jaxleak._base import Batch
-from jaxleak.attacks import _least_squares
+from jaxleak.attacks._cafe import least_squares
 
 ROOT = Path(__file__).parent.parent
 N, K, P = 24, 6, 2
@@ -193,9 +193,9 @@ def main():
     _same_as_alone(_recover(mesh))
     whole, columns = _mesh.replicated(mesh), _mesh.divided(mesh, 3, axis=-1)
     batches = np.zeros((20, K), np.int32)
-    step_1 = jax.jit(lambda b, g: _least_squares.solve_output_gradients(b, g, N, direct=False))
+    step_1 = jax.jit(lambda b, g: least_squares.solve_output_gradients(b, g, N, direct=False))
     arguments = _mesh.place(batches, whole), _mesh.place(np.ones((20, P, 16), np.float32), columns)
-    step_2 = _least_squares._matrix_free_features
+    step_2 = least_squares._matrix_free_features
     more = (
         _mesh.place(batches, whole),
         _mesh.place(np.ones((N, P, 16), np.float32), whole),

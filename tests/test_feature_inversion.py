@@ -7,7 +7,7 @@ import pytest
 
 from jaxleak import models
 from jaxleak.attacks import InversionOptions, invert_features
-from jaxleak.attacks._decoder import decode, ridge_decoder, synthetic_slices
+from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
 
 B, SHAPE = 4, (8, 8, 1)
 

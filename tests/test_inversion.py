@@ -10,7 +10,7 @@ import reference
 from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
-from jaxleak.attacks._inversion import _variation
+from jaxleak.attacks._inversion.engine import _variation
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view

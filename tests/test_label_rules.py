@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak.attacks import _label_rules as rules
+from jaxleak.attacks._inversion import label_rules as rules
 from jaxleak.metrics import label_multiset_accuracy
 
 CLASSES, FEATURES = 7, 12

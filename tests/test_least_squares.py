@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak.attacks._least_squares import (
+from jaxleak.attacks._cafe.least_squares import (
     DEAD_ROW,
     live_rows,
     output_gradient_conditioning,
     solve_features,
     solve_output_gradients,
 )
-from jaxleak.attacks._worker_gauge import fix_worker_gauge
+from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["direct", "matrix_free"])
 N, K, P, D1, D2 = 12, 4, 2, 5, 8

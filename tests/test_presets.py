@@ -7,7 +7,7 @@ import scipy.ndimage
 
 from experiments._inversion.problem import _untrained
 from jaxleak.attacks import presets
-from jaxleak.attacks._median_filter import median_5x5
+from jaxleak.attacks._inversion.median_filter import median_5x5
 
 #: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
 PRINTED = {

@@ -8,7 +8,7 @@ import pytest
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
-from jaxleak.attacks._smoothing import next_sharpness
+from jaxleak.attacks._inversion.smoothing import next_sharpness
 
 
 def sharpnesses(plan, distances):

@@ -89,7 +89,7 @@ def test_records_hold_the_fields_in_order():
     b, theta = np.ones((3, 2)), {"w": jnp.full((2, 2), 5.0)}
     seen = PartyRecord(7 * b, theta, jax.tree.map(lambda leaf: leaf + 1, theta), None, 2 * b, 4 * b, 3 * b)
     seen = jax.tree.map(jnp.asarray, seen)
-    from jaxleak.attacks._vflrecon import Record
+    from jaxleak.attacks._vertical.vflrecon import Record
 
     row = np.asarray(Record(("gradient", "outputs", "parameters", "inputs", "differences"))(seen))
     expected = [3, 3, 2, 2, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 2, 2]

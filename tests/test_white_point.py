@@ -10,7 +10,7 @@ import pytest
 from jaxleak import attacks, audit, metrics, models, objectives, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
-from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
+from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
 from jaxleak.threats import Threat, view
 
 B, SHAPE, CLASSES = 2, (6, 6, 2), 3

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from jaxleak import attacks, data
-from jaxleak.attacks._decoder import synthetic_slices
+from jaxleak.attacks._cafe.decoder import synthetic_slices
 
 #: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
 KL = {"ggl": 0.1, "rog": 0.0}

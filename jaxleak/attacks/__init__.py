@@ -1,7 +1,7 @@
 """Attacks: what an honest-but-curious server computes from what it sees."""
 
 from jaxleak.attacks import presets
-from jaxleak.attacks._baselines import (
+from jaxleak.attacks._cafe.baselines import (
     bn_regularizer,
     cafe_cosine,
     cosine_tv,
@@ -11,10 +11,11 @@ from jaxleak.attacks._baselines import (
     idlg,
     sapag,
 )
-from jaxleak.attacks._cafe import CafeOptimizers, CafeState, cafe
-from jaxleak.attacks._cafe_censored import CafeCensoredState, cafe_censored, recover_censored, visible_entries
-from jaxleak.attacks._cafe_exact import CafeExactPlan, Recovery, cafe_exact, plan_cafe_exact, recover
-from jaxleak.attacks._cafe_presets import (
+from jaxleak.attacks._cafe.censored import CafeCensoredState, cafe_censored, recover_censored, visible_entries
+from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, cafe_exact, plan_cafe_exact, recover
+from jaxleak.attacks._cafe.feature_inversion import InversionOptions, InversionResult, invert_features
+from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
+from jaxleak.attacks._cafe.presets import (
     TABLE9,
     CafeHyperparameters,
     cafe_iclr,
@@ -23,24 +24,23 @@ from jaxleak.attacks._cafe_presets import (
     table9,
     twice_corrected_adam,
 )
-from jaxleak.attacks._cafe_sharded import shard_cafe
-from jaxleak.attacks._candidates import Candidate, generator_latents, generator_weights, pixels
-from jaxleak.attacks._evolution import cma_es
-from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
-from jaxleak.attacks._inversion import MATCHED_BELOW, inversion
-from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
-from jaxleak.attacks._labels import recover_labels, true_output_gradients
-from jaxleak.attacks._patch_embedding import patch_embedding
-from jaxleak.attacks._payload import check_payload
-from jaxleak.attacks._public_generator import PublicGenerator, train_generator
-from jaxleak.attacks._reconstruction_net import ReconstructionNet
-from jaxleak.attacks._settings import Settings
-from jaxleak.attacks._slice_inverter import SliceInverter, invert_slices
-from jaxleak.attacks._smoothing import Smoothing, recommended_smoothing, smoothing
-from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
-from jaxleak.attacks._vfl_label_comparisons import direction_labels, norm_labels, sign_labels
-from jaxleak.attacks._vfl_selection import FIELD_CANDIDATES, Selection, select_fields
-from jaxleak.attacks._vflrecon import (
+from jaxleak.attacks._cafe.sharded import shard_cafe
+from jaxleak.attacks._cafe.slice_inverter import SliceInverter, invert_slices
+from jaxleak.attacks._cafe.three_steps import CafeOptimizers, CafeState, cafe
+from jaxleak.attacks._inversion.candidates import Candidate, generator_latents, generator_weights, pixels
+from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion
+from jaxleak.attacks._inversion.evolution import cma_es
+from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._inversion.patch_embedding import patch_embedding
+from jaxleak.attacks._inversion.payload import check_payload
+from jaxleak.attacks._inversion.public_generator import PublicGenerator, train_generator
+from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing, smoothing
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
+from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
+from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
+from jaxleak.attacks._vertical.selection import FIELD_CANDIDATES, Selection, select_fields
+from jaxleak.attacks._vertical.vflrecon import (
     FIELDS,
     PAPER_FIELDS,
     SHADOW_INITS,
@@ -52,7 +52,7 @@ from jaxleak.attacks._vflrecon import (
     vflrecon,
     victims_features,
 )
-from jaxleak.attacks._vflrecon_free import (
+from jaxleak.attacks._vertical.vflrecon_free import (
     FreeLabels,
     aligned_signals,
     fit_aligned_features,

@@ -11,11 +11,11 @@ import jax
 import optax
 
 from jaxleak import _validate
-from jaxleak.attacks._candidates import generator_latents, generator_weights, pixels
-from jaxleak.attacks._evolution import cma_es
-from jaxleak.attacks._median_filter import median_5x5
-from jaxleak.attacks._public_generator import PublicGenerator
-from jaxleak.attacks._settings import Settings
+from jaxleak.attacks._inversion.candidates import generator_latents, generator_weights, pixels
+from jaxleak.attacks._inversion.evolution import cma_es
+from jaxleak.attacks._inversion.median_filter import median_5x5
+from jaxleak.attacks._inversion.public_generator import PublicGenerator
+from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.objectives import (
     cosine,
     gaussian_kernel,

@@ -13,9 +13,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, Reconstruction, ShareFn
-from jaxleak.attacks._cafe import cafe
-from jaxleak.attacks._cafe_presets import CafeOptions
-from jaxleak.attacks._fake_data import (
+from jaxleak.attacks._cafe.fake_data import (
     FakeData,
     LabelMode,
     Optimizer,
@@ -25,6 +23,8 @@ from jaxleak.attacks._fake_data import (
     require_params,
     require_statistics,
 )
+from jaxleak.attacks._cafe.presets import CafeOptions
+from jaxleak.attacks._cafe.three_steps import cafe
 from jaxleak.models import SplitModel
 from jaxleak.objectives import (
     MatchingObjective,

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._feature_inversion import InversionOptions
-from jaxleak.attacks._labels import Loss, recover_labels
-from jaxleak.attacks._least_squares import (
+from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.labels import Loss, recover_labels
+from jaxleak.attacks._cafe.least_squares import (
     DIRECT_LIMIT,
     LinearSolution,
     live_rows,
@@ -25,8 +25,8 @@ from jaxleak.attacks._least_squares import (
     solve_features,
     solve_output_gradients,
 )
-from jaxleak.attacks._slice_inverter import invert_slices
-from jaxleak.attacks._worker_gauge import fix_worker_gauge
+from jaxleak.attacks._cafe.slice_inverter import invert_slices
+from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 

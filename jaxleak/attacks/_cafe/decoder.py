@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.attacks._feature_inversion import FeatureFn
+from jaxleak.attacks._cafe.feature_inversion import FeatureFn
 
 
 def synthetic_slices(seed: int, count: int, slice_shape: tuple[int, ...]) -> np.ndarray:

@@ -9,8 +9,8 @@ import optax
 from jaxleak import _validate
 from jaxleak._base import Attack, PyTree, ShareFn
 from jaxleak._tree import RowOptimizer
-from jaxleak.attacks._cafe import CafeOptimizers, Loops, cafe
-from jaxleak.attacks._fake_data import LabelMode
+from jaxleak.attacks._cafe.fake_data import LabelMode
+from jaxleak.attacks._cafe.three_steps import CafeOptimizers, Loops, cafe
 from jaxleak.models import SplitModel
 
 

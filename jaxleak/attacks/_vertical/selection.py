@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import Batch, Observation
-from jaxleak.attacks._reconstruction_net import ReconstructionNet, task_losses
-from jaxleak.attacks._vflrecon import join_runs, targets_of, train_vflrecon
+from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, task_losses
+from jaxleak.attacks._vertical.vflrecon import join_runs, targets_of, train_vflrecon
 from jaxleak.models import BottomTopModel
 
 #: Few, because each costs a training. Own features help where shadow records are many compared with them, and are

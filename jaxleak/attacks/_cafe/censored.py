@@ -16,10 +16,10 @@ import scipy.stats
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._cafe_exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
-from jaxleak.attacks._feature_inversion import InversionOptions
-from jaxleak.attacks._labels import Loss
-from jaxleak.attacks._least_squares import LinearSolution, incidence_matrix, live_rows
+from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
+from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.labels import Loss
+from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 

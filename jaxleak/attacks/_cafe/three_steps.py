@@ -9,7 +9,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, ShareFn
-from jaxleak.attacks._fake_data import (
+from jaxleak.attacks._cafe.fake_data import (
     FakeData,
     LabelMode,
     Optimizer,

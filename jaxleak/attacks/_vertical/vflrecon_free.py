@@ -15,9 +15,9 @@ from scipy.special import logsumexp
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
-from jaxleak.attacks._direction_clusters import DirectionLabels, label_directions
-from jaxleak.attacks._vfl_baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
-from jaxleak.attacks._vflrecon import assemble_victims, granted
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
+from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
+from jaxleak.attacks._vertical.vflrecon import assemble_victims, granted
 from jaxleak.models import BottomTopModel
 
 

@@ -7,9 +7,9 @@ import jax
 import optax
 
 from jaxleak import _validate
-from jaxleak.attacks._candidates import Candidate
-from jaxleak.attacks._label_rules import LABEL_RULES
-from jaxleak.attacks._smoothing import Smoothing
+from jaxleak.attacks._inversion.candidates import Candidate
+from jaxleak.attacks._inversion.label_rules import LABEL_RULES
+from jaxleak.attacks._inversion.smoothing import Smoothing
 from jaxleak.models import Classifier
 from jaxleak.objectives import Distance, GradientRegularization, Selection
 

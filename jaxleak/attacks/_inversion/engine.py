@@ -14,11 +14,11 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._label_rules import LABEL_RULES, infer_labels
-from jaxleak.attacks._payload import check_shapes, named_leaves
-from jaxleak.attacks._settings import Settings, check_settings
-from jaxleak.attacks._smoothing import Smoothing, next_sharpness, recommended_smoothing
-from jaxleak.attacks._white_point import SOFT, hides_scale, stretch
+from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._inversion.payload import check_shapes, named_leaves
+from jaxleak.attacks._inversion.settings import Settings, check_settings
+from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
+from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import (

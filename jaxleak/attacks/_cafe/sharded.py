@@ -11,7 +11,7 @@ import jax
 
 from jaxleak import _mesh
 from jaxleak._base import Batch
-from jaxleak.attacks._cafe_exact import CafeExactPlan, CafeExactState
+from jaxleak.attacks._cafe.exact import CafeExactPlan, CafeExactState
 from jaxleak.models import SplitModel
 
 

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxleak import _mesh
 from jaxleak._base import PyTree
-from jaxleak.attacks._decoder import decode, ridge_decoder, synthetic_slices
-from jaxleak.attacks._feature_inversion import InversionOptions, InversionResult, invert_features
+from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
+from jaxleak.attacks._cafe.feature_inversion import InversionOptions, InversionResult, invert_features
 from jaxleak.models import SplitModel
 
 #: Synthetic slices that the first guesses are fitted on.

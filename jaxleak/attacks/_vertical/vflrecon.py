@@ -16,7 +16,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
-from jaxleak.attacks._reconstruction_net import ReconstructionNet, train_network
+from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
 from jaxleak.models import BottomTopModel
 
 ShadowInit = Literal["shared", "own_bottom", "independent"]

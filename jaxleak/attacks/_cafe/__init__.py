@@ -1,0 +1,1 @@
+"""CAFE: aggregated gradients and batch indices to features, labels and data; and its baselines."""

@@ -1,0 +1,1 @@
+"""Gradient inversion: one client's gradient or update to its batch."""

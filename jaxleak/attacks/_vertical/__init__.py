@@ -1,0 +1,1 @@
+"""Label and feature attacks on split vertical training."""
