@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -361,3 +361,17 @@ def print_metrics(metrics: dict[str, Any]) -> None:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.6g}" if isinstance(value, (int, float)) else f"  {name:<{width}}  {value}")
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Identifiers by what is said of them: `pairs` of (text, identifier), both in the order of the pairs."""
+    by_text: dict[str, list[str]] = {}
+    for text, identifier in pairs:
+        by_text.setdefault(text, []).append(identifier)
+    return by_text
+
+
+def print_grouped(title: str, pairs: Iterable[tuple[str, str]]) -> None:
+    """One line for each text of `grouped`."""
+    for text, identifiers in grouped(pairs).items():
+        print(f"{title} ({text}): {', '.join(identifiers)}")

@@ -39,7 +39,16 @@ from experiments._cafe.cells import (
     with_seed,
 )
 from experiments._cafe.runs import Setting
-from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder, default_out, require_data, run_command, write_json
+from experiments._harness import (
+    BEYOND_BUDGET,
+    NO_DATA,
+    RunFolder,
+    default_out,
+    print_grouped,
+    require_data,
+    run_command,
+    write_json,
+)
 from jaxleak import _validate
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
@@ -347,12 +356,7 @@ def show(rows: list[dict[str, Any]]) -> None:
                 how,
             )
     console.print(table)
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["ours"] is None:
-            reasons.setdefault(row["not_run"], []).append(row["id"])
-    for reason, ids in reasons.items():
-        print(f"not run ({reason}): {', '.join(ids)}")
+    print_grouped("not run", ((row["not_run"], row["id"]) for row in rows if row["ours"] is None))
 
 
 def _draw_curves(folder: RunFolder, runner: Runner) -> None:

@@ -13,7 +13,7 @@ from experiments._defenses.registry import REGISTRY
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
-from experiments._harness import RunFolder
+from experiments._harness import RunFolder, grouped, print_grouped
 
 _WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
@@ -63,16 +63,11 @@ def show(rows: list[dict[str, Any]]) -> None:
         if "accuracy" in row:
             table.add_row(*cells_of(row))
     console.print(table)
-    for reason, names in _reasons(rows).items():
-        print(f"not run ({reason}): {', '.join(names)}")
+    print_grouped("not run", _reasons(rows))
 
 
-def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.get("not_run"):
-            reasons.setdefault(row["not_run"], []).append(row["id"])
-    return reasons
+def _reasons(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(row["not_run"], row["id"]) for row in rows if row.get("not_run")]
 
 
 def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, jobs: dict[str, Job]) -> list[str]:
@@ -174,7 +169,7 @@ def markdown(
             ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best),
             "",
         ]
-    for reason, names in _reasons(rows).items():
+    for reason, names in grouped(_reasons(rows)).items():
         lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from experiments import _plots
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Result, Runner
-from experiments._harness import RunFolder, write_json
+from experiments._harness import RunFolder, print_grouped, write_json
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
@@ -50,8 +50,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
     if table.row_count:
         console().print(table)
-    _grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
-    _grouped("not run", [(row["not_run"], row["id"]) for row in rows if row["ours"] is None])
+    print_grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
+    print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row["ours"] is None])
     for name in SWEEPS:
         if verdict := trend([row for row in rows if row["table"] == name and row["ours"] is not None]):
             print(f"{name}: {verdict}")
@@ -151,11 +151,3 @@ def console() -> Console:
 
 def _last(row: dict[str, Any]) -> str:
     return str(row["id"]).partition("/")[2]
-
-
-def _grouped(title: str, pairs: list[tuple[str, str]]) -> None:
-    by_text: dict[str, list[str]] = {}
-    for text, identifier in pairs:
-        by_text.setdefault(text, []).append(identifier)
-    for text, identifiers in by_text.items():
-        print(f"{title} ({text}): {', '.join(identifiers)}")

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments._harness import BEYOND_BUDGET, NO_DATA, Progress, RunFolder, jsonable
+from experiments._harness import BEYOND_BUDGET, NO_DATA, Progress, RunFolder, jsonable, print_grouped
 from experiments._vfl.cell import FEATURE, LABEL, Cell
 from experiments._vfl.problem import Case, vertical_problem
 from experiments._vfl.runs import Runs, run_case, task_scores
@@ -192,9 +192,4 @@ def show(rows: list[dict[str, Any]]) -> None:
         beside = (cell(row.get(name)) for name in BESIDE)
         table.add_row(row["id"], paper, cell(row["ours"]), cell(row["spread"]), difference, *beside)
     console.print(table)
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["ours"] is None:
-            reasons.setdefault(row["not_run"], []).append(row["id"])
-    for reason, ids in reasons.items():
-        print(f"not run ({reason}): {', '.join(ids)}")
+    print_grouped("not run", ((row["not_run"], row["id"]) for row in rows if row["ours"] is None))
