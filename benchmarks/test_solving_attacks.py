@@ -39,7 +39,7 @@ def setting(censored: bool = False):
     model = models.all_dense(tiles.shape[2:], parties=PARTIES, width=WIDTH)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K)
     attack = (attacks.cafe_censored if censored else attacks.cafe_exact)(model, plan)
-    defense = defenses.fake_gradients(pool_size=1, relative=True) if censored else None
+    defense = defenses.fake_gradients(pool_size=1, scale="tensor") if censored else None
     protocol = protocols.vertical(model, num_samples=N, batch_size=K, defense=defense, sampling="uniform")
     ids = jnp.arange(N)
     return attack, plan, protocol, Batch(jnp.asarray(tiles), ids % 10, ids)

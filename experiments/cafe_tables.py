@@ -38,7 +38,7 @@ from experiments._cafe.cells import (
     psnr,
     with_seed,
 )
-from experiments._cafe.runs import Setting
+from experiments._cafe.runs import FAKE, KNOWLEDGE, Setting
 from experiments._harness import (
     BEYOND_BUDGET,
     NO_DATA,
@@ -264,10 +264,10 @@ def _neurips_cells(args: Args, table: str, cell: dict[str, Any]) -> Iterator[Cel
         if cell["defense"] == "none":
             yield Cell(*base, Setting("exact", dataset="cifar10", images=args.images), psnr)
         else:
-            for reading in ("fake-printed", "fake-repaired", "fake-relative"):
+            for reading in FAKE:
                 setting = Setting("exact", dataset="cifar10", images=args.images, defense=reading)
                 yield Cell(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, sgd)
-                if reading != "fake-printed":  # whose entries are all noise
+                if reading in KNOWLEDGE:
                     known = replace(setting, adaptive=True)
                     yield Cell(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, sgd)
 
@@ -284,7 +284,7 @@ def _table11(args: Args, cell: dict[str, Any], base: tuple[str, float, str]) -> 
         "model_learning_rate": 0.1,
         "iterations": args.iterations,
     }
-    readings = {"true": ("none",), "fake": ("fake-printed", "fake-repaired", "fake-relative")}
+    readings = {"true": ("none",), "fake": tuple(FAKE)}
     for defense in readings.get(row, (row.replace("dp-eps", "dp-"),)):
         suffix = f"#{defense}" if row == "fake" else ""
         setting = Setting("training", defense=defense, **common)

@@ -259,31 +259,32 @@ def mean_of_classifier_gradients(model, variables, batch):
     return jax.tree.map(lambda *parts: sum(parts) / len(parts), *gradients)
 
 
-def _candidate_5(member, repair):
-    return [sorted(np.abs(leaf) if repair else leaf, reverse=True) for leaf in member]
+def _candidate_5(member, reading):
+    return [sorted(np.abs(leaf) if reading == "clamped" else leaf, reverse=True) for leaf in member]
 
 
-def _ranked_5(gradient):
-    """Positions of a tensor's entries by descending magnitude."""
-    return sorted(range(gradient.size), key=lambda k: -abs(gradient.flat[k]))
+def _ranked_5(gradient, reading):
+    """Positions of a tensor's entries by descending magnitude, or value."""
+    size = (lambda k: gradient.flat[k]) if reading == "paired" else (lambda k: abs(gradient.flat[k]))
+    return sorted(range(gradient.size), key=size, reverse=True)
 
 
-def algorithm_5_distance(gradients, member, *, repair):
+def algorithm_5_distance(gradients, member, *, reading):
     total = 0.0
-    for psi, g in zip(_candidate_5(member, repair), gradients, strict=True):
-        for rank, k in enumerate(_ranked_5(g)):
-            total += (float(psi[rank]) - float(abs(g.flat[k]) if repair else g.flat[k])) ** 2
+    for psi, g in zip(_candidate_5(member, reading), gradients, strict=True):
+        for rank, k in enumerate(_ranked_5(g, reading)):
+            total += (float(psi[rank]) - float(abs(g.flat[k]) if reading == "clamped" else g.flat[k])) ** 2
     return total**0.5
 
 
-def algorithm_5(gradients, pool, *, repair):
-    """CAFE's fake gradients from a given pool, entry by entry."""
-    member = min(pool, key=lambda member: algorithm_5_distance(gradients, member, repair=repair))
+def algorithm_5(gradients, pool, *, reading):
+    """CAFE's fake gradients from a given pool, entry by entry; "paired" is the text's rule instead."""
+    member = min(pool, key=lambda member: algorithm_5_distance(gradients, member, reading=reading))
     fakes = []
-    for psi, g in zip(_candidate_5(member, repair), gradients, strict=True):
+    for psi, g in zip(_candidate_5(member, reading), gradients, strict=True):
         fake = np.zeros(g.shape)
-        for rank, k in enumerate(_ranked_5(g)):
-            fake.flat[k] = min(psi[rank], max(g.flat[k], -psi[rank]))
+        for rank, k in enumerate(_ranked_5(g, reading)):
+            fake.flat[k] = psi[rank] if reading == "paired" else min(psi[rank], max(g.flat[k], -psi[rank]))
         fakes.append(fake)
     return fakes
 

@@ -37,14 +37,14 @@ def error(recovery, private):
 
 @pytest.fixture(scope="module")
 def adaptive(setting):
-    return run(setting, attacks.cafe_censored, attacks.recover_censored, relative=True)
+    return run(setting, attacks.cafe_censored, attacks.recover_censored, scale="tensor")
 
 
 @pytest.mark.parametrize("size", [400, 100_000])
 def test_visible_entries_are_true(size):
     rng = np.random.default_rng(0)
     true = jnp.asarray(rng.standard_normal(size) * np.exp(1.5 * rng.standard_normal(size)), jnp.float32)
-    upload = fake_gradients(pool_size=1, relative=True).apply(KEY, true)
+    upload = fake_gradients(pool_size=1, scale="tensor").apply(KEY, true)
     visible = np.asarray(attacks.visible_entries(upload))
     capped = np.asarray(upload != true)
     assert capped.mean() > 0.01  # the defense does something
@@ -54,7 +54,7 @@ def test_visible_entries_are_true(size):
 
 
 def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
-    _, recovery = run(setting, attacks.cafe_exact, attacks.recover, relative=True)
+    _, recovery = run(setting, attacks.cafe_exact, attacks.recover, scale="tensor")
     assert np.median(error(recovery, setting[1])) > 0.03
     assert not recovery.recovered.any()
 

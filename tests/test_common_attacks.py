@@ -45,6 +45,11 @@ def cafe_censored(model, share, num_samples):
     return attacks.cafe_censored(model, shortest_plan(num_samples))
 
 
+def cafe_ordinal(model, share, num_samples):
+    plan = attacks.CafeExactPlan(num_samples, K, 1, 1, ROUNDS - 1, direct=True)  # a round per sweep
+    return attacks.cafe_ordinal(model, plan, sweeps=ROUNDS - 1)
+
+
 def vflrecon(model, share, num_samples):
     """R after one pass over three steps on records of its own."""
     shadow = reference.split_problem(seed=7)
@@ -118,6 +123,7 @@ CASES = {
     "vflrecon_free": Case(vflrecon_free, party_view(0), on_host=True, setting="split"),
     "cafe_exact": Case(cafe_exact, FIRST_LAYER_ONLY, random_start=False, on_host=True),
     "cafe_censored": Case(cafe_censored, FIRST_LAYER_ONLY, random_start=False, on_host=True),
+    "cafe_ordinal": Case(cafe_ordinal, FIRST_LAYER_ONLY, random_start=False, on_host=True),
     "cafe_nested": Case(attacks.cafe, options={"iterations": 1, "batch_size": K}),
     "cafe_single": Case(attacks.cafe, options={"loops": "single", "thresholds": (1e9, 1e9)}),
     "cafe_all_steps": Case(attacks.cafe, options={"loops": "single", "switch": False}),

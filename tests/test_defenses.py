@@ -96,20 +96,45 @@ def _pool(key, payload, pool_size, variance, redraw=0):
     ]
 
 
-@pytest.mark.parametrize("repair", [False, True])
-def test_fake_gradients_are_algorithm_5(repair):
+@pytest.mark.parametrize("reading", ["printed", "clamped", "paired"])
+def test_fake_gradients_follow_the_paper(reading):
     for seed in range(3):
         key = jax.random.key(seed)
-        fake = fake_gradients(pool_size=20, variance=0.8, repair=repair).apply(key, PAYLOAD)
+        fake = fake_gradients(pool_size=20, variance=0.8, reading=reading).apply(key, PAYLOAD)
         gradients = [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
-        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 20, 0.8), repair=repair)
+        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 20, 0.8), reading=reading)
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("pool_size", [1, 4])
+def test_the_unit_of_fake_noise_is_a_root_mean_square(pool_size):
+    key, sizes = jax.random.key(0), {"a": 4000, "b": 1000}
+    payload = {name: 10.0**i * jax.random.laplace(key, (n,)) for i, (name, n) in enumerate(sizes.items())}
+
+    def rms(x):
+        return np.sqrt(np.mean(np.square(_flat(x))))
+
+    fake = fake_gradients(pool_size, 1.1, reading="paired", scale="tensor").apply(key, payload)
+    for name, true in payload.items():
+        assert rms(fake[name]) == pytest.approx(1.1**0.5 * rms(true), rel=0.1)
+    fake = fake_gradients(pool_size, 1.1, reading="paired", scale="gradient").apply(key, payload)
+    for name in payload:
+        assert rms(fake[name]) == pytest.approx(1.1**0.5 * rms(payload), rel=0.1)
+
+
+def test_paired_noise_keeps_the_order_and_nothing_else():
+    key, true = jax.random.key(0), {"g": jax.random.normal(jax.random.key(1), (50,))}
+    fake = fake_gradients(pool_size=3, reading="paired").apply(key, true)["g"]
+    np.testing.assert_array_equal(np.argsort(fake), np.argsort(true["g"]))
+    other = fake_gradients(pool_size=3, reading="paired").apply(key, {"g": true["g"] ** 3})["g"]
+    # The same pool and the same order: at most the nearest member differs.
+    assert any(np.allclose(np.sort(other), np.sort(m[0]), atol=1e-6) for m in _pool(key, true, 3, 1.1))
+
+
 def test_as_printed_the_smallest_entries_become_negative_noise():
     payload = {"g": jnp.linspace(1e-3, 1.0, 40)}  # ascending and all positive
-    fake = np.asarray(fake_gradients(pool_size=5, repair=False).apply(jax.random.key(0), payload)["g"])
+    fake = np.asarray(fake_gradients(pool_size=5, reading="printed").apply(jax.random.key(0), payload)["g"])
     psi = [np.sort(member[0]) for member in _pool(jax.random.key(0), payload, 5, 1.1)]
     # The lower half of psi is negative: whichever member was chosen, those entries are psi itself.
     assert (fake[:12] < 0).all()
@@ -118,7 +143,7 @@ def test_as_printed_the_smallest_entries_become_negative_noise():
     assert (fake[-10:] > 0).all()
 
 
-def test_repaired_every_sign_stays_and_no_magnitude_grows():
+def test_clamped_every_sign_stays_and_no_magnitude_grows():
     for seed in range(4):
         truth, fake = _flat(PAYLOAD), _flat(fake_gradients(pool_size=3).apply(jax.random.key(seed), PAYLOAD))
         assert (truth * fake >= 0).all()
@@ -129,7 +154,10 @@ def test_repaired_every_sign_stays_and_no_magnitude_grows():
 def test_pools_are_drawn_again_until_one_is_near_enough():
     key, gradients = jax.random.key(0), [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
     nearest = [
-        min(reference.algorithm_5_distance(gradients, member, repair=True) for member in _pool(key, PAYLOAD, 4, 1.1, r))
+        min(
+            reference.algorithm_5_distance(gradients, member, reading="clamped")
+            for member in _pool(key, PAYLOAD, 4, 1.1, r)
+        )
         for r in range(6)
     ]
     chosen = int(np.argmin(nearest))
@@ -138,7 +166,7 @@ def test_pools_are_drawn_again_until_one_is_near_enough():
     stop = next(r for r in range(6) if nearest[r] <= threshold)
     for max_redraws, used in ((10, stop), (stop - 1, stop - 1), (0, 0)):
         fake = fake_gradients(pool_size=4, threshold=threshold, max_redraws=max_redraws).apply(key, PAYLOAD)
-        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 4, 1.1, used), repair=True)
+        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 4, 1.1, used), reading="clamped")
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -164,6 +192,8 @@ def test_values_out_of_range_are_refused():
         (fake_gradients, {"pool_size": 0}, "pool_size must be > 0"),
         (fake_gradients, {"variance": -0.1}, "variance must be > 0"),
         (fake_gradients, {"threshold": 0}, "threshold must be > 0, got 0"),
+        (fake_gradients, {"reading": "sorted"}, "reading must be one of"),
+        (fake_gradients, {"scale": "leaf"}, "scale must be one of"),
         (fake_gradients, {"threshold": float("nan")}, "threshold must be > 0, got nan"),
         (fake_gradients, {"max_redraws": -1}, "max_redraws must be >= 0"),
         (noise_multiplier_for, {"epsilon": 0, "delta": 1e-5}, "epsilon must be > 0"),

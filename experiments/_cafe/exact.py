@@ -1,15 +1,25 @@
 """Steps I and II of the exact engine against simulated parties that keep their forward features."""
 
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments._cafe.problem import Problem
-from jaxleak import _mesh, attacks, audit, models, protocols, threats
-from jaxleak._base import Batch
+from experiments._cafe.problem import Problem, forward_features
+from jaxleak import _mesh, attacks, audit, data, models, protocols, threats
+from jaxleak._base import Attack, Batch
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
+
+#: What the attacker knows of the defense: nothing; fake gradients that cap entries; fake gradients that replace them,
+#: with one unit of noise for all tensors or a unit each (`defenses.fake_gradients`).
+Knowledge = Literal["nothing", "clamped", "paired-gradient", "paired-tensor"]
+
+#: Who has only the order alternates between predictions and orders this often.
+SWEEPS = 6
 
 
 def observe_and_recover(
@@ -20,7 +30,7 @@ def observe_and_recover(
     key: jax.Array,
     horizontal: bool = False,
     defense: Defense | None = None,
-    adaptive: bool = False,
+    knows: Knowledge = "nothing",
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
     mesh: Mesh | None = None,
@@ -35,7 +45,7 @@ def observe_and_recover(
         key: of the audit.
         horizontal: the plan's workers hold whole samples.
         defense: acts on the payload.
-        adaptive: the attacker knows that the defense is fake gradients.
+        knows: of the defense.
         callbacks: see `audit.run`.
         checkpoints: saves and resumes the rounds.
         mesh: devices that share the tables; needs a matrix-free plan.
@@ -53,7 +63,7 @@ def observe_and_recover(
     else:
         protocol = protocols.vertical(head, num_samples=plan.num_samples, batch_size=plan.batch_size, defense=defense)
     private = Batch(features, problem.private.y, problem.private.index)
-    attack = attacks.cafe_censored(head, plan) if adaptive else attacks.cafe_exact(head, plan, mesh=mesh)
+    attack, recover = _attacker(problem, head, plan, knows, mesh)
     state = audit.start(attack, protocol, private, key=key)
     if mesh is not None:
         tables, private = attacks.shard_cafe(head, plan, state.attack, private, mesh)
@@ -76,5 +86,32 @@ def observe_and_recover(
             callbacks=callbacks,
             checkpoints=checkpoints,
         )
-    recover = attacks.recover_censored if adaptive else attacks.recover
     return recover(head, state.protocol.params, plan, state.attack)
+
+
+def _attacker(
+    problem: Problem, head: models.SplitModel, plan: attacks.CafeExactPlan, knows: Knowledge, mesh: Mesh | None
+) -> tuple[Attack, Callable[..., attacks.Recovery]]:
+    """The attack on the rounds, and what solves its final state."""
+    if knows == "nothing":
+        return attacks.cafe_exact(head, plan, mesh=mesh), attacks.recover
+    if knows == "clamped":
+        return attacks.cafe_censored(head, plan), attacks.recover_censored
+    kernel_scale = attacks.size_ratio(_own_gradient(problem, plan.batch_size)) if knows == "paired-gradient" else 1.0
+    attack = attacks.cafe_ordinal(head, plan, kernel_scale=kernel_scale, sweeps=SWEEPS)
+    return attack, functools.partial(attacks.recover_ordinal, sweeps=SWEEPS)
+
+
+def _own_gradient(problem: Problem, batch_size: int) -> Any:
+    """The first dense layer's gradient on photographs of the attacker's own, with labels at random."""
+    side, parties = problem.dataset.x.shape[1], problem.model.parties
+    own = data.load(f"natural_patches:{side}", batch_size, 0)
+    tiles, _ = data.image_tiles(own.x, parties)
+    index = jnp.arange(batch_size, dtype=jnp.int32)
+    labels = jax.random.randint(jax.random.key(0), (batch_size,), 0, problem.model.num_classes)
+    features = forward_features(problem._replace(private=Batch(jnp.asarray(tiles), labels, index)))
+    head = models.frozen_features(problem.model)
+    protocol = protocols.vertical(head, num_samples=batch_size, batch_size=batch_size)
+    state = protocol.init(jax.random.key(0))._replace(params=problem.params)
+    _, transcript = jax.jit(protocol.round)(jax.random.key(0), state, Batch(features, labels, index))
+    return transcript.payload

@@ -1,5 +1,6 @@
 """The runs behind the cells of the CAFE tables: the exact engine, the paper's descent, single loops, and training."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,11 +11,27 @@ import numpy as np
 import optax
 
 from experiments._cafe import descent as cafe_descent
-from experiments._cafe.exact import observe_and_recover
+from experiments._cafe.exact import SWEEPS, Knowledge, observe_and_recover
 from experiments._cafe.problem import Problem, forward_features, image_psnr
 from jaxleak import attacks, audit, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
 from jaxleak.objectives import cross_entropy
+
+#: Readings of the paper's fake gradients, by name.
+FAKE: dict[str, dict[str, Any]] = {
+    "fake-printed": {"reading": "printed"},
+    "fake-repaired": {"reading": "clamped"},
+    "fake-relative": {"reading": "clamped", "scale": "tensor"},
+    "fake-paired": {"reading": "paired", "scale": "gradient"},
+    "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
+}
+#: What there is to know of them; where all entries are noise of a size that says nothing, no attack is built.
+KNOWLEDGE: dict[str, Knowledge] = {
+    "fake-repaired": "clamped",
+    "fake-relative": "clamped",
+    "fake-paired": "paired-gradient",
+    "fake-paired-tensor": "paired-tensor",
+}
 
 
 @dataclass(frozen=True)
@@ -46,12 +63,18 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     defense everything is inverted, flagged or not: leaving samples out would flatter the attack.
     """
     defense = _defense(setting.defense)
+    knows = KNOWLEDGE[setting.defense] if setting.adaptive else "nothing"
     plan = attacks.plan_cafe_exact(
         problem.model,
         num_samples=setting.num_samples,
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
+    if knows.startswith("paired"):  # Step I gains from rounds; a sweep of Step II shows every sample eight times
+        plan = plan._replace(
+            output_rounds=2 * plan.output_rounds,
+            feature_rounds=SWEEPS * math.ceil(8 * setting.num_samples / setting.batch_size),
+        )
     recovery = observe_and_recover(
         problem,
         forward_features(problem),
@@ -59,7 +82,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         key=jax.random.key(setting.seed),
         horizontal=setting.workers > 0,
         defense=defense,
-        adaptive=setting.adaptive,
+        knows=knows,
     )
     shown = recovery.recovered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
@@ -223,12 +246,7 @@ def _defense(name: str) -> defenses.Defense | None:
         epsilon = float(name.removeprefix("dp-"))
         return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
     # With millions of entries sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
-    readings = {
-        "fake-printed": {"repair": False},
-        "fake-repaired": {"repair": True},
-        "fake-relative": {"repair": True, "relative": True},
-    }
-    return defenses.fake_gradients(pool_size=1, **readings[name])
+    return defenses.fake_gradients(pool_size=1, **FAKE[name])
 
 
 def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:

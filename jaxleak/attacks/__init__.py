@@ -15,6 +15,7 @@ from jaxleak.attacks._cafe.censored import CafeCensoredState, cafe_censored, rec
 from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, cafe_exact, plan_cafe_exact, recover
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions, InversionResult, invert_features
 from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
+from jaxleak.attacks._cafe.ordinal import CafeOrdinalState, cafe_ordinal, recover_ordinal
 from jaxleak.attacks._cafe.presets import (
     TABLE9,
     CafeHyperparameters,
@@ -69,6 +70,7 @@ __all__ = [
     "SHADOW_INITS",
     "TABLE9",
     "CafeCensoredState",
+    "CafeOrdinalState",
     "CafeExactPlan",
     "CafeHyperparameters",
     "CafeOptimizers",
@@ -94,6 +96,7 @@ __all__ = [
     "cafe_cosine",
     "cafe_exact",
     "cafe_iclr",
+    "cafe_ordinal",
     "cafe_upstream",
     "check_payload",
     "cma_es",
@@ -124,12 +127,14 @@ __all__ = [
     "recommended_smoothing",
     "recover",
     "recover_censored",
+    "recover_ordinal",
     "recover_labels",
     "sapag",
     "select_fields",
     "shadow_params",
     "shard_cafe",
     "sign_labels",
+    "size_ratio",
     "smoothing",
     "table9",
     "train_generator",

@@ -1,5 +1,7 @@
 """CAFE's fake gradients (NeurIPS 2021, Algorithm 5): upload noise that is ordered like the true gradient."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -8,29 +10,37 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense
 
+Reading = Literal["clamped", "paired", "printed"]
+READINGS: tuple[Reading, ...] = ("clamped", "paired", "printed")
+Scale = Literal["absolute", "tensor", "gradient"]
+SCALES: tuple[Scale, ...] = ("absolute", "tensor", "gradient")
+
 
 def fake_gradients(
     pool_size: int = 1000,
     variance: float = 1.1,
     threshold: float = jnp.inf,
     max_redraws: int = 0,
-    repair: bool = True,
-    relative: bool = False,
+    reading: Reading = "clamped",
+    scale: Scale = "absolute",
 ) -> Defense:
-    """Replace every gradient tensor by noise that keeps its order of magnitudes (and, repaired, its signs).
+    """Replace every gradient tensor by noise that is ordered like it.
 
     Per round a pool of `pool_size` gradients with i.i.d. Normal(0, variance) entries is drawn and each tensor's
-    entries are sorted in descending order. The pool member psi nearest to the true gradient, sorted by magnitude, is
-    chosen, and the entry of rank l becomes `min(psi_l, max(g, -psi_l))`.
+    entries are sorted in descending order. The pool member psi nearest to the true gradient, sorted likewise, is
+    chosen, and stands in for it rank by rank. The paper says how in two places that differ:
 
-    psi is signed, so for its negative half the clamp interval [-psi_l, psi_l] is empty and the printed rule returns
-    psi_l itself: the smallest true entries become large negative values. `repair=True` clamps to |psi| sorted in
-    descending order instead, the reading under which Algorithm 5 does what its text says; `repair=False` is the
-    algorithm as printed.
+    * "printed", Algorithm 5: entries are ranked by magnitude, and the one of rank l becomes
+      `min(psi_l, max(g, -psi_l))`. For the negative half of psi the clamp interval [-psi_l, psi_l] is empty and the
+      rule returns psi_l itself, so the smallest true entries become large negative values.
+    * "clamped": the same with magnitudes |psi| in descending order, under which Algorithm 5 does what its text says.
+      What is uploaded is the true entry, or the noise of its rank where that is smaller.
+    * "paired", Section 3.4: entries are ranked by signed value, and the one of rank l becomes psi_l. What is uploaded
+      is all noise; of the gradient nothing but the order of its entries is left.
 
-    With the printed variance the noise is far larger than the gradients of a normalised network, so the repaired clamp
-    hardly ever binds and the upload is the true gradient. `relative=True` reads the variance in units of each tensor's
-    mean square instead, the scale at which the clamp does bind.
+    With the printed variance the noise is far larger than the gradients of a normalised network: clamps then hardly
+    ever bind, and pairs are steps far too long. The algorithm's threshold asks for noise near the gradient, so `scale`
+    measures it in units of each tensor's root mean square ("tensor") or of the whole gradient's ("gradient") instead.
 
     The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.
@@ -42,25 +52,25 @@ def fake_gradients(
         variance: sigma squared > 0 of the entries (paper: 1.1).
         threshold: tau > 0, largest accepted distance; inf accepts the nearest of the first pool.
         max_redraws: further pools to try, >= 0.
-        repair: clamp to magnitudes.
-        relative: measure the noise in units of each tensor's root mean square.
+        reading: which of the paper's rules, see above.
+        scale: the unit of sigma: 1, or a root mean square of the payload.
 
     Raises:
-        ValueError: on values out of range.
+        ValueError: on values out of range, or an unknown reading or scale.
     """
     _validate.count(pool_size=pool_size)
     _validate.positive(variance=variance)
     _validate.non_negative(max_redraws=max_redraws)
+    _validate.one_of(READINGS, reading=reading)
+    _validate.one_of(SCALES, scale=scale)
     if not threshold > 0:
         raise ValueError(f"threshold must be > 0, got {threshold}")
-    sigma = variance**0.5
 
-    def candidate(key: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+    def candidate(key: jax.Array, leaves: list[jax.Array], sigmas: list[jax.Array]) -> list[jax.Array]:
         draws = []
-        for i, leaf in enumerate(leaves):
-            scale = sigma * jnp.sqrt(jnp.mean(leaf**2)) if relative else sigma
-            psi = scale * jax.random.normal(jax.random.fold_in(key, i), (leaf.size,))
-            draws.append(_descending(jnp.abs(psi) if repair else psi))
+        for i, (leaf, sigma) in enumerate(zip(leaves, sigmas, strict=True)):
+            psi = sigma * jax.random.normal(jax.random.fold_in(key, i), (leaf.size,))
+            draws.append(_descending(jnp.abs(psi) if reading == "clamped" else psi))
         return draws
 
     def distance(psi: list[jax.Array], ranked: list[jax.Array]) -> jax.Array:
@@ -71,20 +81,23 @@ def fake_gradients(
     ) -> tuple[PyTree, optax.EmptyState]:
         del params, extra
         leaves, treedef = jax.tree.flatten(updates)
-        orders = [jnp.argsort(-jnp.abs(leaf.ravel())) for leaf in leaves]
+        sigmas = _sigmas(leaves, variance**0.5, scale)
+        orders = [jnp.argsort(-(leaf if reading == "paired" else jnp.abs(leaf)).ravel()) for leaf in leaves]
         ranked = [leaf.ravel()[order] for leaf, order in zip(leaves, orders, strict=True)]
-        # Distances are to what the upload is compared with: magnitudes when repaired, signed values as printed.
-        target = [jnp.abs(g) for g in ranked] if repair else ranked
+        # Distances are to what the upload is compared with: magnitudes when clamped, signed values otherwise.
+        target = [jnp.abs(g) for g in ranked] if reading == "clamped" else ranked
 
         def imitate(psi: list[jax.Array]) -> list[jax.Array]:
+            if reading != "paired":
+                psi = [jnp.minimum(p, jnp.maximum(g, -p)) for p, g in zip(psi, ranked, strict=True)]
             return [
-                jnp.zeros_like(p).at[order].set(jnp.minimum(p, jnp.maximum(g, -p))).reshape(leaf.shape)
-                for p, g, order, leaf in zip(psi, ranked, orders, leaves, strict=True)
+                jnp.zeros_like(p).at[order].set(p).reshape(leaf.shape)
+                for p, order, leaf in zip(psi, orders, leaves, strict=True)
             ]
 
         def pool_distances(redraw: jax.Array) -> jax.Array:
             keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
-            return jax.lax.map(lambda k: distance(candidate(k, leaves), target), keys)
+            return jax.lax.map(lambda k: distance(candidate(k, leaves, sigmas), target), keys)
 
         def draw_again(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             redraw, _ = carry
@@ -92,9 +105,8 @@ def fake_gradients(
 
         if pool_size == 1 and not max_redraws:
             # No choice to make: tensors stay independent, and those that nobody reads are never drawn.
-            return jax.tree.unflatten(
-                treedef, imitate(candidate(jax.random.split(jax.random.fold_in(key, 0), 1)[0], leaves))
-            ), state
+            only = jax.random.split(jax.random.fold_in(key, 0), 1)[0]
+            return jax.tree.unflatten(treedef, imitate(candidate(only, leaves, sigmas))), state
 
         redraw, distances = jax.lax.while_loop(
             lambda carry: (carry[1].min() > threshold) & (carry[0] < max_redraws),
@@ -102,9 +114,21 @@ def fake_gradients(
             (jnp.zeros((), jnp.int32), pool_distances(jnp.zeros((), jnp.int32))),
         )
         keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
-        return jax.tree.unflatten(treedef, imitate(candidate(keys[jnp.argmin(distances)], leaves))), state
+        nearest = candidate(keys[jnp.argmin(distances)], leaves, sigmas)
+        return jax.tree.unflatten(treedef, imitate(nearest)), state
 
     return Defense("payload", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+
+
+def _sigmas(leaves: list[jax.Array], sigma: float, scale: Scale) -> list[jax.Array]:
+    """The noise's standard deviation for every tensor."""
+    if scale == "absolute":
+        return [jnp.asarray(sigma)] * len(leaves)
+    squares = [jnp.mean(leaf**2) for leaf in leaves]
+    if scale == "gradient":
+        mean = sum(s * leaf.size for s, leaf in zip(squares, leaves, strict=True)) / sum(leaf.size for leaf in leaves)
+        squares = [mean] * len(leaves)
+    return [sigma * jnp.sqrt(s) for s in squares]
 
 
 def _descending(x: jax.Array) -> jax.Array:

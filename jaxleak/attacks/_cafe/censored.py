@@ -51,7 +51,7 @@ def visible_entries(upload: jax.Array) -> jax.Array:
 
     Args:
         upload: any shape, of at least 8 entries (better hundreds: ranks of few scatter beyond the slack); behind
-            `defenses.fake_gradients(repair=True)` with any variance.
+            `defenses.fake_gradients(reading="clamped")` with any variance.
 
     Returns:
         Bool, the same shape. Of an upload that was never capped, the largest percent or so is needlessly left out.

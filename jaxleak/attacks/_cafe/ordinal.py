@@ -1,0 +1,222 @@
+"""CAFE against fake gradients of which nothing but the order is true: the order is enough.
+
+Paired by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor says which of its true entries is larger, and with
+noise in units of the tensor or of the gradient also how large they are on average. Steps I and II of `cafe_exact` are
+linear, so a solution predicts all entries of all uploads; a prediction sorted into the order that was observed gives
+better uploads, and those a better solution. The two alternate, as in nonmetric multidimensional scaling (Kruskal 1964):
+Step I on the rounds that it stored, Step II in sweeps over new rounds, each with the features of the one before.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
+from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.labels import Loss
+from jaxleak.attacks._cafe.least_squares import incidence_matrix, live_rows, solve_features
+from jaxleak.models import SplitModel
+from jaxleak.objectives import cross_entropy
+
+#: Alternations of Step I. The fit improves by orders of magnitude over them, the solution hardly after the first ten.
+_ALTERNATIONS = 30
+#: Added to the normal matrices of single parties, as a share of their mean eigenvalue: float32, and dead rows.
+_RIDGE = 1e-5
+
+
+class CafeOrdinalState(NamedTuple):
+    """What the attack carries while rounds go by. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
+
+    seen: jax.Array  # () int32, rounds seen
+    batches: jax.Array  # (T1 + T2, K) int32
+    bias_gradients: jax.Array  # (T1, P, d2), as uploaded
+    V: jax.Array  # (N, P, d2), zero until round T1
+    H: jax.Array  # (N, P, d1), features of the last finished sweep, zero before
+    projected: jax.Array  # (N, P, d1), of the present sweep
+
+
+def cafe_ordinal(
+    model: SplitModel,
+    plan: CafeExactPlan,
+    *,
+    variance: float = 1.1,
+    kernel_scale: float = 1.0,
+    sweeps: int = 4,
+    loss: Loss = cross_entropy,
+    inversion: InversionOptions | None = None,
+    seed: int = 0,
+) -> Attack:
+    """`cafe_exact` for rounds behind `defenses.fake_gradients(reading="paired")`, by an attacker who knows of them.
+
+    The plan's Step II rounds are divided among the sweeps; every sweep should show each sample ten times or so. Step I
+    gains from more rounds than undefended. The answer is no longer exact: a percent of error in the features is usual.
+
+    Args:
+        model: the attacked model, possibly behind `models.frozen_features` for the rounds.
+        plan: from `plan_cafe_exact`, for one worker.
+        variance: of the defense's noise, which tells the gradient's size from the upload's.
+        kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. 1 where the noise is in units of
+            each tensor. In one unit for all of them, uploads do not say how large kernel gradients are beside those of
+            biases: pass the ratio of their root mean squares on samples of the attacker's own, see `size_ratio`.
+        sweeps: of Step II, >= 1 and at most the plan's feature rounds.
+        loss: the clients' loss.
+        inversion: options of Step III.
+        seed: of the synthetic slices and restarts of Step III.
+
+    Raises:
+        ValueError: on values out of range, or a plan for several workers.
+    """
+    _validate.in_range(1, 1, workers=plan.workers)
+    _validate.positive(variance=variance, kernel_scale=kernel_scale)
+    _validate.count(sweeps=sweeps)
+    _validate.in_range(1, plan.feature_rounds, sweeps=sweeps)
+    n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
+    length = sweep_length(plan, sweeps)
+
+    def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
+        del key, template  # Nothing is random or data-shaped before Step III.
+        return CafeOrdinalState(
+            seen=jnp.zeros((), jnp.int32),
+            batches=jnp.zeros((plan.rounds, plan.batch_size), jnp.int32),
+            bias_gradients=jnp.zeros((plan.output_rounds, p, width)),
+            V=jnp.zeros((n, p, width)),
+            H=jnp.zeros((n, p, d1)),
+            projected=jnp.zeros((n, p, d1)),
+        )
+
+    def next_sweep(state: CafeOrdinalState) -> CafeOrdinalState:
+        """With the features that the finished sweep gives."""
+        first = state.seen - 1 - length  # of its rounds; `seen` counts the present one
+        batches = jax.lax.dynamic_slice_in_dim(state.batches, first, length)
+        features = _features(batches, state.V, state.projected)
+        return state._replace(H=features, projected=jnp.zeros_like(state.projected))
+
+    def step(
+        key: jax.Array, state: CafeOrdinalState, observation: Observation
+    ) -> tuple[CafeOrdinalState, dict[str, jax.Array]]:
+        del key
+        index, first = granted(observation, "cafe_ordinal")
+        t = state.seen
+        state = state._replace(
+            seen=t + 1,
+            batches=state.batches.at[t].set(index),
+            # Rounds after Step I write beyond the table, which drops them.
+            bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
+        )
+        done = t - plan.output_rounds  # of Step II
+        if first.get("kernel") is not None:
+            v = jax.lax.cond(
+                done == 0,
+                lambda: _output_gradients(state.batches[: plan.output_rounds], state.bias_gradients, variance, n),
+                lambda: state.V,
+            )
+            begins = (done > 0) & (done % length == 0) & (done < plan.feature_rounds)
+            state = jax.lax.cond(begins, next_sweep, lambda s: s, state._replace(V=v))
+            upload = first["kernel"] * (kernel_scale / variance**0.5)
+            # The first sweep has no prediction and takes the noise for the gradient, which keeps its order.
+            kernel = jax.lax.cond(
+                done < length,
+                lambda: upload,
+                lambda: in_order_of(upload, jnp.einsum("kpd,kpe->pde", state.H[index], v[index])),
+            )
+            update = jnp.einsum("kpe,pde->kpd", v[index], kernel)
+            state = state._replace(projected=state.projected.at[index].add(update))
+        phase = jnp.where(done < 0, 1, 2)
+        return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
+
+    def reconstruct(state: CafeOrdinalState, observation: Observation) -> Reconstruction:
+        recovery = recover_ordinal(model, observation.params, plan, state, sweeps=sweeps, loss=loss)
+        return invert_recovered(model, observation.params, recovery, inversion, seed)
+
+    return Attack(init, step, reconstruct)
+
+
+def recover_ordinal(
+    model: SplitModel,
+    params: PyTree,
+    plan: CafeExactPlan,
+    state: CafeOrdinalState,
+    *,
+    sweeps: int = 4,
+    loss: Loss = cross_entropy,
+) -> Recovery:
+    """Solve for H, recover labels and diagnose every sample; see `recover`.
+
+    Args:
+        model, params, plan, sweeps, loss: as the attack was built with.
+        state: its final state.
+
+    Raises:
+        ValueError: if the state has not seen all rounds.
+    """
+    check_seen(plan, state.seen)
+    batches, v = np.asarray(state.batches), np.asarray(state.V)
+    length = sweep_length(plan, sweeps)
+    last = batches[plan.rounds - ((plan.feature_rounds - 1) % length + 1) :]
+    features = solve_features(last, v, np.asarray(state.projected), direct=plan.direct)
+    return diagnose(model, params, plan, batches, v, np.ones(v.shape[1:], bool), features, loss)
+
+
+def sweep_length(plan: CafeExactPlan, sweeps: int) -> int:
+    """Rounds of every sweep but the last, which may be shorter."""
+    return math.ceil(plan.feature_rounds / sweeps)
+
+
+def in_order_of(observed: jax.Array, values: jax.Array) -> jax.Array:
+    """The values (any shape) rearranged into the order of `observed` (same shape), and of its root mean square."""
+    order = jnp.argsort(observed.ravel())
+    scaled = jnp.sort(values.ravel()) * (jnp.linalg.norm(observed) / jnp.maximum(jnp.linalg.norm(values), 1e-30))
+    return jnp.zeros_like(scaled).at[order].set(scaled).reshape(observed.shape)
+
+
+def size_ratio(gradient: PyTree) -> float:
+    """Root mean square of the first dense layer's kernel gradient over that of its bias gradient, of an own batch."""
+    first = gradient["first"]
+    return float(jnp.sqrt(jnp.mean(first["kernel"] ** 2) / jnp.mean(first["bias"] ** 2)))
+
+
+def _output_gradients(batches: jax.Array, uploads: jax.Array, variance: float, n: int) -> jax.Array:
+    """Step I: V (N, P, d2) from batches (T1, K) and what was uploaded as bias gradients (T1, P, d2)."""
+    incidence = incidence_matrix(batches, n)
+    u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
+    inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)[:, None]
+    observed = uploads.reshape(len(uploads), -1) / variance**0.5
+
+    def solve(g: jax.Array) -> jax.Array:
+        return wt.T @ (inverse * (u.T @ g))
+
+    def alternate(_: int, v: jax.Array) -> jax.Array:
+        predicted = incidence @ v
+        ordered = jax.vmap(in_order_of)(observed, predicted)
+        # The size of a few hundred entries of noise scatters; the prediction knows that of single rounds better, and
+        # the uploads only all of them together.
+        rounds = (predicted * ordered).sum(axis=1) / (ordered**2).sum(axis=1)
+        v = solve(ordered * rounds[:, None])
+        return v * (jnp.linalg.norm(observed) / jnp.linalg.norm(incidence @ v))
+
+    v = jax.lax.fori_loop(0, _ALTERNATIONS, alternate, solve(observed))
+    return v.reshape(n, *uploads.shape[1:])
+
+
+def _features(batches: jax.Array, v: jax.Array, projected: jax.Array) -> jax.Array:
+    """Step II of one sweep: H (N, P, d1), zero where a slice sends no gradient back."""
+    norms, live = live_rows(v)
+    incidence = incidence_matrix(batches, len(v))
+    counts = incidence.T @ incidence
+
+    def one_party(arguments: tuple[jax.Array, ...]) -> jax.Array:
+        v, rhs, norm, live = arguments
+        inverse = jnp.where(live, 1 / jnp.where(live, norm, 1.0), 0.0)[:, None]
+        unit = v * inverse
+        normal = counts * (unit @ unit.T) + jnp.diag(jnp.where(live, 0.0, 1.0))
+        ridge = _RIDGE * jnp.trace(normal) / len(normal) * jnp.eye(len(normal))
+        return inverse * jax.scipy.linalg.solve(normal + ridge, inverse * rhs, assume_a="pos")
+
+    return jax.lax.map(one_party, (v.transpose(1, 0, 2), projected.transpose(1, 0, 2), norms.T, live.T)).transpose(
+        1, 0, 2
+    )
