@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import _paper, fedleak
+from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
 from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.cells import NOT_MEASURED, names, plans
@@ -123,6 +124,18 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
     fedleak.main(args)
     again = json.loads((tmp_path / "results.json").read_text())
     assert again["cells"] == stored["cells"]
+
+
+def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
+    small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
+    monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})
+    metrics = fedleak.main(fedleak.Args(preset="demo", seeds=(0,), iterations=2, out=tmp_path))
+    wanted = "psnr_fedleak psnr_best_baseline psnr_grey ssim_fedleak cosine_distance label_accuracy seconds"
+    assert set(wanted.split()) <= metrics.keys()
+    assert metrics["psnr_best_baseline"] == metrics["psnr_idlg"]
+    assert json.loads((tmp_path / "results.json").read_text())["metrics"] == pytest.approx(metrics)
+    assert (tmp_path / "figures" / "contact_sheet.png").exists()
+    assert "iDLG" in capsys.readouterr().out
 
 
 def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, digits):
