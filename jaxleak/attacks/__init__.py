@@ -15,7 +15,7 @@ from jaxleak.attacks._cafe.censored import CafeCensoredState, cafe_censored, rec
 from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, cafe_exact, plan_cafe_exact, recover
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions, InversionResult, invert_features
 from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
-from jaxleak.attacks._cafe.ordinal import CafeOrdinalState, cafe_ordinal, recover_ordinal
+from jaxleak.attacks._cafe.ordinal import CafeOrdinalState, cafe_ordinal, recover_ordinal, size_ratio
 from jaxleak.attacks._cafe.presets import (
     TABLE9,
     CafeHyperparameters,
