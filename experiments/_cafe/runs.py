@@ -22,6 +22,7 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-printed": {"reading": "printed"},
     "fake-repaired": {"reading": "clamped"},
     "fake-relative": {"reading": "clamped", "scale": "tensor"},
+    "fake-capped": {"reading": "clamped", "scale": "gradient"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
 }
@@ -29,6 +30,7 @@ FAKE: dict[str, dict[str, Any]] = {
 KNOWLEDGE: dict[str, Knowledge] = {
     "fake-repaired": "clamped",
     "fake-relative": "clamped",
+    "fake-capped": "clamped",
     "fake-paired": "paired-gradient",
     "fake-paired-tensor": "paired-tensor",
 }

@@ -16,6 +16,7 @@ DELEGATED = (*CAFE, *VFL)
 READINGS = {
     "fake-repaired": "the printed algorithm with its slips repaired",
     "fake-relative": "the same, with noise in units of each tensor's root mean square",
+    "fake-capped": "the same, with noise in units of the whole gradient's root mean square",
     "fake-paired": "noise replaces entries by rank, as the paper's text has it, in units of the gradient's mean square",
     "fake-paired-tensor": "the same in units of each tensor's root mean square",
     "direction": "VFLDefender keeping the gradients' directions, where the printed form keeps signs only",
