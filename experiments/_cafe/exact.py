@@ -14,9 +14,9 @@ from jaxleak._base import Attack, Batch
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
 
-#: What the attacker knows of the defense: nothing; fake gradients that cap entries; fake gradients that replace them,
-#: with one unit of noise for all tensors or a unit each (`defenses.fake_gradients`).
-Knowledge = Literal["nothing", "clamped", "paired-gradient", "paired-tensor"]
+#: What the attacker knows of the defense: nothing, or the reading of fake gradients and the unit of their noise
+#: (`defenses.fake_gradients`; a cap in units of 1 or of each tensor leaves enough entries of all tensors).
+Knowledge = Literal["nothing", "clamped", "clamped-gradient", "paired-gradient", "paired-tensor"]
 
 #: Who has only the order alternates between predictions and orders this often.
 SWEEPS = 6
@@ -97,9 +97,11 @@ def _attacker(
         return attacks.cafe_exact(head, plan, mesh=mesh), attacks.recover
     if knows == "clamped":
         return attacks.cafe_censored(head, plan), attacks.recover_censored
+    recover = functools.partial(attacks.recover_ordinal, sweeps=SWEEPS)
+    if knows == "clamped-gradient":
+        return attacks.cafe_ordinal(head, plan, reading="clamped", sweeps=SWEEPS), recover
     kernel_scale = attacks.size_ratio(_own_gradient(problem, plan.batch_size)) if knows == "paired-gradient" else 1.0
-    attack = attacks.cafe_ordinal(head, plan, kernel_scale=kernel_scale, sweeps=SWEEPS)
-    return attack, functools.partial(attacks.recover_ordinal, sweeps=SWEEPS)
+    return attacks.cafe_ordinal(head, plan, kernel_scale=kernel_scale, sweeps=SWEEPS), recover
 
 
 def _own_gradient(problem: Problem, batch_size: int) -> Any:

@@ -30,7 +30,7 @@ FAKE: dict[str, dict[str, Any]] = {
 KNOWLEDGE: dict[str, Knowledge] = {
     "fake-repaired": "clamped",
     "fake-relative": "clamped",
-    "fake-capped": "clamped",
+    "fake-capped": "clamped-gradient",
     "fake-paired": "paired-gradient",
     "fake-paired-tensor": "paired-tensor",
 }
@@ -72,7 +72,10 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
-    if knows.startswith("paired"):  # Step I gains from rounds; a sweep of Step II shows every sample eight times
+    if knows not in (
+        "nothing",
+        "clamped",
+    ):  # Step I gains from rounds; a sweep of Step II shows every sample eight times
         plan = plan._replace(
             output_rounds=2 * plan.output_rounds,
             feature_rounds=SWEEPS * math.ceil(8 * setting.num_samples / setting.batch_size),

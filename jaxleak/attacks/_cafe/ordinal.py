@@ -1,14 +1,15 @@
-"""CAFE against fake gradients of which nothing but the order is true: the order is enough.
+"""CAFE against fake gradients that keep the order of the entries and little else: the order is enough.
 
-Paired by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor says which of its true entries is larger, and with
-noise in units of the tensor or of the gradient also how large they are on average. Steps I and II of `cafe_exact` are
-linear, so a solution predicts all entries of all uploads; a prediction sorted into the order that was observed gives
-better uploads, and those a better solution. The two alternate, as in nonmetric multidimensional scaling (Kruskal 1964):
-Step I on the rounds that it stored, Step II in sweeps over new rounds, each with the features of the one before.
+Paired by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor says which of its true entries is larger, and how
+large they are on average. Capped at the noise of their rank (Algorithm 5), the smallest entries are true besides. Steps
+I and II of `cafe_exact` are linear, so a solution predicts all entries of all uploads; a prediction sorted into the
+order that was observed gives better uploads, and those a better solution. The two alternate, as in nonmetric
+multidimensional scaling (Kruskal 1964): Step I on the rounds that it stored, Step II in sweeps over new rounds, each
+with the features of the one before.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,16 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.attacks._cafe.censored import visible_entries
 from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
 from jaxleak.attacks._cafe.labels import Loss
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, live_rows, solve_features
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
+
+Kept = Literal["clamped", "paired"]
+KEPT: tuple[Kept, ...] = ("clamped", "paired")
 
 #: Alternations of Step I. The fit improves by orders of magnitude over them, the solution hardly after the first ten.
 _ALTERNATIONS = 30
@@ -44,6 +49,7 @@ def cafe_ordinal(
     model: SplitModel,
     plan: CafeExactPlan,
     *,
+    reading: Kept = "paired",
     variance: float = 1.1,
     kernel_scale: float = 1.0,
     sweeps: int = 4,
@@ -51,7 +57,10 @@ def cafe_ordinal(
     inversion: InversionOptions | None = None,
     seed: int = 0,
 ) -> Attack:
-    """`cafe_exact` for rounds behind `defenses.fake_gradients(reading="paired")`, by an attacker who knows of them.
+    """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
+
+    Capped uploads tell their unit by the entries that are true, so the noise may have any. Where most entries of every
+    tensor are, `cafe_censored` is more accurate; here biases, say, may be capped nearly all.
 
     The plan's Step II rounds are divided among the sweeps; every sweep should show each sample ten times or so. Step I
     gains from more rounds than undefended. The answer is no longer exact: a percent of error in the features is usual.
@@ -59,10 +68,12 @@ def cafe_ordinal(
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds.
         plan: from `plan_cafe_exact`, for one worker.
-        variance: of the defense's noise, which tells the gradient's size from the upload's.
-        kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. 1 where the noise is in units of
-            each tensor. In one unit for all of them, uploads do not say how large kernel gradients are beside those of
-            biases: pass the ratio of their root mean squares on samples of the attacker's own, see `size_ratio`.
+        reading: "clamped" or "paired", of the defense.
+        variance: of paired noise, which tells the gradient's size from the upload's.
+        kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. 1 for capped uploads, and where
+            paired noise is in units of each tensor. In one unit for all of them, uploads do not say how large kernel
+            gradients are beside those of biases: pass the ratio of their root mean squares on samples of the
+            attacker's own, see `size_ratio`.
         sweeps: of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
@@ -72,11 +83,13 @@ def cafe_ordinal(
         ValueError: on values out of range, or a plan for several workers.
     """
     _validate.in_range(1, 1, workers=plan.workers)
+    _validate.one_of(KEPT, reading=reading)
     _validate.positive(variance=variance, kernel_scale=kernel_scale)
     _validate.count(sweeps=sweeps)
     _validate.in_range(1, plan.feature_rounds, sweeps=sweeps)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     length = sweep_length(plan, sweeps)
+    unit = variance**-0.5 if reading == "paired" else 1.0
 
     def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -112,17 +125,17 @@ def cafe_ordinal(
         if first.get("kernel") is not None:
             v = jax.lax.cond(
                 done == 0,
-                lambda: _output_gradients(state.batches[: plan.output_rounds], state.bias_gradients, variance, n),
+                lambda: _output_gradients(state.batches[: plan.output_rounds], state.bias_gradients * unit, reading, n),
                 lambda: state.V,
             )
             begins = (done > 0) & (done % length == 0) & (done < plan.feature_rounds)
             state = jax.lax.cond(begins, next_sweep, lambda s: s, state._replace(V=v))
-            upload = first["kernel"] * (kernel_scale / variance**0.5)
-            # The first sweep has no prediction and takes the noise for the gradient, which keeps its order.
+            upload = first["kernel"] * (kernel_scale * unit)
+            # The first sweep has no prediction and takes the upload for the gradient, whose order it has.
             kernel = jax.lax.cond(
                 done < length,
                 lambda: upload,
-                lambda: in_order_of(upload, jnp.einsum("kpd,kpe->pde", state.H[index], v[index])),
+                lambda: _completed(upload, jnp.einsum("kpd,kpe->pde", state.H[index], v[index]), reading),
             )
             update = jnp.einsum("kpe,pde->kpd", v[index], kernel)
             state = state._replace(projected=state.projected.at[index].add(update))
@@ -168,10 +181,25 @@ def sweep_length(plan: CafeExactPlan, sweeps: int) -> int:
 
 
 def in_order_of(observed: jax.Array, values: jax.Array) -> jax.Array:
-    """The values (any shape) rearranged into the order of `observed` (same shape), and of its root mean square."""
-    order = jnp.argsort(observed.ravel())
-    scaled = jnp.sort(values.ravel()) * (jnp.linalg.norm(observed) / jnp.maximum(jnp.linalg.norm(values), 1e-30))
-    return jnp.zeros_like(scaled).at[order].set(scaled).reshape(observed.shape)
+    """The values (any shape) rearranged into the order of `observed` (same shape)."""
+    ascending = jnp.sort(values.ravel())
+    return jnp.zeros_like(ascending).at[jnp.argsort(observed.ravel())].set(ascending).reshape(observed.shape)
+
+
+def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Array:
+    """What one uploaded tensor was before the defense: in its order, of its size, with the prediction's values."""
+    ordered = in_order_of(upload, predicted)
+    if reading == "paired":
+        return ordered * (jnp.linalg.norm(upload) / jnp.maximum(jnp.linalg.norm(predicted), 1e-30))
+    visible = visible_entries(upload)
+    return jnp.where(visible, upload, ordered * _unit(upload, predicted, visible))
+
+
+def _unit(upload: jax.Array, predicted: jax.Array, visible: jax.Array) -> jax.Array:
+    """The factor by which the prediction meets the entries that arrived true; 1 if there are none."""
+    seen = jnp.where(visible, predicted, 0.0)
+    square = jnp.sum(seen**2)
+    return jnp.where(square > 0, jnp.sum(seen * upload) / jnp.where(square > 0, square, 1.0), 1.0)
 
 
 def size_ratio(gradient: PyTree) -> float:
@@ -180,12 +208,13 @@ def size_ratio(gradient: PyTree) -> float:
     return float(jnp.sqrt(jnp.mean(first["kernel"] ** 2) / jnp.mean(first["bias"] ** 2)))
 
 
-def _output_gradients(batches: jax.Array, uploads: jax.Array, variance: float, n: int) -> jax.Array:
+def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: int) -> jax.Array:
     """Step I: V (N, P, d2) from batches (T1, K) and what was uploaded as bias gradients (T1, P, d2)."""
     incidence = incidence_matrix(batches, n)
     u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
     inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)[:, None]
-    observed = uploads.reshape(len(uploads), -1) / variance**0.5
+    observed = uploads.reshape(len(uploads), -1)
+    visible = jax.vmap(visible_entries)(observed) if reading == "clamped" else jnp.zeros(observed.shape, bool)
 
     def solve(g: jax.Array) -> jax.Array:
         return wt.T @ (inverse * (u.T @ g))
@@ -193,10 +222,13 @@ def _output_gradients(batches: jax.Array, uploads: jax.Array, variance: float, n
     def alternate(_: int, v: jax.Array) -> jax.Array:
         predicted = incidence @ v
         ordered = jax.vmap(in_order_of)(observed, predicted)
-        # The size of a few hundred entries of noise scatters; the prediction knows that of single rounds better, and
-        # the uploads only all of them together.
+        # A round's few hundred entries of noise scatter in size. The prediction knows better how large single rounds
+        # are, and all uploads together how large all rounds are.
         rounds = (predicted * ordered).sum(axis=1) / (ordered**2).sum(axis=1)
-        v = solve(ordered * rounds[:, None])
+        ordered = ordered * rounds[:, None]
+        if reading == "clamped":
+            return solve(jnp.where(visible, observed, ordered * _unit(observed, predicted, visible)))
+        v = solve(ordered)
         return v * (jnp.linalg.norm(observed) / jnp.linalg.norm(incidence @ v))
 
     v = jax.lax.fori_loop(0, _ALTERNATIONS, alternate, solve(observed))
