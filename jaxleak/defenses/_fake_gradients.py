@@ -126,7 +126,8 @@ def _sigmas(leaves: list[jax.Array], sigma: float, scale: Scale) -> list[jax.Arr
         return [jnp.asarray(sigma)] * len(leaves)
     squares = [jnp.mean(leaf**2) for leaf in leaves]
     if scale == "gradient":
-        mean = sum(s * leaf.size for s, leaf in zip(squares, leaves, strict=True)) / sum(leaf.size for leaf in leaves)
+        weights = [leaf.size for leaf in leaves]
+        mean = jnp.average(jnp.stack(squares), weights=jnp.asarray(weights, jnp.float32))
         squares = [mean] * len(leaves)
     return [sigma * jnp.sqrt(s) for s in squares]
 
