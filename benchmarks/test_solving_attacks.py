@@ -8,6 +8,7 @@ recording is in test_vfl.py, and the label rules, k-means and baselines of the v
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,72 +19,87 @@ from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, defenses, models, protocols, threats
 from jaxleak._base import Batch
-from jaxleak.attacks._cafe import censored as cafe_censored
-from jaxleak.attacks._cafe import least_squares
+from jaxleak.attacks._cafe import censored, least_squares, ordinal
 
 N, K, PARTIES, WIDTH = 60, 12, 4, 64
 KEY = _problems.KEY
 #: Rounds per call, by executor.
 ROUNDS = dict(zip(_problems.EXECUTORS, (2, 2, 20, 20), strict=True))
 COMPARED = 2
+#: Of `cafe_ordinal` over Step II.
+SWEEPS = 2
 #: Hidden units, or features, of a party that `cafe_censored` solves for here, one decomposition each.
 UNITS = 8
 SIZE = f"N = {N}, K = {K}, M = {PARTIES}, dense, 28x28"
 
 
+#: Attack, and the defense that it knows of.
+ATTACKS: dict[str, tuple[Any, defenses.Defense | None]] = {
+    "cafe_exact": (attacks.cafe_exact, None),
+    "cafe_censored": (attacks.cafe_censored, defenses.fake_gradients(pool_size=1, scale="tensor")),
+    "cafe_ordinal": (
+        functools.partial(attacks.cafe_ordinal, reading="clamped", sweeps=SWEEPS),
+        defenses.fake_gradients(pool_size=1, scale="gradient"),
+    ),
+}
+
+
 @functools.cache
-def setting(censored: bool = False):
-    """Attack, plan, protocol and private data; behind fake gradients for the attack that knows of them."""
+def setting(name: str):
+    """Attack, plan, protocol and private data."""
     images = data.load("natural_patches:28", N, 0).x[..., :1]
     tiles, _ = data.image_tiles(images, PARTIES)
     model = models.all_dense(tiles.shape[2:], parties=PARTIES, width=WIDTH)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K)
-    attack = (attacks.cafe_censored if censored else attacks.cafe_exact)(model, plan)
-    defense = defenses.fake_gradients(pool_size=1, scale="tensor") if censored else None
+    build, defense = ATTACKS[name]
     protocol = protocols.vertical(model, num_samples=N, batch_size=K, defense=defense, sampling="uniform")
     ids = jnp.arange(N)
-    return attack, plan, protocol, Batch(jnp.asarray(tiles), ids % 10, ids)
+    return build(model, plan), plan, protocol, Batch(jnp.asarray(tiles), ids % 10, ids)
 
 
-def one_round(carry: audit.RunState, censored: bool) -> audit.RunState:
-    attack, _, protocol, private = setting(censored)
+def one_round(carry: audit.RunState, name: str) -> audit.RunState:
+    attack, _, protocol, private = setting(name)
     state, transcript = protocol.round(KEY, carry.protocol, private)
     seen, _ = attack.step(KEY, carry.attack, threats.view(threats.FIRST_LAYER_ONLY, transcript))
     return carry._replace(protocol=state, attack=seen)
 
 
 @functools.cache
-def after(rounds: int, censored: bool) -> audit.RunState:
+def after(rounds: int, name: str) -> audit.RunState:
     """The state after so many rounds, of an attack that begins with round 0."""
-    attack, _, protocol, private = setting(censored)
+    attack, _, protocol, private = setting(name)
     begin = audit.start(attack, protocol, private, key=KEY)
-    return _problems.repeated(functools.partial(one_round, censored=censored), "jit over the loop", rounds)(begin)
+    return _problems.repeated(functools.partial(one_round, name=name), "jit over the loop", rounds)(begin)
 
 
-def rounds_of(step: int, censored: bool):
-    """A state early in Step I, or in Step II once V is solved; and a round from there."""
-    plan = setting(censored)[1]
-    return after(3 if step == 1 else plan.output_rounds + 1, censored), functools.partial(one_round, censored=censored)
+def rounds_of(step: int, name: str):
+    """A state early in Step I, or in Step II with V solved (of several sweeps: the second); and a round from there."""
+    plan = setting(name)[1]
+    sweep = ordinal.sweep_length(plan, SWEEPS) if name == "cafe_ordinal" else 0
+    rounds = 3 if step == 1 else plan.output_rounds + sweep + 1
+    return after(rounds, name), functools.partial(one_round, name=name)
 
 
-def output_gradients(censored: bool):
+def output_gradients(name: str):
     """What Step I has recorded, and its solution."""
-    plan = setting(censored)[1]
-    state = after(plan.output_rounds, censored).attack
+    plan = setting(name)[1]
+    state = after(plan.output_rounds, name).attack
     recorded = state.batches[: plan.output_rounds], state.bias_gradients
-    if censored:
+    if name == "cafe_censored":
         few = slice(0, UNITS)
         recorded = recorded[0], recorded[1][:, :, few], state.visible[:, :, few]
-        return recorded, lambda r: cafe_censored._output_gradients(*r, N)
+        return recorded, lambda r: censored._output_gradients(*r, N)
+    if name == "cafe_ordinal":
+        return recorded, lambda r: ordinal._output_gradients(*r, "clamped", N)
     return recorded, lambda r: least_squares.solve_output_gradients(*r, N, direct=True)
 
 
 def features():
     """What Step II of the attack on censored gradients has recorded, and its solution for a few features."""
-    state = after(setting(True)[1].rounds, True).attack
+    state = after(setting("cafe_censored")[1].rounds, "cafe_censored").attack
     few = slice(0, UNITS)
     recorded = state.V, state.normal[..., few], state.projected[..., few]
-    return recorded, lambda r: cafe_censored._features(*r)
+    return recorded, lambda r: censored._features(*r)
 
 
 def patches():
@@ -95,15 +111,18 @@ def patches():
 
 #: Group: (start and step, whether the step can follow itself).
 PROBLEMS = {
-    f"cafe_exact, a round of Step I, {SIZE}": (functools.partial(rounds_of, 1, False), True),
-    f"cafe_exact, a round of Step II, {SIZE}": (functools.partial(rounds_of, 2, False), True),
-    f"cafe_exact, solution of Step I, {SIZE}": (functools.partial(output_gradients, False), False),
-    f"cafe_censored, a round of Step I, {SIZE}": (functools.partial(rounds_of, 1, True), True),
-    f"cafe_censored, a round of Step II, {SIZE}": (functools.partial(rounds_of, 2, True), True),
-    f"cafe_censored, solution of Step I, {UNITS} units a party, {SIZE}": (
-        functools.partial(output_gradients, True),
-        False,
-    ),
+    **{
+        f"{name}, a round of Step {'I' * step}, {SIZE}": (functools.partial(rounds_of, step, name), True)
+        for name in ATTACKS
+        for step in (1, 2)
+    },
+    **{
+        f"{name}, solution of Step I, {f'{UNITS} units a party, ' if name == 'cafe_censored' else ''}{SIZE}": (
+            functools.partial(output_gradients, name),
+            False,
+        )
+        for name in ATTACKS
+    },
     f"cafe_censored, solution of Step II, {UNITS} features a party, {SIZE}": (features, False),
     "patch_embedding, ViT of 64 tokens, d = 192, 32x32x3": (patches, False),
 }
