@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import models, protocols
+from jaxleak import data, models, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.audit import template_of
 from jaxleak.objectives import cross_entropy
@@ -59,6 +59,14 @@ def split_problem(seed=0):
     x = jax.random.uniform(jax.random.key(seed), (6, 2, 3)).at[:, 1, 2].set(0.0)
     private = Batch(x, jnp.array([0, 1, 1, 0, 1, 0], jnp.int32), jnp.arange(6))
     return Problem(model, protocol, private, jax.jit(protocol.init)(jax.random.key(1)).params, template_of(private))
+
+
+def digit_tiles(n, parties=4):
+    """A wide dense network on quarters of the digits, and the private set: enough units for CAFE's Steps I and II."""
+    digits = data.load("digits", n=n)
+    tiles, _ = data.image_tiles(digits.x, parties)
+    model = models.all_dense(tiles.shape[2:], parties=parties, width=256)
+    return model, Batch(jnp.asarray(tiles), jnp.asarray(digits.y), jnp.arange(n))
 
 
 def client_problem(n=4, model=None, **options):

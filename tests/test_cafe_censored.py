@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
-from jaxleak import attacks, audit, data, models, protocols
-from jaxleak._base import Batch
+from jaxleak import attacks, audit, protocols
 from jaxleak.defenses import fake_gradients
 from jaxleak.threats import FIRST_LAYER_ONLY
 
@@ -14,10 +14,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(scope="module")
 def setting():
-    digits = data.load("digits", n=N)
-    tiles, _ = data.image_tiles(digits.x, parties=P)
-    model = models.all_dense(tiles.shape[2:], parties=P, width=256)
-    private = Batch(jnp.asarray(tiles), jnp.asarray(digits.y), jnp.arange(N))
+    model, private = reference.digit_tiles(N, P)
     return model, private, attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, output_rounds=60)
 
 

@@ -17,14 +17,14 @@ from jaxleak import attacks, audit, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
 from jaxleak.objectives import cross_entropy
 
-#: Readings of the paper's fake gradients, by name.
+#: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
 FAKE: dict[str, dict[str, Any]] = {
-    "fake-printed": {"reading": "printed"},
-    "fake-repaired": {"reading": "clamped"},
-    "fake-relative": {"reading": "clamped", "scale": "tensor"},
     "fake-capped": {"reading": "clamped", "scale": "gradient"},
-    "fake-paired": {"reading": "paired", "scale": "gradient"},
+    "fake-printed": {"reading": "printed"},
+    "fake-relative": {"reading": "clamped", "scale": "tensor"},
+    "fake-repaired": {"reading": "clamped"},
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
+    "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
 #: What there is to know of them; where all entries are noise of a size that says nothing, no attack is built.
 KNOWLEDGE: dict[str, Knowledge] = {
