@@ -2,7 +2,7 @@
 
     python -m experiments.cafe_tables --table table3 --budget 30
     python -m experiments.cafe_tables --table table2 table4 --budget 60 --solver paper --iterations 600
-    python -m experiments.cafe_tables --table fake-gradients table11 --budget 40
+    python -m experiments.cafe_tables --table fake-gradients table11 fig7 --budget 40
 
 `--budget` is in minutes of two CPU cores. Cells whose estimate does not fit what is left of it are listed, not run; so
 are cells whose data set is missing (docs/data.md; Linnaeus 5 comes as `--linnaeus5 folder:DIR`). CAFE rows with frozen
@@ -52,6 +52,8 @@ from experiments._harness import (
 from jaxleak import _validate
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
+#: Without printed numbers: the training curves.
+FIGURES = ("fig7",)
 ICLR = ("iclr-table1a", "iclr-table1b", "iclr-table2a", "iclr-table2b", "iclr-table3a", "iclr-table3b", "iclr-table4")
 
 METHODS = {
@@ -76,7 +78,7 @@ STOP_DB = {"cifar10": 27.0, "linnaeus5": 30.0, "mnist": 38.0}
 class Args:
     """Which cells to run, and how."""
 
-    table: tuple[Literal[NEURIPS + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
+    table: tuple[Literal[NEURIPS + FIGURES + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
     """Tables of the papers; those of the ICLR submission begin with iclr-."""
     budget: float = 30.0
     """Minutes on two CPU cores."""
@@ -183,6 +185,9 @@ def cells(args: Args) -> Iterator[Cell]:
             for cell in iclr[name.removeprefix("iclr-")]["cell"]:
                 yield _iclr_cell(args, name, cell)
             continue
+        if name == "fig7":
+            yield from _figure7(args)
+            continue
         printed = {
             "table8": ("table8-psnr", "table8-loss", "table8-accuracy"),
             "fake-gradients": ("text-fake-gradients",),
@@ -272,25 +277,42 @@ def _neurips_cells(args: Args, table: str, cell: dict[str, Any]) -> Iterator[Cel
                     yield Cell(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, sgd)
 
 
+def _figure7(args: Args) -> Iterator[Cell]:
+    """Training loss with and without fake gradients, after `--iterations` rounds; curves.json has the whole curves."""
+    for name, dataset in DATASETS.items():
+        if name not in ("CIFAR-10", "MNIST", "Linnaeus 5"):
+            continue
+        for defense in ("none", "fake-capped"):
+            setting = replace(_training(args, defense), dataset=dataset, num_samples=args.num_samples)
+            read = at_iteration(args.iterations, 1)
+            yield Cell(f"fig7/{dataset}/{defense}", None, "loss", setting, read, "quarter of the channels")
+
+
+def _training(args: Args, defense: str) -> Setting:
+    """Training by SGD at 0.1 with a quarter of the channels."""
+    return Setting(
+        "training",
+        dataset="cifar10",
+        network="cafe-small",
+        model_learning_rate=0.1,
+        iterations=args.iterations,
+        defense=defense,
+    )
+
+
 def _table11(args: Args, cell: dict[str, Any], base: tuple[str, float, str]) -> Iterator[Cell]:
     """Training loss under defenses, for `--iterations` rounds; the figure has the whole curves.
 
     The data set is not printed: CIFAR-10 here, with a quarter of the channels and SGD at 0.1.
     """
     row = cell["id"].split("/")[1]
-    common: dict[str, Any] = {
-        "dataset": "cifar10",
-        "network": "cafe-small",
-        "model_learning_rate": 0.1,
-        "iterations": args.iterations,
-    }
     readings = {"true": ("none",), "fake": tuple(FAKE)}
     for defense in readings.get(row, (row.replace("dp-eps", "dp-"),)):
         suffix = f"#{defense}" if row == "fake" else ""
-        setting = Setting("training", defense=defense, **common)
         note = "quarter of the channels; delta 1e-5" if row.startswith("dp") else "quarter of the channels"
-        if cell["iterations"] <= common["iterations"]:
-            yield Cell(base[0] + suffix, base[1], base[2], setting, at_iteration(cell["iterations"], 1), note)
+        if cell["iterations"] <= args.iterations:
+            read = at_iteration(cell["iterations"], 1)
+            yield Cell(base[0] + suffix, base[1], base[2], _training(args, defense), read, note)
 
 
 def _iclr_cell(args: Args, name: str, cell: dict[str, Any]) -> Cell:
@@ -345,12 +367,12 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["ours"] is not None:
             how = row["solver"] + (f", {row['iterations']} iterations" if row["iterations"] else "")
-            difference = f"{row['ours'] - row['paper']:+.2f}"
+            printed = row["paper"] is not None
             table.add_row(
                 row["id"],
-                f"{row['paper']:g}",
+                f"{row['paper']:g}" if printed else "",
                 f"{row['ours']:.2f}",
-                difference,
+                f"{row['ours'] - row['paper']:+.2f}" if printed else "",
                 f"{row['spread']:.2f}",
                 row["unit"],
                 how,

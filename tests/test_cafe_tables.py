@@ -30,6 +30,13 @@ def test_every_printed_cell_is_planned(table, solver):
     assert all(np.isfinite(cost(cell.setting)) and cost(cell.setting) > 0 for cell in planned)
 
 
+def test_the_training_curves_are_planned_without_printed_numbers():
+    planned = list(cafe_tables.cells(cafe_tables.Args(table=("fig7",), iterations=500, num_samples=200)))
+    assert {cell.setting.dataset for cell in planned} == {"cifar10", "mnist", "linnaeus5"}
+    assert {cell.setting.defense for cell in planned} == {"none", "fake-capped"}
+    assert all((c.paper, c.setting.iterations, c.setting.num_samples) == (None, 500, 200) for c in planned)
+
+
 def test_cells_that_share_a_run_share_its_setting():
     loss, accuracy = (
         [cell.setting for cell in cafe_tables.cells(cafe_tables.Args(table=("table8",))) if kind in cell.id]

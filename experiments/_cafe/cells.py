@@ -40,7 +40,7 @@ class Cell:
     """A cell that can be run: its setting, and how its number is read off the run's results."""
 
     id: str
-    paper: float
+    paper: float | None  # None: a figure's, without a printed number
     unit: str
     setting: Setting
     read: Callable[[dict[str, Any]], float]
