@@ -7,31 +7,32 @@ import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import runs as cafe_runs
+from experiments._cafe import tables
 from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
 from experiments._cafe.runs import Setting
 
-ALL = cafe_tables.NEURIPS + cafe_tables.ICLR
+ALL = tables.NEURIPS + tables.ICLR
 
 
 @pytest.mark.parametrize("table", ALL)
 @pytest.mark.parametrize("solver", ["exact", "paper"])
 def test_every_printed_cell_is_planned(table, solver):
-    planned = list(cafe_tables.cells(cafe_tables.Args(table=(table,), solver=solver)))
+    planned = list(tables.cells((table,), tables.Options(solver=solver)))
     names = {cell.id.split("#")[0].removeprefix("iclr-") for cell in planned}
     if table.startswith("iclr-"):
         printed = {cell["id"] for cell in _paper.tables("cafe_iclr")[table.removeprefix("iclr-")]["cell"]}
     else:
-        tables = _paper.tables("cafe_neurips")
+        neurips = _paper.tables("cafe_neurips")
         ids = {"table8": ["table8-psnr", "table8-loss", "table8-accuracy"], "fake-gradients": ["text-fake-gradients"]}
-        printed = {cell["id"] for name in ids.get(table, [table]) for cell in tables[name]["cell"]}
+        printed = {cell["id"] for name in ids.get(table, [table]) for cell in neurips[name]["cell"]}
         if table == "table11":  # training stops at --iterations of the printed 8,000
-            printed = {name for name in printed if int(name.rsplit("iter", 1)[1]) <= cafe_tables.Args().iterations}
+            printed = {name for name in printed if int(name.rsplit("iter", 1)[1]) <= tables.Options().iterations}
     assert names == printed
     assert all(np.isfinite(cost(cell.setting)) and cost(cell.setting) > 0 for cell in planned)
 
 
 def test_the_training_curves_are_planned_without_printed_numbers():
-    planned = list(cafe_tables.cells(cafe_tables.Args(table=("fig7",), iterations=500, num_samples=200)))
+    planned = list(tables.cells(("fig7",), tables.Options(iterations=500, num_samples=200)))
     assert {cell.setting.dataset for cell in planned} == {"cifar10", "mnist", "linnaeus5"}
     assert {cell.setting.defense for cell in planned} == {"none", "fake-capped"}
     assert all((c.paper, c.setting.iterations, c.setting.num_samples) == (None, 500, 200) for c in planned)
@@ -39,7 +40,7 @@ def test_the_training_curves_are_planned_without_printed_numbers():
 
 def test_cells_that_share_a_run_share_its_setting():
     loss, accuracy = (
-        [cell.setting for cell in cafe_tables.cells(cafe_tables.Args(table=("table8",))) if kind in cell.id]
+        [cell.setting for cell in tables.cells(("table8",), tables.Options()) if kind in cell.id]
         for kind in ("loss", "accuracy")
     )
     assert len(set(loss) | set(accuracy)) == 1
