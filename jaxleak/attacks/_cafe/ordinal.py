@@ -32,6 +32,8 @@ KEPT: tuple[Kept, ...] = ("clamped", "paired")
 _ALTERNATIONS = 30
 #: Added to the normal matrices of single parties, as a share of their mean eigenvalue: float32, and dead rows.
 _RIDGE = 1e-5
+#: Keeps a quotient of zeros finite.
+_TINY = 1e-30
 
 
 class CafeOrdinalState(NamedTuple):
@@ -190,7 +192,7 @@ def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Ar
     """What one uploaded tensor was before the defense: in its order, of its size, with the prediction's values."""
     ordered = in_order_of(upload, predicted)
     if reading == "paired":
-        return ordered * (jnp.linalg.norm(upload) / jnp.maximum(jnp.linalg.norm(predicted), 1e-30))
+        return ordered * (jnp.linalg.norm(upload) / jnp.maximum(jnp.linalg.norm(predicted), _TINY))
     visible = visible_entries(upload)
     return jnp.where(visible, upload, ordered * _unit(upload, predicted, visible))
 
@@ -224,12 +226,12 @@ def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: 
         ordered = jax.vmap(in_order_of)(observed, predicted)
         # A round's few hundred entries of noise scatter in size. The prediction knows better how large single rounds
         # are, and all uploads together how large all rounds are.
-        rounds = (predicted * ordered).sum(axis=1) / (ordered**2).sum(axis=1)
+        rounds = (predicted * ordered).sum(axis=1) / jnp.maximum((ordered**2).sum(axis=1), _TINY)
         ordered = ordered * rounds[:, None]
         if reading == "clamped":
             return solve(jnp.where(visible, observed, ordered * _unit(observed, predicted, visible)))
         v = solve(ordered)
-        return v * (jnp.linalg.norm(observed) / jnp.linalg.norm(incidence @ v))
+        return v * (jnp.linalg.norm(observed) / jnp.maximum(jnp.linalg.norm(incidence @ v), _TINY))
 
     v = jax.lax.fori_loop(0, _ALTERNATIONS, alternate, solve(observed))
     return v.reshape(n, *uploads.shape[1:])
