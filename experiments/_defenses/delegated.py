@@ -15,10 +15,10 @@ DELEGATED = (*CAFE, *VFL)
 #: What is ours of the defenses in these tables, by the study's kind and the reading's name in a cell.
 READINGS = {
     "fake-repaired": "the printed algorithm with its slips repaired",
-    "fake-relative": "the same, with noise in units of each tensor's root mean square",
-    "fake-capped": "the same, with noise in units of the whole gradient's root mean square",
-    "fake-paired": "noise replaces entries by rank, as the paper's text has it, in units of the gradient's mean square",
-    "fake-paired-tensor": "the same in units of each tensor's root mean square",
+    "fake-capped": "repaired, with noise in units of the whole gradient's root mean square",
+    "fake-relative": "repaired, with noise in units of each tensor's root mean square",
+    "fake-paired": "noise replaces entries by rank, as the text has it, in units of the whole gradient's mean square",
+    "fake-paired-tensor": "noise replaces entries by rank, as the text has it, in units of each tensor's mean square",
     "direction": "VFLDefender keeping the gradients' directions, where the printed form keeps signs only",
     "batch": "VFLDefender with one random magnitude per batch",
     "label-dp": "Gaussian noise on the top's output gradient, accounted for labels; not the paper's DP-SGD",
