@@ -72,10 +72,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
-    if knows not in (
-        "nothing",
-        "clamped",
-    ):  # Step I gains from rounds; a sweep of Step II shows every sample eight times
+    if knows not in ("nothing", "clamped"):
+        # Step I gains from rounds, and every sweep of Step II shows each sample eight times.
         plan = plan._replace(
             output_rounds=2 * plan.output_rounds,
             feature_rounds=SWEEPS * math.ceil(8 * setting.num_samples / setting.batch_size),

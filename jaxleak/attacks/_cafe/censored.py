@@ -16,7 +16,15 @@ import scipy.stats
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
+from jaxleak.attacks._cafe.exact import (
+    CafeExactPlan,
+    Recovery,
+    check_seen,
+    diagnose,
+    granted,
+    invert_recovered,
+    recorded,
+)
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
 from jaxleak.attacks._cafe.labels import Loss
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
@@ -122,10 +130,7 @@ def cafe_censored(
         index, first = granted(observation, "cafe_censored")
         t, visible = state.seen, visible_entries(first["bias"])
         state = state._replace(
-            seen=t + 1,
-            batches=state.batches.at[t].set(index),
-            # Rounds after Step I write beyond the table, which drops them.
-            bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
+            **recorded(state, index, first["bias"]),
             visible=state.visible.at[t].set(visible, mode="drop"),
         )
         if first.get("kernel") is not None:

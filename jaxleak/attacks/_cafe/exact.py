@@ -6,7 +6,7 @@ descends for thousands of iterations, this engine solves, and says of every samp
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -200,12 +200,7 @@ def cafe_exact(
         del key
         index, first = granted(observation, "cafe_exact")
         t = state.seen
-        # Rounds after Step I write beyond the table, which drops them.
-        state = state._replace(
-            seen=t + 1,
-            batches=state.batches.at[t].set(index),
-            bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
-        )
+        state = state._replace(**recorded(state, index, first["bias"]))
         if first.get("kernel") is not None:
             v, resolved = jax.lax.cond(
                 t == plan.output_rounds,
@@ -310,6 +305,17 @@ def diagnose(
         feature_rank=features.rank,
         feature_condition=features.condition,
     )
+
+
+def recorded(state: Any, index: jax.Array, bias: jax.Array) -> dict[str, jax.Array]:
+    """The fields of a state after one more round: how many it has seen, their batches, and Step I's bias gradients."""
+    t = state.seen
+    return {
+        "seen": t + 1,
+        "batches": state.batches.at[t].set(index),
+        # Rounds after Step I write beyond the table, which drops them.
+        "bias_gradients": state.bias_gradients.at[t].set(bias, mode="drop"),
+    }
 
 
 def granted(observation: Observation, attack: str) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -55,6 +55,14 @@ def incidence_matrix(batches: jax.Array, num_samples: int) -> jax.Array:
     return jnp.zeros((batches.shape[0], num_samples)).at[rounds, batches].set(1.0)
 
 
+def incidence_solver(batches: jax.Array, num_samples: int) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """S (T, N), and its minimum-norm least-squares solution for right-hand sides (T, F), by singular values."""
+    incidence = incidence_matrix(batches, num_samples)
+    u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
+    inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
+    return incidence, lambda g: wt.T @ (inverse[:, None] * (u.T @ g))
+
+
 def incidence_product(batches: jax.Array, table: jax.Array) -> jax.Array:
     """S X: for every batch (T, K) the sum of its rows of the table (N, ...) -> (T, ...)."""
     return jax.lax.map(lambda index: table[index].sum(axis=0), batches)
@@ -81,13 +89,7 @@ def solve_output_gradients(
     """
     rounds = batches.shape[0]
     if direct and num_samples <= SPECTRAL_LIMIT:
-        incidence = incidence_matrix(batches, num_samples)
-        u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
-        inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
-
-        def solve(g: jax.Array) -> jax.Array:
-            return wt.T @ (inverse[:, None] * (u.T @ g))
-
+        incidence, solve = incidence_solver(batches, num_samples)
         flat = bias_gradients.reshape(rounds, -1)
         v = solve(flat)
         v = v + solve(flat - incidence @ v)

@@ -18,10 +18,18 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._cafe.censored import visible_entries
-from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, check_seen, diagnose, granted, invert_recovered
+from jaxleak.attacks._cafe.exact import (
+    CafeExactPlan,
+    Recovery,
+    check_seen,
+    diagnose,
+    granted,
+    invert_recovered,
+    recorded,
+)
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
 from jaxleak.attacks._cafe.labels import Loss
-from jaxleak.attacks._cafe.least_squares import incidence_matrix, live_rows, solve_features
+from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -117,12 +125,7 @@ def cafe_ordinal(
         del key
         index, first = granted(observation, "cafe_ordinal")
         t = state.seen
-        state = state._replace(
-            seen=t + 1,
-            batches=state.batches.at[t].set(index),
-            # Rounds after Step I write beyond the table, which drops them.
-            bias_gradients=state.bias_gradients.at[t].set(first["bias"], mode="drop"),
-        )
+        state = state._replace(**recorded(state, index, first["bias"]))
         done = t - plan.output_rounds  # of Step II
         if first.get("kernel") is not None:
             v = jax.lax.cond(
@@ -184,8 +187,12 @@ def sweep_length(plan: CafeExactPlan, sweeps: int) -> int:
 
 def in_order_of(observed: jax.Array, values: jax.Array) -> jax.Array:
     """The values (any shape) rearranged into the order of `observed` (same shape)."""
-    ascending = jnp.sort(values.ravel())
-    return jnp.zeros_like(ascending).at[jnp.argsort(observed.ravel())].set(ascending).reshape(observed.shape)
+    return _ranked(jnp.argsort(observed.ravel()), values.ravel()).reshape(observed.shape)
+
+
+def _ranked(order: jax.Array, values: jax.Array) -> jax.Array:
+    """The values (n,), in the order whose positions from the smallest to the largest are given (n,)."""
+    return jnp.zeros_like(values).at[order].set(jnp.sort(values))
 
 
 def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Array:
@@ -212,18 +219,15 @@ def size_ratio(gradient: PyTree) -> float:
 
 def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: int) -> jax.Array:
     """Step I: V (N, P, d2) from batches (T1, K) and what was uploaded as bias gradients (T1, P, d2)."""
-    incidence = incidence_matrix(batches, n)
-    u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
-    inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)[:, None]
+    incidence, solve = incidence_solver(batches, n)
     observed = uploads.reshape(len(uploads), -1)
     visible = jax.vmap(visible_entries)(observed) if reading == "clamped" else jnp.zeros(observed.shape, bool)
 
-    def solve(g: jax.Array) -> jax.Array:
-        return wt.T @ (inverse * (u.T @ g))
+    orders = jnp.argsort(observed, axis=1)
 
     def alternate(_: int, v: jax.Array) -> jax.Array:
         predicted = incidence @ v
-        ordered = jax.vmap(in_order_of)(observed, predicted)
+        ordered = jax.vmap(_ranked)(orders, predicted)
         # A round's few hundred entries of noise scatter in size. The prediction knows better how large single rounds
         # are, and all uploads together how large all rounds are.
         rounds = (predicted * ordered).sum(axis=1) / jnp.maximum((ordered**2).sum(axis=1), _TINY)
