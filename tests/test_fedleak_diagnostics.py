@@ -51,6 +51,14 @@ def test_label_rules_are_scored_where_they_apply():
         diagnostics.label_rules(Case(model="mlp", data="digits", batch_size=1800), 1, 0)
 
 
+def test_label_rules_are_scored_among_classes_that_the_data_do_not_have():
+    case = Case(model="mlp", data="digits", batch_size=16)
+    scores = diagnostics.label_rules(case, 2, 0, drawn_classes=100)
+    assert {name for name, value in scores.items() if np.isnan(value)} == {"idlg", "counting_rule"}
+    assert 10 / 16 < scores["distinct"] < 1  # more labels than digits have, and a repeat
+    assert scores["bias_rule"] > 0.9 > scores["random"]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _gradient(model, variables, x, y):
     def loss(params):

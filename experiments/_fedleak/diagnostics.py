@@ -97,8 +97,11 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
     return {"pearson": float(np.mean(values)), "pearson_spread": float(np.std(values)), "images": float(len(values))}
 
 
-def label_rules(case: Case, batches: int, seed: int) -> dict[str, float]:
+def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None = None) -> dict[str, float]:
     """Accuracy of every label rule on batches of the case's size, repeats counted.
+
+    With `drawn_classes` labels are drawn uniformly, with replacement, among so many classes. Untrained networks know
+    nothing of classes, so theirs are as hard to find as those that belong to the images.
 
     Returns:
         Accuracy in [0, 1] by rule, NaN where a rule does not take this batch size; `distinct`, the most that any
@@ -108,18 +111,19 @@ def label_rules(case: Case, batches: int, seed: int) -> dict[str, float]:
     total = len(dataset.y)
     if total < case.batch_size:
         raise ValueError(f"{case.data} has {total} samples, fewer than a batch of {case.batch_size}")
-    init, found_by_all = _label_programs(case, dataset.x.shape[1:], len(dataset.classes))
+    init, found_by_all = _label_programs(case, dataset.x.shape[1:], drawn_classes or len(dataset.classes))
     variables = init(jax.random.key(seed))
     rng = np.random.default_rng(seed)
+    labels = dataset.y if drawn_classes is None else rng.integers(drawn_classes, size=total).astype(dataset.y.dtype)
     hits: dict[str, list[float]] = {name: [] for name in LABEL_RULES}
     ceiling = []
     for number in range(batches):
         chosen = rng.permutation(total)[: case.batch_size]
-        truth = dataset.y[chosen]
+        truth = labels[chosen]
         ceiling.append(len(np.unique(truth)) / len(truth))
         key = jax.random.key(1000 * seed + number)
-        for name, labels in found_by_all(variables, key, dataset.x[chosen], truth).items():
-            hits[name].append(metrics.label_multiset_accuracy(truth, np.asarray(labels)))
+        for name, found in found_by_all(variables, key, dataset.x[chosen], truth).items():
+            hits[name].append(metrics.label_multiset_accuracy(truth, np.asarray(found)))
     accuracy = {name: float(np.mean(values)) if values else float("nan") for name, values in hits.items()}
     return accuracy | {"distinct": float(np.mean(ceiling))}
 

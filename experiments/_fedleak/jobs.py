@@ -28,6 +28,7 @@ class Job:
     case: Case
     training: Training | None = None  # of the attacked model, on data that no client of the case has
     federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
+    drawn_classes: int | None = None  # of "labels": labels are drawn among so many classes, not the data's own
 
 
 @dataclass(frozen=True)

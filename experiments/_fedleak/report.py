@@ -84,7 +84,8 @@ def show_label_rules(runner: Runner) -> None:
         mean = {name: 100 * float(np.mean([s[name] for s in scores])) for name in (*names, "distinct")}
         spread = {name: 100 * float(np.std([s[name] for s in scores])) for name in names}
         cells = ["-" if np.isnan(mean[n]) else f"{mean[n]:.1f}+-{spread[n]:.1f}" for n in names]
-        table.add_row(job.case.data, str(job.case.batch_size), f"{mean['distinct']:.1f}", *cells)
+        classes = f", {job.drawn_classes} classes drawn" if job.drawn_classes else ""
+        table.add_row(job.case.data + classes, str(job.case.batch_size), f"{mean['distinct']:.1f}", *cells)
     console().print(table)
 
 

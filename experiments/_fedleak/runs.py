@@ -102,7 +102,7 @@ class Runner:
         if job.kind == "invert":
             result = self._invert(job, seed)
         elif job.kind == "labels":
-            result = Result(diagnostics.label_rules(job.case, LABEL_BATCHES, seed), {})
+            result = Result(diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes), {})
         elif job.kind == "fig1":
             result = Result(diagnostics.sign_noise(job.case, seed), {})
         elif job.kind == "path":
