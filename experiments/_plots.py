@@ -117,12 +117,20 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
 
 
 def curves(
-    path: Path, series: dict[str, tuple[np.ndarray, np.ndarray]], *, xlabel: str, ylabel: str, log_y: bool = False
+    path: Path,
+    series: dict[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
     """Named curves `{label: (x, y)}` in one panel."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for label, (x, y) in series.items():
         axes.plot(x, y, label=label)
+    if log_x:
+        axes.set_xscale("log")
     if log_y:
         axes.set_yscale("log")
     axes.set_xlabel(xlabel)

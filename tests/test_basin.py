@@ -1,0 +1,86 @@
+"""The basin around the truth: what is compared, and how a row sums it up."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import basin
+from experiments._inversion.case import Case
+from experiments._inversion.problem import victim
+from jaxleak import objectives
+
+CASE = Case(model="mlp", data="digits")
+SHARPNESS = (2.0, 1e4)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return basin.distances(CASE, SHARPNESS, 4, 0)
+
+
+def test_distances_are_those_of_the_gradients(found):
+    """The truth by the sharper copy, and the second batch's counterpart, with weights and loss spelled out."""
+    side = victim(CASE, 0)
+    variables = side.model.init(jax.random.key(0))
+
+    def gradient(x, y):
+        def loss(params):
+            logits = side.model.apply({**variables, "params": params}, x).logits
+            return -jax.nn.log_softmax(logits)[0, y]
+
+        return jax.grad(loss)(variables["params"])
+
+    x, y = side.private.x[:, 0], side.private.y
+    expected = objectives.cosine(gradient(x[1:2], y[1]), gradient(x[-2:-1], y[1]))
+    assert found.shape == (4, 2, len(basin.CANDIDATES))
+    assert found[1, 1, basin.CANDIDATES.index("other")] == pytest.approx(float(expected), abs=1e-3)
+    np.testing.assert_allclose(found[:, 1, 0], 0, atol=1e-3)
+    assert (found[:, 0, 0] > 0.01).all()  # the smooth copy's bias
+
+
+def test_noise_has_the_level_that_it_is_called_by(found):
+    """Where kinks play little part, gradients stray in proportion to small noise: tenfold in the cosine for 10 dB."""
+    forty, thirty = (found[:, 1, basin.CANDIDATES.index(f"{level} dB")].mean() for level in (40, 30))
+    assert 0 < forty < thirty < found[:, 1, basin.CANDIDATES.index("other")].mean()
+    assert 4 < thirty / forty < 25
+
+
+def test_reach_is_the_share_of_the_distance_at_the_best_sharpness():
+    """Two batches, sharpness 2 and 5: other images at 0.8 and 0.4 in the mean."""
+    of_others = np.array([[0.7, 0.4], [0.9, 0.4]])
+    noisy = {"truth": (0.4, 0.0), "40 dB": (0.6, 0.1), "30 dB": (0.4, 0.3), "20 dB": (0.7, 0.4)}
+    values = np.empty((2, 2, len(basin.CANDIDATES)))
+    for j, name in enumerate(basin.CANDIDATES):
+        values[:, :, j] = noisy.get(name, of_others)
+    cell = basin.summary("row", (2.0, 5.0), values)
+    assert cell["reach"] == pytest.approx({"truth": 1.0, "40 dB": 0.75, "30 dB": 0.5, "20 dB": 0.125})
+    assert cell["at_sharpness"] == {"truth": 5.0, "40 dB": 5.0, "30 dB": 2.0, "20 dB": 2.0}
+    assert cell["standard_error"]["30 dB"] == pytest.approx(0.1 / 0.8 / np.sqrt(2))
+    assert cell["distance"]["other"] == pytest.approx([0.8, 0.4])
+    assert cell["ours"] == cell["reach"]["30 dB"]
+
+
+def test_rows_are_stored_and_drawn(tmp_path):
+    args = basin.Args(rows=("convnet-b4",), data="digits", sharpness=(3.0,), batches=2, seeds=(0, 1), out=tmp_path)
+    (cell,) = basin.main(args)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert cell["batches"] == 4
+    assert stored["metrics"]["reach_30_db/convnet-b4"] == pytest.approx(cell["ours"])
+    assert (tmp_path / "figures" / "convnet-b4.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": ("resnet99",)}, "rows must be one of"),
+        ({"sharpness": (1.0, 0.0)}, r"sharpness\[1\] must be > 0, got 0.0"),
+        ({"sharpness": ()}, "sharpness must be > 0, got 0"),
+        ({"batches": 33, "rows": ("convnet-b4",)}, r"batches must be in \[1, 32\], got 33"),
+        ({"seeds": ()}, "seeds must be > 0, got 0"),
+    ],
+)
+def test_bad_options_are_refused_at_once(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        basin.main(basin.Args(out=tmp_path, **options))
