@@ -152,12 +152,14 @@ def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[s
     """
     mean = found.mean(axis=0)
     others = found[:, :, [CANDIDATES.index("other")]]
-    closer = (others - found) / others.mean(axis=0)
+    closer = (others - found) / mean[:, [CANDIDATES.index("other")]]
     reach, error, best = {}, {}, {}
     for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
         at = int(np.argmax(closer[:, :, j].mean(axis=0)))
         reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
-        error[name] = float(closer[:, at, j].std() / np.sqrt(len(found)))
+        # Of a ratio of means: batches whose other images are far are not for that reason spread.
+        residual = closer[:, at, j] - reach[name] * others[:, at, 0] / mean[at, CANDIDATES.index("other")]
+        error[name] = float(residual.std() / np.sqrt(len(found)))
     return {
         "id": row,
         "ours": reach["30 dB"],
