@@ -68,6 +68,9 @@ class Args:
     homotopy: tuple[float, float] | None = None
     """Sharpness from and to; None takes the row's, mostly the recommended schedule."""
     tv: float | None = None
+    """Weight of the total variation; None takes the preset's, 0.1 sqrt(B)."""
+    step_size: float | None = None
+    """Adam's, of all variants; None takes the preset's, 0.05."""
     weights: Literal["random", "warm"] = "random"
     """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
     warm: Training = field(default_factory=Training)
@@ -86,7 +89,9 @@ def main(args: Args) -> list[dict[str, Any]]:
     for name in args.variants:
         _validate.one_of(VARIANTS, variants=name)
     changes = {name: VARIANTS[name] for name in args.variants} | (TERMS if args.terms else {})
-    config = {name: getattr(args, name) for name in ("rows", "data", "iterations", "seeds", "homotopy", "tv")}
+    config = {
+        name: getattr(args, name) for name in ("rows", "data", "iterations", "seeds", "homotopy", "tv", "step_size")
+    }
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
     folder = RunFolder(
@@ -100,6 +105,8 @@ def main(args: Args) -> list[dict[str, Any]]:
         common["homotopy"] = args.homotopy
     if args.tv is not None:
         common["tv"] = args.tv
+    if args.step_size is not None:
+        common |= {"optimizer": "adam", "step_size": args.step_size}
     cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
     # All that can be refused is refused before the first run.
     saved = {

@@ -118,6 +118,7 @@ def test_sweeps(lines, index, action):
         probe=NAMES | st.just("ascent"),
         probe_length=FLOATS,
         optimizer=st.none() | NAMES | st.just("annealed"),
+        step_size=FLOATS,
         terms=st.none() | st.lists(NAMES | st.just("cosine"), max_size=3).map(tuple),
         homotopy=st.none() | st.tuples(FLOATS, FLOATS),
         finish=FLOATS,

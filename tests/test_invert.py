@@ -38,6 +38,8 @@ from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
         ({"homotopy": (1.0, 5.0), "exact_kinks": True}, "exact_kinks attacks without smoothing"),
         ({"granted_statistics": True}, "granted_statistics is read by gradinversion only, got attack fedleak"),
         ({"attack": "gradinversion", "granted_statistics": True, "model": "mlp", "data": "digits"}, "no batch norm"),
+        ({"step_size": 0.01}, "step_size changes optimizer, so optimizer must be given too"),
+        ({"optimizer": "adam", "step_size": 0.0}, "step_size must be > 0"),
         ({"noise_scale": 0.1}, "noise_scale is read by bayes only, got attack fedleak"),
         ({"attack": "bayes", "noise_scale": 0.0}, "noise_scale must be > 0"),
         ({"attack": "bayes", "noise": "pink"}, "noise must be one of gaussian, laplace"),
@@ -64,6 +66,17 @@ def test_options_of_single_attacks_reach_their_settings():
     assert settings(replace(noisy, noise="laplace")).distance(a, b) == pytest.approx((0.5 + 2) / 0.5)
     waiting = Case(homotopy=(1.0, 5.0), finish=0.1, progress_below=0.3)
     assert settings(waiting).smoothing == attacks.smoothing(1.0, 5.0, finish=0.1, progress_below=0.3)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "annealed"])
+def test_the_step_size_is_how_far_a_pixel_moves_first(optimizer):
+    for case, expected in (
+        (Case(optimizer=optimizer), 0.05),
+        (Case(optimizer=optimizer, step_size=0.2), 0.2),
+    ):
+        adam, gradient = settings(case).optimizer, jnp.array([3.0, -0.1])
+        updates, _ = adam.update(gradient, adam.init(gradient))
+        assert updates == pytest.approx([-expected, expected], rel=1e-4)
 
 
 def test_a_folder_of_another_configuration_is_refused_before_the_first_seed_runs(tmp_path, capsys):

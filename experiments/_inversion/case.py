@@ -76,8 +76,10 @@ class Case:
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
-    """In place of the preset's: adam, at 0.05 with cosine decay; or annealed, whose decay begins anew every 1,000
-    iterations (Table 11)."""
+    """In place of the preset's: adam, with cosine decay; or annealed, whose decay begins anew every 1,000 iterations
+    (Table 11)."""
+    step_size: float = 0.05
+    """How far such an optimizer may move a pixel in its first iterations."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
     granted_statistics: bool = False
@@ -116,7 +118,11 @@ class Case:
 
 
 #: Options that change another one.
-_PART_OF = {"probe": "blend", "probe_length": "blend", "finish": "homotopy", "progress_below": "homotopy"}
+_PART_OF = {
+    "probe": "blend", "probe_length": "blend",
+    "finish": "homotopy", "progress_below": "homotopy",
+    "step_size": "optimizer",
+}  # fmt: skip
 
 #: Options that only some attacks read.
 _READ_BY = {

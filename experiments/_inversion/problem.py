@@ -146,6 +146,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
         changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
     if case.optimizer is not None:
         _validate.one_of(("adam", "annealed"), optimizer=case.optimizer)
+        _validate.positive(step_size=case.step_size)
         changes["optimizer"] = _optimizer(case)
     if case.terms is not None:
         for name in case.terms:
@@ -163,9 +164,9 @@ _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1",
 
 
 def _optimizer(case: Case) -> optax.GradientTransformation:
-    cycle = optax.cosine_decay_schedule(0.05, 1000)
+    cycle = optax.cosine_decay_schedule(case.step_size, 1000)
     annealed = optax.adam(lambda count: cycle(count % 1000))
-    adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(0.05, case.iterations)
+    adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(case.step_size, case.iterations)
     return presets.signed(adam) if case.attack == "inverting_gradients" else adam
 
 
