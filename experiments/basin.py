@@ -7,11 +7,11 @@
 No attack runs here. For every sharpness of the attacker's copy of the model stands the cosine distance between the
 observed gradient, which is the exact model's, and that of the true images, of the same with noise (40, 30 and 20 dB
 PSNR), of grey ones, and of other images. Descent has something to follow where these differ from each other: if images
-at 40 dB are as far away as other images at every sharpness, then no matching of gradients finds the truth, whatever its
+at 40 dB are as far away as other images at every sharpness, then no descent on gradients finds the truth, whatever its
 terms and its iterations. And a schedule is wasted where the truth itself is no closer than other images, or ends in a
 bias where the truth is still far. Nothing of it needs a client: who attacks measures it on images of their own.
 
-The first line takes about a minute on two cores and should print a reach at 30 dB of about 0.9 for the ConvNet and 0.3
+The first line takes about a minute on two cores and should print a reach at 30 dB of about 0.96 for the ConvNet and 0.28
 for the ResNet10: by what share of their distance, at the best sharpness, images at 30 dB are closer than other images.
 """
 
