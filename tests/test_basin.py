@@ -71,6 +71,20 @@ def test_rows_are_stored_and_drawn(tmp_path):
     assert (tmp_path / "figures" / "convnet-b4.png").exists()
 
 
+def test_warm_weights_are_those_that_are_measured(tmp_path, monkeypatch):
+    measured = []
+
+    def distances(case, sharpness, batches, seed, variables):
+        measured.append(variables)
+        return np.ones((batches, len(sharpness), len(basin.CANDIDATES)))
+
+    monkeypatch.setattr(basin, "distances", distances)
+    monkeypatch.setattr(basin, "trained", lambda case, training, seed, folder: (f"weights {seed}", {}))
+    basin.main(basin.Args(rows=("convnet-b1",), batches=1, seeds=(3, 5), weights="warm", out=tmp_path / "warm"))
+    basin.main(basin.Args(rows=("convnet-b1",), batches=1, seeds=(3,), out=tmp_path / "random"))
+    assert measured == ["weights 3", "weights 5", None]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
