@@ -108,7 +108,7 @@ def distances(
         seed: of data, weights and noise.
         variables: of the model; None draws them.
     """
-    side = victim(case, seed, variables)
+    side = victim(case, seed)
     gradient = _gradient(side.share)
     if variables is None:
         variables = jax.jit(side.model.init)(jax.random.key(seed))
@@ -151,14 +151,15 @@ def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[s
         found: (batches, len(sharpness), len(CANDIDATES)), see `distances`.
     """
     mean = found.mean(axis=0)
-    others = found[:, :, [CANDIDATES.index("other")]]
-    closer = (others - found) / mean[:, [CANDIDATES.index("other")]]
+    share = found / mean[:, [CANDIDATES.index("other")]]  # of the mean distance of other images
+    others = share[:, :, CANDIDATES.index("other")]
+    closer = others[:, :, None] - share
     reach, error, best = {}, {}, {}
     for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
         at = int(np.argmax(closer[:, :, j].mean(axis=0)))
         reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
         # Of a ratio of means: batches whose other images are far are not for that reason spread.
-        residual = closer[:, at, j] - reach[name] * others[:, at, 0] / mean[at, CANDIDATES.index("other")]
+        residual = closer[:, at, j] - reach[name] * others[:, at]
         error[name] = float(residual.std() / np.sqrt(len(found)))
     return {
         "id": row,

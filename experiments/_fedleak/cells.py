@@ -264,8 +264,9 @@ def _label_rules(sizes: Sizes) -> Iterator[Plan]:
     """Label inference on data with more samples than the ImageNet sample has; the report shows all rules."""
     model = sizes.model or "resnet10"
     # No data set of 1,000 classes at hand has batches with repeats: there labels are drawn.
-    compared = (("CIFAR-10", None), ("CIFAR-100", None), ("CIFAR-100", 1000))
-    for name, drawn in [(name, drawn) for name, drawn in compared if name in sizes.specs]:
+    for name, drawn in (("CIFAR-10", None), ("CIFAR-100", None), ("CIFAR-100", 1000)):
+        if name not in sizes.specs:
+            continue
         for batch in (4, 16, 32, 64, 128):
             case = Case(
                 model=model,

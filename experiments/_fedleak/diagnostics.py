@@ -111,10 +111,12 @@ def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None =
     total = len(dataset.y)
     if total < case.batch_size:
         raise ValueError(f"{case.data} has {total} samples, fewer than a batch of {case.batch_size}")
-    init, found_by_all = _label_programs(case, dataset.x.shape[1:], drawn_classes or len(dataset.classes))
-    variables = init(jax.random.key(seed))
     rng = np.random.default_rng(seed)
-    labels = dataset.y if drawn_classes is None else rng.integers(drawn_classes, size=total).astype(dataset.y.dtype)
+    labels, num_classes = dataset.y, len(dataset.classes)
+    if drawn_classes is not None:
+        labels, num_classes = rng.integers(drawn_classes, size=total).astype(labels.dtype), drawn_classes
+    init, found_by_all = _label_programs(case, dataset.x.shape[1:], num_classes)
+    variables = init(jax.random.key(seed))
     hits: dict[str, list[float]] = {name: [] for name in LABEL_RULES}
     ceiling = []
     for number in range(batches):

@@ -25,13 +25,10 @@ ROWS: dict[str, Case] = {
     "resnet34_16-b4": Case(model="resnet34", width=16, batch_size=4),
     "resnet18-b1": Case(model="resnet18"),
     "resnet34-b1": Case(model="resnet34"),
-    "resnet34-b4": Case(model="resnet34", batch_size=4),
     "resnet10_x3-b1": Case(model="resnet10_x3"),
     "resnet10_x5-b1": Case(model="resnet10_x5"),
     "densenet121-b1": Case(model="densenet121"),
-    "densenet121-b4": Case(model="densenet121", batch_size=4),
     "mobilenet_v2-b1": Case(model="mobilenet_v2"),
-    "mobilenet_v2-b16": Case(model="mobilenet_v2", batch_size=16),
     "vit_tiny-b1": Case(model="vit_tiny", homotopy=_SHARP),
     "vit_small-b1": Case(model="vit_small", homotopy=_SHARP),
 }
