@@ -17,7 +17,7 @@ RATE = 1.0
 
 # name: (jaxleak's model, its options, B, iterations per call, (PyTorch's network, its argument))
 MODELS = {
-    "ConvNet": ("convnet", _problems.CONVNET, 8, 4, ("convnet", _problems.CONVNET["strides"])),
+    "ConvNet": ("convnet", _problems.CONVNET, 8, 8, ("convnet", _problems.CONVNET["strides"])),
     "ResNet10": ("resnet10", {}, 16, 2, ("resnet", (1, 1, 1, 1))),
     "ResNet18": ("resnet18", {}, 16, 1, ("resnet", (2, 2, 2, 2))),
 }

@@ -21,6 +21,8 @@ AT_ONCE = {1: 32, 2: 2}
 NAMES = {1: "one device", 2: "two devices"}
 ITERATIONS = 20
 COMPARED = 32
+#: Iterations of a call times restarts, at least: a call much shorter than 0.1 s would be timed on sleeping cores.
+STEPS = 640
 #: Form of the convolutions, restarts at once on a device, devices.
 JAX_CASES = {
     "one by one": ("auto", 1, 1),
@@ -50,15 +52,16 @@ def reference(restarts: int = COMPARED):
 @pytest.mark.parametrize(("devices", "restarts"), [(d, r) for d, counts in RESTARTS.items() for r in counts])
 def test_cost_of_restarts(benchmark, devices, restarts):
     problem = problem_of(restarts, "auto", min(AT_ONCE[devices], restarts // devices), devices)
-    first_call(benchmark, lambda: problem.run("jit over the loop", ITERATIONS))
+    iterations = max(ITERATIONS, STEPS // restarts)
+    first_call(benchmark, lambda: problem.run("jit over the loop", iterations))
     for one, other in zip(reference(restarts), problem.change(RATE, "jit over the loop"), strict=True):
         _problems.assert_same_gradient(one, other)
     measure(
         benchmark,
-        lambda: problem.run("jit over the loop", ITERATIONS),
+        lambda: problem.run("jit over the loop", iterations),
         group=f"DLG by restarts, all on {NAMES[devices]}, one step of all of them, LeNet, B = 1, 32x32x3",
         name=f"R = {restarts}",
-        per_call=ITERATIONS,
+        per_call=iterations,
         base=restarts == RESTARTS[devices][0],
     )
 

@@ -24,10 +24,12 @@ def num_products(size: tuple[int, int], window: Window) -> int:
     return real + (math.prod(lengths) - real) * 3 // 2
 
 
-def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """(G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O)."""
+def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
+    """(G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O); the adjoint is the other way."""
     groups, batch, height, width, _ = x.shape
     images, kernels, outputs = _transforms((height, width), kernel.shape[1:3])
+    if adjoint:
+        kernel = kernel[:, ::-1, ::-1].swapaxes(3, 4)
     products = jax.lax.dot_general(
         _apply(images, _pixels_first(x)), _apply(kernels, _taps_first(kernel)), (((3,), (2,)), ((0, 1), (0, 1)))
     )

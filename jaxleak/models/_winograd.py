@@ -18,6 +18,8 @@ from jaxleak.models._bilinear import Window, closed_convolution
 _IMAGE = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 _KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 _OUTPUT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+#: Rows of _KERNEL in the order that reads a kernel backwards.
+_TURNED = (3, 1, 2, 0)
 
 
 def tiles(shape: tuple[int, ...]) -> int:
@@ -26,14 +28,17 @@ def tiles(shape: tuple[int, ...]) -> int:
     return batch * -(-height // 2) * -(-width // 2)
 
 
-def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """(G, B, H, W, C) and (G, 3, 3, C, O) to (G, B, H, W, O)."""
+def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
+    """(G, B, H, W, C) and (G, 3, 3, C, O) to (G, B, H, W, O); the adjoint is the other way."""
     groups, batch, height, width, _ = x.shape
-    h, w, out = -(-height // 2), -(-width // 2), kernel.shape[-1]
+    h, w, out = -(-height // 2), -(-width // 2), kernel.shape[3 if adjoint else 4]
     kernel = jax.lax.optimization_barrier(kernel)
     entries = [kernel[:, i, j] for i in range(3) for j in range(3)]
-    kernels = [u for row in _both_axes(_KERNEL, entries) for u in row]
-    products = [_product(v, u, 2, 1) for v, u in zip(_image_tiles(x), kernels, strict=True)]
+    kernels = _both_axes(_KERNEL, entries)
+    if adjoint:  # the kernel turned round: of its transform only the ends change places
+        kernels = [[kernels[i][j] for j in _TURNED] for i in _TURNED]
+    pairs = zip(_image_tiles(x), (u for row in kernels for u in row), strict=True)
+    products = [_product(v, u, 2, 2 if adjoint else 1) for v, u in pairs]
     rows = _both_axes(_OUTPUT, [p.reshape(groups, batch, h, w, out) for p in products])
     y = jnp.stack([jnp.stack(row, axis=4) for row in rows], axis=3)
     return y.reshape(groups, batch, 2 * h, 2 * w, out)[:, :, :height, :width]
