@@ -174,10 +174,15 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
         return {**row, "not_run": f"{BEYOND_BUDGET}: about {need / 60:.0f} minutes"}
     try:
         with folder.phase(plan.id.split("/")[0]):
-            scores = [[runner(job, seed).scores for job in plan.jobs] for seed in args.seeds]
+            results = [[runner(job, seed) for job in plan.jobs] for seed in args.seeds]
     except (ValueError, FloatingPointError) as error:
         return {**row, "not_run": str(error)}
-    values = [plan.read(of_seed) for of_seed in scores]
+    scores = [[result.scores for result in of_seed] for of_seed in results]
+    if plan.compare is None:
+        values = [plan.read(of_seed) for of_seed in scores]
+    else:
+        pairs = [of_seed[0].images for of_seed in results]
+        values = [float(np.mean(plan.compare(images["truth"], images["estimate"]))) for images in pairs]
     psnr = ("psnr", "psnr_up_to_scale", "psnr_grey")
     beside = (*psnr, "ssim", "cosine_distance", "label_accuracy", "test_accuracy", "seconds")
     row |= {"ours": float(np.mean(values)), "spread": float(np.std(values)), "seeds": list(args.seeds)}

@@ -18,8 +18,20 @@ from experiments._fedleak.weights import Training, trained
 from experiments._harness import RunFolder
 from experiments._inversion.case import Case
 from experiments._inversion.problem import check, settings, victim
+from jaxleak import metrics
 
+NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
+
+
+def _without_lpips(*_):
+    raise FileNotFoundError(NO_LPIPS)
+
+
+@pytest.fixture(autouse=True)
+def no_lpips(monkeypatch):
+    """Whatever is installed here."""
+    monkeypatch.setattr(metrics, "lpips", _without_lpips)
 
 
 def _all(sizes):
@@ -34,7 +46,7 @@ def test_every_printed_cell_has_a_run_or_a_reason():
     without = {plan.id for plan in planned if plan.reason}
     methods = {cell["id"]: cell["method"] for table in _paper.tables("fedleak").values() for cell in table["cell"]}
     by_hand = {name for name, method in methods.items() if method in ("GGL", "ROGS")}
-    never = {c["id"] for name in NOT_MEASURED for c in _paper.tables("fedleak")[name]["cell"]}
+    never = {c["id"] for name in (*NOT_MEASURED, "table10-lpips") for c in _paper.tables("fedleak")[name]["cell"]}
     pretrained = {name for name in methods if name.startswith("table7") and name.endswith("pretrained")}
     assert without == by_hand | never | pretrained
 
@@ -109,10 +121,22 @@ def digits(monkeypatch):
     monkeypatch.setattr(fedleak, "DATASETS", {"MNIST": "digits", "CIFAR-10": "digits"})
 
 
+def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
+    of_cell = lambda: next(p for p in plans("table10", EVERYTHING) if p.id == "table10-lpips/fedleak")  # noqa: E731
+    assert of_cell().reason == NO_LPIPS
+    monkeypatch.setattr(metrics, "lpips", lambda truth, estimate: np.abs(truth - estimate).mean(axis=(1, 2, 3)))
+    args = {"model": "mlp", "batch_size": 2, "iterations": 2, "table": ("table10",), "substitute": "digits"}
+    fedleak.main(fedleak.Args(**args, only="lpips/fedleak", out=tmp_path))
+    (row,) = (c for c in json.loads((tmp_path / "results.json").read_text())["cells"] if c["ours"] is not None)
+    assert row["id"] == of_cell().id
+    (images,) = (np.load(file) for file in (tmp_path / "cells").glob("*.npz"))
+    assert row["ours"] == pytest.approx(np.abs(images["truth"] - images["estimate"]).mean())
+
+
 def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeypatch, digits):
     args = fedleak.Args(**TINY, seeds=(0, 1), out=tmp_path)
-    metrics = fedleak.main(args)
-    assert (metrics["cells_run"], metrics["cells_listed"]) == (1, 4)
+    found = fedleak.main(args)
+    assert (found["cells_run"], found["cells_listed"]) == (1, 4)
     stored = json.loads((tmp_path / "results.json").read_text())
     row = next(cell for cell in stored["cells"] if cell["ours"] is not None)
     assert row["id"] == "table16/lambda0.1"
@@ -129,11 +153,11 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
 def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
     small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
     monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})
-    metrics = fedleak.main(fedleak.Args(preset="demo", seeds=(0,), iterations=2, out=tmp_path))
+    found = fedleak.main(fedleak.Args(preset="demo", seeds=(0,), iterations=2, out=tmp_path))
     wanted = "psnr_fedleak psnr_best_baseline psnr_grey ssim_fedleak cosine_distance label_accuracy seconds"
-    assert set(wanted.split()) <= metrics.keys()
-    assert metrics["psnr_best_baseline"] == metrics["psnr_idlg"]
-    assert json.loads((tmp_path / "results.json").read_text())["metrics"] == pytest.approx(metrics)
+    assert set(wanted.split()) <= found.keys()
+    assert found["psnr_best_baseline"] == found["psnr_idlg"]
+    assert json.loads((tmp_path / "results.json").read_text())["metrics"] == pytest.approx(found)
     assert (tmp_path / "figures" / "contact_sheet.png").exists()
     assert "iDLG" in capsys.readouterr().out
 

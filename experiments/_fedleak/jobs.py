@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from experiments._defenses.utility import Federation
 from experiments._fedleak.weights import Training
 from experiments._inversion.case import Case
@@ -33,13 +35,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """One printed cell: its jobs and how its number is read off their scores; or `reason`, why it has none."""
+    """One printed cell: its jobs and how its number is read off their scores, or off the images of the first one; or
+    `reason`, why it has none."""
 
     id: str
     paper: float | None
     unit: str
     jobs: tuple[Job, ...] = ()
     read: Callable[[Sequence[Scores]], float] = lambda scores: scores[0]["psnr_best_match"]
+    compare: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # of truth and estimates, a score per image
     note: str = ""
     reason: str = ""
 
