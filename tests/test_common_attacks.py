@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks
+from jaxleak import attacks, models
 from jaxleak._base import Attack, Batch, Transcript
 from jaxleak.audit import best_restart, watch
 from jaxleak.threats import FIRST_LAYER_ONLY, SERVER_WITHOUT_INDICES, Threat, party_view, view
@@ -100,6 +100,7 @@ def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
 
 
 GIVEN = Threat(index=False, labels=True)
+SHIFTS = attacks.Shifts(reach=1, stride=2, tries=2)
 TINY_GENERATOR = attacks.generator_weights(channels=4, noise_channels=2, stages=1)
 CASES = {
     "inversion_dlg": client("dlg"),
@@ -114,6 +115,18 @@ CASES = {
     ),
     "inversion_bayes": client("bayes", labels="bias_rule"),
     "inversion_fedleak": client("fedleak", labels="bias_rule"),
+    "inversion_row_space": Case(
+        inversion,
+        SERVER_WITHOUT_INDICES,
+        {
+            "name": "row_space",
+            "iterations": 60,
+            "labels": "bias_rule",
+            "row_space": attacks.RowSpace(shifts=((0.0, SHIFTS),)),
+        },
+        rtol=1e-2,
+        setting="wide_client",
+    ),
     "inversion_fedleak_paper": client("fedleak_paper"),
     "inversion_fedleak_upstream": client("fedleak_upstream", GIVEN, candidate=TINY_GENERATOR),
     "inversion_ggl": client("ggl"),
@@ -142,7 +155,12 @@ CASES = {
 
 
 #: Fixtures with a problem and the transcripts of three of its rounds.
-SETTINGS = {"split": "split", "client": "client_rounds", "transformer": "transformer_rounds"}
+SETTINGS = {
+    "split": "split",
+    "client": "client_rounds",
+    "wide_client": "wide_client_rounds",
+    "transformer": "transformer_rounds",
+}
 
 
 class Run(NamedTuple):
@@ -174,6 +192,14 @@ def split():
 @pytest.fixture(scope="module")
 def client_rounds():
     problem = reference.client_problem(N)
+    return problem, _three_rounds(problem)
+
+
+@pytest.fixture(scope="module")
+def wide_client_rounds():
+    """Of a network with more channels than pixels in its second layer."""
+    model = models.convnet((4, 4, 1), 3, channels=(16, 8), strides=(2, 2), batch_norm=True)
+    problem = reference.client_problem(N, model)
     return problem, _three_rounds(problem)
 
 

@@ -43,9 +43,9 @@ class Plan:
     unit: str
     jobs: tuple[Job, ...] = ()
     read: Callable[[Sequence[Scores]], float] = lambda scores: scores[0]["psnr_best_match"]
-    compare: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # of truth and estimates, a score per image
     note: str = ""
     reason: str = ""
+    compare: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # of truth and estimates, a score per image
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.payload import check_payload
 from jaxleak.attacks._inversion.public_generator import PublicGenerator, train_generator
+from jaxleak.attacks._inversion.row_space import RowSpace, Shifts
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing, smoothing
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
@@ -83,9 +84,11 @@ __all__ = [
     "LabelBaseline",
     "PublicGenerator",
     "ReconstructionNet",
+    "RowSpace",
     "Recovery",
     "Selection",
     "Settings",
+    "Shifts",
     "ShadowInit",
     "SliceInverter",
     "Smoothing",

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation, in_units_of
-from jaxleak.models._conv import FORMS, Form, Padding, conv2d
+from jaxleak.models._conv import FORMS, Form, Padding, conv2d, patches
 
 BatchNormMode = Literal["train", "eval"]
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
@@ -53,6 +53,10 @@ class Classifier(NamedTuple):
     apply: "ApplyFn"
     head: str
     has_batch_norm: bool
+    # As `apply`, but what linear layers read, in the order of the forward pass: by "/".join of the layer's path in the
+    # parameters, rows (n, k) such that the gradient of its kernel, as (k, channels), is rows^T times another matrix
+    # (n, channels). One row per output pixel and image; layers of several groups are left out.
+    rows: Callable[..., dict[str, jax.Array]]
 
     @property
     def has_kinks(self) -> bool:
@@ -118,9 +122,7 @@ def classifier(module: nn.Module, *, image_shape: tuple[int, ...], num_classes: 
         raise ValueError(f"head must be one of {', '.join(sorted(shapes['params']))}, got {head!r}")
     has_batch_norm = bool(shapes["batch_stats"])
 
-    def apply(
-        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
-    ) -> Outputs:
+    def run(variables: PyTree, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness, *collections: str) -> Any:
         _validate.one_of(BATCH_NORM_MODES, mode=mode)
         if x.ndim != 4 or x.shape[1:] != tuple(image_shape):
             raise ValueError(f"x must be (B, {', '.join(map(str, image_shape))}), got {x.shape}")
@@ -128,8 +130,13 @@ def classifier(module: nn.Module, *, image_shape: tuple[int, ...], num_classes: 
         if mode == "eval" and has_batch_norm and not given:
             raise ValueError('mode="eval" reads running statistics, but batch_stats were not granted')
         known = {"params": variables["params"], **({"batch_stats": given} if given else {})}
-        out: Any = module.apply(known, x, mode, sharpness, mutable=["activations", "statistics", "batch_stats"])
-        (logits, features), sown = out
+        return module.apply(known, x, mode, sharpness, mutable=["batch_stats", *collections])
+
+    def apply(
+        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
+    ) -> Outputs:
+        (logits, features), sown = run(variables, x, mode, sharpness, "activations", "statistics")
+        given = variables.get("batch_stats")
         return Outputs(
             logits,
             features,
@@ -138,8 +145,14 @@ def classifier(module: nn.Module, *, image_shape: tuple[int, ...], num_classes: 
             sown["batch_stats"] if mode == "train" and given else given,
         )
 
+    def rows(
+        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
+    ) -> dict[str, jax.Array]:
+        _, sown = run(variables, x, mode, sharpness, "rows")
+        return dict(_by_path(sown.get("rows", {})))
+
     height, width, channels = image_shape
-    return Classifier((height, width, channels), num_classes, init, apply, head, has_batch_norm)
+    return Classifier((height, width, channels), num_classes, init, apply, head, has_batch_norm, rows)
 
 
 def _in_call_order(sown: Any) -> Iterator[jax.Array]:
@@ -149,6 +162,15 @@ def _in_call_order(sown: Any) -> Iterator[jax.Array]:
             yield from _in_call_order(child)
     else:
         yield from jax.tree.leaves(sown)
+
+
+def _by_path(sown: Any, *above: str) -> Iterator[tuple[str, jax.Array]]:
+    """In call order; what a layer sowed stands under the layer's own path."""
+    for name, child in sown.items():
+        if isinstance(child, dict):
+            yield from _by_path(child, *above, name)
+        else:
+            yield "/".join(above), child
 
 
 Init = Literal["default", "he", "glorot", "wide_uniform"]
@@ -228,6 +250,9 @@ class Conv(nn.Module):
         kernel_init, bias_init = initializers(self.style.init, math.prod(shape[:3]))
         kernel = self.param("kernel", kernel_init, shape)
         padding = self.window // 2 if self.padding is None else self.padding
+        if self.groups == 1 and self.is_mutable_collection("rows") and not self.is_initializing():
+            read = patches(x, self.window, self.stride, padding)
+            self.sow("rows", "read", read, reduce_fn=_latest, init_fn=_nothing)
         z = conv2d(x, kernel, stride=self.stride, padding=padding, groups=self.groups, form=self.style.form)
         return z + self.param("bias", bias_init, (self.channels,)) if self.bias else z
 
@@ -243,6 +268,8 @@ class Dense(nn.Module):
         """(..., d) -> (..., width)."""
         kernel_init, bias_init = initializers(self.style.init, x.shape[-1])
         kernel = self.param("kernel", kernel_init, (x.shape[-1], self.width))
+        if self.is_mutable_collection("rows") and not self.is_initializing():
+            self.sow("rows", "read", x.reshape(-1, x.shape[-1]), reduce_fn=_latest, init_fn=_nothing)
         return x @ kernel + self.param("bias", bias_init, (self.width,))
 
 

@@ -123,6 +123,13 @@ def conv2d(
     return out.reshape(*out.shape[:3], c_out)
 
 
+def patches(x: jax.Array, window: int, stride: int, padding: Padding) -> jax.Array:
+    """What each output pixel of a `conv2d` with one group reads: (B, H, W, C) to (B H' W', window^2 C)."""
+    rows, columns = (_pads(n, window, stride, padding) for n in x.shape[1:3])
+    gathered = _gather(_shifts(x, (window, window), (stride, stride), (rows, columns)))
+    return gathered.reshape(-1, gathered.shape[-1])
+
+
 def _fourier_pays(images: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
     """Whether it costs less than patches, per image. The spectrum of the kernel is shared by a batch."""
     batch, height, width, c_in = images

@@ -43,12 +43,16 @@ from jaxleak.objectives._regularizers import (
     group_consistency,
     l2_prior,
     mean_total_variation,
+    relative_total_variation,
     summed_total_variation,
     total_variation,
     truncated_tv,
 )
+from jaxleak.objectives._row_space import row_space_distance
 
 __all__ = [
+    "relative_total_variation",
+    "row_space_distance",
     "regularized_gradient",
     "gradient_regularization",
     "GradientRegularization",

@@ -60,6 +60,21 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
     return _safe_sqrt(square).mean()
 
 
+def relative_total_variation(x: jax.Array) -> jax.Array:
+    """Anisotropic `mean_total_variation` over the pixels' standard deviation within an image.
+
+    It does not change when images are dimmed, so that objectives which do not see the scale of images either
+    (`row_space_distance`) are not pulled towards black.
+
+    Args:
+        x: (B, H, W, C) images, H and W at least 2.
+
+    Returns:
+        () >= 0.
+    """
+    return mean_total_variation(x) / jnp.sqrt(jnp.var(x, axis=(1, 2, 3)).mean() + 1e-6)
+
+
 def summed_total_variation(x: jax.Array) -> jax.Array:
     """Anisotropic total variation summed over all differences of all images, as FedLeak prints its TV(x').
 

@@ -1,7 +1,7 @@
 """What a gradient inversion optimises: pixels, the weights of an untrained generator, or a generator's latents."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models import conv2d
 
-Start = Literal["uniform", "normal", "grey"]
+Start = Literal["uniform", "normal", "grey", "nearly_grey"]
 Box = tuple[float, float] | None
 
 
@@ -29,19 +29,21 @@ class Candidate(NamedTuple):
     decode: Callable[[PyTree, PyTree], jax.Array]
     project: Callable[[PyTree], PyTree]
     prior: Callable[[PyTree], jax.Array] | None = None
+    of_pixels: bool = False  # whether the variables are the images
 
 
 def pixels(start: Start = "uniform", box: Box = (0.0, 1.0)) -> Candidate:
     """The images themselves.
 
     Args:
-        start: "uniform" in [0, 1], "normal" (standard, as DLG), or "grey" (0.5 everywhere).
+        start: "uniform" in [0, 1], "normal" (standard, as DLG), "grey" (0.5 everywhere), or "nearly_grey" (0.5 plus a
+            hundredth of a standard normal variable).
         box: projected into [low, high] after every update; None leaves pixels free.
 
     Raises:
         ValueError: on an unknown start or an empty box.
     """
-    _validate.one_of(("uniform", "normal", "grey"), start=start)
+    _validate.one_of(get_args(Start), start=start)
     if box is not None and not box[0] < box[1]:
         raise ValueError(f"box must be (low, high) with low < high, got {box}")
 
@@ -49,9 +51,11 @@ def pixels(start: Start = "uniform", box: Box = (0.0, 1.0)) -> Candidate:
         if start == "grey":
             return jnp.full(shape, 0.5), ()
         draw = jax.random.uniform(key, shape) if start == "uniform" else jax.random.normal(key, shape)
+        if start == "nearly_grey":
+            draw = 0.5 + 0.01 * draw
         return (draw if box is None else jnp.clip(draw, *box)), ()
 
-    return Candidate(init, lambda x, _: x, lambda x: x if box is None else jnp.clip(x, *box))
+    return Candidate(init, lambda x, _: x, lambda x: x if box is None else jnp.clip(x, *box), of_pixels=True)
 
 
 class ImageGenerator(nn.Module):

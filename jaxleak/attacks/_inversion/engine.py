@@ -6,7 +6,7 @@ best iterate is chosen by the attacker's own objective, and a reconstruction's s
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.payload import check_shapes, named_leaves
+from jaxleak.attacks._inversion.row_space import Timetable, distance_of_rows, informative_layers
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
@@ -30,6 +31,7 @@ from jaxleak.objectives import (
     l2_prior,
     mean_total_variation,
     regularized_gradient,
+    relative_total_variation,
     soft_labels,
     summed_total_variation,
     truncated_tv,
@@ -58,6 +60,7 @@ class InversionState(NamedTuple):
     best_sharpness: jax.Array
     failed_at: jax.Array  # () int32, the iteration whose objective was not finite and that froze the trial; or -1
     label_key: jax.Array
+    trying: Any  # `Trying` of settings that try shifts, else ()
 
 
 class Terms(NamedTuple):
@@ -81,7 +84,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
         x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
         indices; the score is the data distance on the exact model, before any enhancement or change of scale, and
-        `recovered` says that the gradient is matched (`MATCHED_BELOW`), from which no likeness follows. Inferred
+        `recovered` says that the gradient is matched, or its row spaces are (`MATCHED_BELOW`), from which no likeness
+        follows. Inferred
         labels of several local steps or clients are dealt out at random, since their order leaves no trace in a sum.
         Its info has the loss and the data distance on the model as smoothed, the sharpness, and whether the trial is
         frozen.
@@ -98,6 +102,11 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     _check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
+    layers: tuple[str, ...] = ()
+    timetable = None
+    if s.row_space is not None:
+        layers = informative_layers(model, s.row_space, batch_size)
+        timetable = Timetable(s.row_space, s.iterations, batch_size)
     optimizer = optax.with_extra_args_support(s.optimizer)
     joint = s.labels == "joint"
     # Of the batch, that were computed one after the other or by several clients.
@@ -127,6 +136,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             best_sharpness=sharpness,
             failed_at=jnp.full((), -1, jnp.int32),
             label_key=jax.random.key_data(label_key),
+            trying=() if timetable is None else Timetable.not_yet(variables["x"]),
         )
 
     def labels_of(state: InversionState, observation: Observation) -> jax.Array | None:
@@ -144,8 +154,26 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         return soft_labels(inferred, model.num_classes)
 
     def compare(
-        x: jax.Array, y: jax.Array, mask: PyTree, observation: Observation, sharpness: jax.Array | None
+        x: jax.Array,
+        y: jax.Array,
+        mask: PyTree,
+        observation: Observation,
+        sharpness: jax.Array | None,
+        progress: jax.Array | float = 1.0,
     ) -> Terms:
+        if s.row_space is not None:
+            first, last = s.row_space.ridge
+            distance = distance_of_rows(
+                model,
+                layers,
+                observation.params,
+                observation.payload,
+                x,
+                mode=getattr(share, "batch_norm", "train"),
+                sharpness=sharpness,
+                ridge=first * (last / first) ** progress,
+            )
+            return Terms(None, distance, jax.lax.stop_gradient(distance))
         batch = Batch(x[:, None], y, jnp.arange(batch_size))
         observed, simulated = observation.payload, share(observation.params, batch, sharpness=sharpness)
         if mask is None and s.selection is not None:
@@ -156,11 +184,16 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             distance = s.distance(observed, simulated)
         return Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
 
-    def objective_for(observation: Observation, labels: jax.Array | None, sharpness: jax.Array | None) -> Callable:
+    def objective_for(
+        observation: Observation,
+        labels: jax.Array | None,
+        sharpness: jax.Array | None,
+        progress: jax.Array | float = 1.0,
+    ) -> Callable:
         def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
             x = s.candidate.decode(variables["x"], constants)
             y = jax.nn.softmax(variables["y"]) if labels is None else labels
-            terms = compare(x, y, mask, observation, sharpness)
+            terms = compare(x, y, mask, observation, sharpness, progress)
             loss = terms.distance + _priors(model, share, s, observation, x, sharpness)
             if s.latent and s.candidate.prior is not None:
                 loss += s.latent * s.candidate.prior(variables["x"])
@@ -184,7 +217,12 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         _require(model, observation, s)
         used = state.sharpness
         sharpness = None if smoothing is None else used
-        objective = objective_for(observation, labels_of(state, observation), sharpness)
+        progress: jax.Array | float = 1.0
+        if timetable is not None:
+            progress = timetable.progress(state.iteration)
+            x, trying = timetable.shifted(state.iteration, state.variables["x"], state.trying)
+            state = state._replace(variables={**state.variables, "x": x}, trying=trying)
+        objective = objective_for(observation, labels_of(state, observation), sharpness, progress)
 
         def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
             return objective(variables, state.constants, mask)
@@ -214,6 +252,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         updates, opt_state = move(direction, loss)
         moved = optax.apply_updates(state.variables, updates)
         moved = {**moved, "x": s.candidate.project(moved["x"])}
+        trying = state.trying
+        if timetable is not None:
+            moved["x"], trying = timetable.kept(state.iteration, moved["x"], loss, trying)
         # The loss belongs to the variables before the move; losses at different sharpness do not compare.
         better = (loss < state.best_loss) | (state.sharpness != state.best_sharpness)
         finite = jnp.isfinite(loss) & _tree.all_finite(direction)
@@ -223,9 +264,12 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             best=_where(better, state.variables, state.best),
             best_loss=jnp.where(better, loss, state.best_loss),
             best_sharpness=state.sharpness,
+            trying=trying,
         )
         if smoothing is not None:
             sharper = next_sharpness(smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
+            if timetable is not None:
+                sharper = timetable.sharpness(smoothing, state.iteration + 1)
             new = new._replace(sharpness=sharper)
         state = _where(alive, new._replace(optimizer=_strong(opt_state)), state)
         state = state._replace(
@@ -324,6 +368,8 @@ def _priors(
 
 
 def _variation(s: Settings, x: jax.Array) -> jax.Array:
+    if s.tv_kind == "relative":
+        return relative_total_variation(x)
     if s.tv_kind == "sum":
         return summed_total_variation(x)
     return truncated_tv(x, s.tv_threshold) if s.tv_kind == "truncated" else mean_total_variation(x, s.tv_kind)

@@ -9,12 +9,13 @@ import optax
 from jaxleak import _validate
 from jaxleak.attacks._inversion.candidates import Candidate
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES
+from jaxleak.attacks._inversion.row_space import RowSpace, check_row_space
 from jaxleak.attacks._inversion.smoothing import Smoothing
 from jaxleak.models import Classifier
 from jaxleak.objectives import Distance, GradientRegularization, Selection
 
-TVKind = Literal["anisotropic", "isotropic", "sum", "truncated"]
-TV_KINDS: tuple[TVKind, ...] = ("anisotropic", "isotropic", "sum", "truncated")
+TVKind = Literal["anisotropic", "isotropic", "sum", "truncated", "relative"]
+TV_KINDS: tuple[TVKind, ...] = ("anisotropic", "isotropic", "sum", "truncated", "relative")
 
 
 class Settings(NamedTuple):
@@ -31,7 +32,8 @@ class Settings(NamedTuple):
     labels: str = "calibrated"  # "given", "joint", or the name of a rule of `LABEL_RULES`
     selection: Selection | None = None  # which gradient entries are compared; None compares all
     tv: float = 0.0  # weight of the total variation
-    # Means over differences; the sum of all of them; or CAFE's `truncated_tv`, a sum per image.
+    # Means over differences; the sum of all of them; CAFE's `truncated_tv`, a sum per image; or the first of them over
+    # the pixels' standard deviation.
     tv_kind: TVKind = "anisotropic"
     tv_threshold: float = 0.0  # xi of the kind "truncated"
     activation: float = 0.0  # weight of the absolute activations
@@ -45,6 +47,7 @@ class Settings(NamedTuple):
     smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing`, if the model has kinks
     gradient_free: bool = False  # the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients
     enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
+    row_space: RowSpace | None = None  # compare row spaces, which takes no distance, selection or labels
     white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
 
@@ -73,5 +76,14 @@ def check_settings(s: Settings, model: Classifier) -> None:
         raise ValueError("latent > 0 weighs the candidate's own prior, but this candidate has none")
     if s.gradient_free and s.regularization.blend:
         raise ValueError("gradient regularization blends gradients, but gradient_free=True computes none")
+    if s.row_space is not None:
+        check_row_space(s.row_space)
+        if s.group > 1 or s.gradient_free or s.selection is not None:
+            raise ValueError("row_space has no group, no selection of gradient entries and no search without gradients")
+        if s.row_space.shifts and not s.candidate.of_pixels:
+            raise ValueError("row_space tries shifts of the candidate's pixels, which this candidate does not have")
+        plan = s.smoothing
+        if isinstance(plan, Smoothing) and plan != Smoothing(plan.start, plan.end):
+            raise ValueError("row_space sharpens by its own clock: smoothing takes a start and an end only")
     if s.batch_norm and not model.has_batch_norm:
         raise ValueError("batch_norm > 0 matches normalisation statistics, but this model has no batch normalisation")

@@ -1,0 +1,170 @@
+"""Row spaces in place of gradients: the distance against NumPy, the layers it reads, and the search for a shift."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import attacks, audit, models, objectives
+from jaxleak._base import Batch
+from jaxleak.attacks import presets
+from jaxleak.attacks._inversion.row_space import Timetable, informative_layers, shift
+from jaxleak.threats import SERVER_WITHOUT_INDICES, view
+
+CLASSES = 3
+
+
+def _random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_distance_is_that_of_the_best_backward_signals(centred):
+    rows, gradient = _random(5, 12), _random(12, 3, seed=1)
+    p = rows.astype(np.float64)
+    if centred:
+        p = p - p.mean(axis=0)
+    best, *_ = np.linalg.lstsq(p.T, gradient, rcond=None)
+    wanted = ((gradient - p.T @ best) ** 2).sum() / (gradient**2).sum()
+    found = objectives.row_space_distance(rows, gradient, ridge=1e-6, centred=centred)
+    assert found == pytest.approx(wanted, rel=1e-3)
+    # Of any scale, and zero for a gradient that these rows explain.
+    again = objectives.row_space_distance(3 * rows, 7 * gradient, ridge=1e-6, centred=centred)
+    assert again == pytest.approx(wanted, rel=1e-3)
+    explained = (p.T @ _random(5, 3, seed=2)).astype(np.float32)
+    assert objectives.row_space_distance(rows, explained, ridge=1e-6, centred=centred) == pytest.approx(0, abs=1e-4)
+
+
+MODELS = {
+    "resnet10": {"width": 8},
+    "convnet": {"channels": (4, 8), "strides": (1, 2)},
+    "densenet121": {},
+    "mobilenet_v2": {},
+    "vit_tiny": {},
+    "mlp": {"widths": (16,)},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("net1" in n)) for n in MODELS])
+def test_gradients_of_kernels_lie_in_the_rows(name):
+    """Of every layer that is reported: the gradient is the rows' transpose times something."""
+    model = models.build(name, (16, 16, 3), CLASSES, **MODELS[name])
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x, y = jnp.asarray(_random(1, 16, 16, 3)), jnp.array([1])
+
+    @jax.jit
+    def both(variables, x):
+        loss = lambda p: -jax.nn.log_softmax(model.apply({**variables, "params": p}, x).logits)[0, y[0]]  # noqa: E731
+        return jax.grad(loss)(variables["params"]), model.rows(variables, x)
+
+    gradient, rows = both(variables, x)
+    kernels = {"/".join(p.key for p in path[:-1]) for path, leaf in jax.tree.leaves_with_path(gradient)
+               if path[-1].key == "kernel"}  # fmt: skip
+    assert set(rows) <= kernels
+    assert model.head in rows
+    fewer = [n for n, r in rows.items() if len(r) < r.shape[1]]
+    assert fewer
+    for layer in fewer:
+        kernel = gradient
+        for part in (*layer.split("/"), "kernel"):
+            kernel = kernel[part]
+        kernel = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1])
+        p = np.asarray(rows[layer], np.float64)
+        best, *_ = np.linalg.lstsq(p.T, kernel, rcond=1e-5)
+        assert np.linalg.norm(kernel - p.T @ best) < 1e-3 * np.linalg.norm(kernel), layer
+
+
+def test_layers_are_the_first_informative_ones():
+    model, plan = models.build("resnet10", (8, 8, 1), CLASSES, width=16), attacks.RowSpace(layers=2)
+    assert informative_layers(model, plan, 1) == ("stage_0_block_0/conv_0", "stage_0_block_0/conv_1")
+    assert informative_layers(model, plan, 4) == ("stage_1_block_0/conv_0", "stage_1_block_0/conv_1")
+    with pytest.raises(ValueError, match=r"at most 0.5 output pixels per input of each; with batch_size = 9999"):
+        informative_layers(model, plan, 9999)
+
+
+def test_an_image_is_shifted_and_its_border_drawn_out():
+    x = jnp.arange(2 * 3 * 3, dtype=jnp.float32).reshape(2, 3, 3, 1)
+    moved = shift(x, jnp.int32(1), jnp.array([1, -2]))
+    np.testing.assert_array_equal(moved[0], x[0])
+    np.testing.assert_array_equal(moved[1, :, :, 0], [[11, 11, 11], [11, 11, 11], [14, 14, 14]])
+
+
+def test_the_best_shift_is_kept():
+    """Iterations that leave the candidate as it is, and an objective that only looks where its one pixel stands."""
+    shifts = attacks.Shifts(reach=2, stride=1, tries=2)
+    plan = attacks.RowSpace(shifts=((0.5, shifts),))
+    table = Timetable(plan, 2 * 25 * 2 + 10, batch_size=2)
+    x = jnp.zeros((2, 5, 5, 1)).at[:, 2, 2].set(1)
+    wanted = jnp.zeros_like(x).at[0, 3, 1].set(1).at[1, 0, 2].set(1)
+    trying = table.not_yet(x)
+    seen = []
+    for iteration in range(110):
+        x, trying = table.shifted(jnp.int32(iteration), x, trying)
+        seen.append(float(table.progress(jnp.int32(iteration))))
+        x, trying = table.kept(jnp.int32(iteration), x, jnp.abs(x - wanted).sum(), trying)
+        if iteration == 4:
+            np.testing.assert_array_equal(x, trying.home)  # nothing has been tried yet
+    np.testing.assert_array_equal(x, wanted)
+    assert seen == sorted(seen)
+    assert seen[5:105] == [0.5] * 100
+    np.testing.assert_allclose(np.diff(seen)[[0, 1, -1]], 0.1, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return reference.client_problem(
+        1, models.convnet((4, 4, 1), CLASSES, channels=(24, 16), strides=(1, 1), batch_norm=True)
+    )
+
+
+def _attack(problem, **changes):
+    shifts = attacks.Shifts(reach=1, stride=1, tries=2)
+    settings = presets.row_space(60)._replace(row_space=attacks.RowSpace(shifts=((0.2, shifts),)))
+    return attacks.inversion(problem.model, problem.protocol.share, settings._replace(**changes), batch_size=1)
+
+
+def test_descent_explains_the_gradient_and_needs_no_labels(problem):
+    state = jax.jit(problem.protocol.init)(jax.random.key(1))
+    _, transcript = jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)
+    seen, attack = view(SERVER_WITHOUT_INDICES, transcript), _attack(problem)
+    found, _, infos = audit.invert(attack, seen, problem.template, key=jax.random.key(3), iterations=60)
+    assert found.score[0] < 0.8 * infos["distance"][0]
+    # What came back from the layers above is left free: another label, another gradient, the same distance.
+    x = transcript.private.x
+    truth = Batch(x, transcript.private.y, transcript.private.index)
+    other = problem.protocol.share(seen.params, truth._replace(y=(truth.y + 1) % CLASSES))
+    scores = [
+        float(attack.reconstruct(_at(attack, problem, x), seen._replace(payload=payload)).score[0])
+        for payload in (seen.payload, other)
+    ]
+    np.testing.assert_allclose(scores, 0, atol=0.02)
+
+
+def _at(attack, problem, x):
+    """The attack's state with this candidate."""
+    state = attack.init(jax.random.key(0), problem.template)
+    variables = {**state.variables, "x": x[:, 0]}
+    return state._replace(variables=variables, best=variables)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"iterations": 18}, "iterations must be > 18, which the shifts of 1 images take"),
+        ({"group": 2}, "row_space has no group"),
+        ({"candidate": attacks.generator_weights()}, "tries shifts of the candidate's pixels"),
+        ({"smoothing": attacks.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
+        ({"row_space": attacks.RowSpace(ridge=(0.0, 1.0))}, r"ridge\[0\] must be > 0"),
+        ({"row_space": attacks.RowSpace(layers=0)}, "layers"),
+        ({"row_space": attacks.RowSpace(shifts=((1.5, attacks.Shifts(1, 1)),))}, r"shifts\[0\]\[0\] must be in"),
+        ({"row_space": attacks.RowSpace(shifts=((0.1, attacks.Shifts(1, 1, 1)),))}, "tries must be > 1"),
+        (
+            {"row_space": attacks.RowSpace(shifts=((0.5, attacks.Shifts(1, 1)), (0.2, attacks.Shifts(1, 1))))},
+            "in the order of their shares",
+        ),
+    ],
+)
+def test_bad_settings(problem, changes, message):
+    with pytest.raises(ValueError, match=message):
+        _attack(problem, **changes)
