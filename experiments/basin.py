@@ -3,13 +3,15 @@
     python -m experiments.basin
     python -m experiments.basin --data cifar10 --rows resnet10-b1 resnet18-b1 resnet34-b1 mobilenet_v2-b1 --seeds 0 1 2
     python -m experiments.basin --data cifar10 --rows resnet34-b1 --weights warm
+    python -m experiments.basin --data cifar10 --rows resnet34-b1 densenet121-b1 --compare row_spaces
 
-No attack runs here. For every sharpness of the attacker's copy of the model stands the cosine distance between the
-observed gradient, which is the exact model's, and that of the true images, of the same with noise (40, 30 and 20 dB
-PSNR), of grey ones, and of other images. Descent has something to follow where these differ from each other: if images
-at 40 dB are as far away as other images at every sharpness, then no descent on gradients finds the truth, whatever its
-terms and its iterations. And a schedule is wasted where the truth itself is no closer than other images, or ends in a
-bias where the truth is still far. Nothing of it needs a client: who attacks measures it on images of their own.
+No attack runs here. For every sharpness of the attacker's copy of the model stands the distance (cosine; or that of row
+spaces, which leaves the backward pass out) between the observed gradient, which is the exact model's, and that of the
+true images, of the same with noise (40, 30 and 20 dB PSNR), of grey ones, and of other images. Descent has something to
+follow where these differ from each other: if images at 40 dB are as far away as other images at every sharpness, then
+no descent on this distance finds the truth, whatever its terms and its iterations. And a schedule is wasted where the
+truth itself is no closer than other images, or ends in a bias where the truth is still far. Nothing of it needs a
+client: who attacks measures it on images of their own.
 
 The first line takes about half a minute on two cores and should print a reach at 30 dB of 0.97 for the ConvNet and 0.26
 for the ResNet10: by what share of their distance, at the best sharpness, images at 30 dB are closer than other images.
@@ -32,8 +34,9 @@ from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion.case import Case
 from experiments._inversion.problem import victim
 from experiments._inversion.rows import ROWS
-from jaxleak import _validate, objectives, protocols
+from jaxleak import _validate, attacks, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
+from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -54,6 +57,8 @@ class Args:
     """How many batches of every seed take their turn as the truth."""
     seeds: tuple[int, ...] = (0,)
     """Of data, weights and noise."""
+    compare: Literal["gradients", "row_spaces"] = "gradients"
+    """By what the attack row_space goes, in place of the cosine of gradients."""
     weights: Literal["random", "warm"] = "random"
     """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
     warm: Training = field(default_factory=Training)
@@ -72,7 +77,8 @@ def main(args: Args) -> list[dict[str, Any]]:
         cases[row] = replace(ROWS[row], data=args.data)
         # Every batch is compared with one that is never the truth.
         _validate.in_range(1, cases[row].pool // (2 * cases[row].batch_size), batches=args.batches)
-    config = {name: getattr(args, name) for name in ("rows", "data", "sharpness", "batches", "seeds", "weights")}
+    names = ("rows", "data", "sharpness", "batches", "seeds", "compare", "weights")
+    config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
     folder = RunFolder(args.out or default_out("basin", "-".join(args.rows)), "basin", config, fresh=args.fresh)
@@ -86,7 +92,7 @@ def main(args: Args) -> list[dict[str, Any]]:
                 if args.weights == "warm":
                     variables, _ = trained(case, args.warm, seed, folder.path / "weights")
                 with folder.phase(row):
-                    per_seed.append(distances(case, args.sharpness, args.batches, seed, variables))
+                    per_seed.append(distances(case, args.sharpness, args.batches, seed, variables, args.compare))
             cells.append(summary(row, args.sharpness, np.concatenate(per_seed)))
             folder.log(**cells[-1])
             show(cells[-1], args.sharpness)
@@ -97,9 +103,14 @@ def main(args: Args) -> list[dict[str, Any]]:
 
 
 def distances(
-    case: Case, sharpness: tuple[float, ...], batches: int, seed: int, variables: PyTree | None = None
+    case: Case,
+    sharpness: tuple[float, ...],
+    batches: int,
+    seed: int,
+    variables: PyTree | None = None,
+    compare: str = "gradients",
 ) -> np.ndarray:
-    """Cosine distances (batches, len(sharpness), len(CANDIDATES)) in [0, 2] from the exact gradient of the truth.
+    """Distances (batches, len(sharpness), len(CANDIDATES)) from the exact gradient of the truth.
 
     Args:
         case: model, data, batch size and mode of the batch normalisation.
@@ -107,9 +118,11 @@ def distances(
         batches: how many batches take their turn as the truth.
         seed: of data, weights and noise.
         variables: of the model; None draws them.
+        compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
     """
     side = victim(case, seed)
     gradient = _gradient(side.share)
+    distance = _distance(side.model, side.share, compare, case.batch_size)
     if variables is None:
         variables = jax.jit(side.model.init)(jax.random.key(seed))
     size = case.batch_size
@@ -124,7 +137,7 @@ def distances(
         observed = gradient(variables, x, y, None)
         for i, beta in enumerate(sharpness):
             for j, candidate in enumerate(candidates):
-                found[number, i, j] = _cosine(observed, gradient(variables, candidate, y, jnp.float32(beta)))
+                found[number, i, j] = distance(variables, observed, candidate, y, jnp.float32(beta))
     return found
 
 
@@ -137,7 +150,21 @@ def _gradient(share: protocols.ClientShare) -> Any:
     return gradient
 
 
-_cosine = jax.jit(objectives.cosine)
+@functools.cache
+def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
+    plan = attacks.RowSpace()
+    layers = informative_layers(model, plan, batch_size) if compare == "row_spaces" else ()
+
+    @jax.jit
+    def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
+        if not layers:
+            return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
+        mode, ridge = share.batch_norm, plan.ridge[-1]
+        return distance_of_rows(
+            model, layers, variables, observed, x[:, 0], mode=mode, sharpness=sharpness, ridge=ridge
+        )
+
+    return distance
 
 
 def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[str, Any]:
@@ -175,7 +202,7 @@ def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[s
 
 def show(cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
     """Print a row's distances, and their reach below."""
-    table = Table("sharpness", *CANDIDATES, title=f"{cell['id']}: cosine distance from the observed gradient")
+    table = Table("sharpness", *CANDIDATES, title=f"{cell['id']}: distance from the observed gradient")
     for i, beta in enumerate(sharpness):
         table.add_row(f"{beta:g}", *(f"{cell['distance'][name][i]:.3f}" for name in CANDIDATES))
     table.add_section()
@@ -189,7 +216,7 @@ def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None
     """One curve per candidate over the sharpness."""
     x = np.array(sharpness, float)
     series = {name: (x, np.array(cell["distance"][name])) for name in CANDIDATES}
-    _plots.curves(path, series, xlabel="sharpness", ylabel="cosine distance from the observed gradient", log_x=True)
+    _plots.curves(path, series, xlabel="sharpness", ylabel="distance from the observed gradient", log_x=True)
 
 
 if __name__ == "__main__":

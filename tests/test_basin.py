@@ -40,6 +40,14 @@ def test_distances_are_those_of_the_gradients(found):
     assert (found[:, 0, 0] > 0.01).all()  # the smooth copy's bias
 
 
+def test_row_spaces_need_no_backward_pass():
+    """One layer of a network with more inputs than images: what is left of the gradient outside of the candidate."""
+    found = basin.distances(CASE, (1e4,), 2, 0, compare="row_spaces")[:, 0]
+    truth, other = (found[:, basin.CANDIDATES.index(name)] for name in ("truth", "other"))
+    assert (truth < 0.05).all()
+    assert (other > 3 * truth).all()
+
+
 def test_noise_has_the_level_that_it_is_called_by(found):
     """Where kinks play little part, gradients stray in proportion to small noise: tenfold in the cosine for 10 dB."""
     forty, thirty = (found[:, 1, basin.CANDIDATES.index(f"{level} dB")].mean() for level in (40, 30))
@@ -74,7 +82,7 @@ def test_rows_are_stored_and_drawn(tmp_path):
 def test_warm_weights_are_those_that_are_measured(tmp_path, monkeypatch):
     measured = []
 
-    def distances(case, sharpness, batches, seed, variables):
+    def distances(case, sharpness, batches, seed, variables, compare):
         measured.append(variables)
         return np.ones((batches, len(sharpness), len(basin.CANDIDATES)))
 
