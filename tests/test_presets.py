@@ -6,6 +6,7 @@ import pytest
 import scipy.ndimage
 
 from experiments._inversion.problem import _untrained
+from jaxleak import attacks
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
 
@@ -23,6 +24,10 @@ PRINTED = {
         "iterations": 1000, "labels": "calibrated", "tv": 0.1, "activation": 1e-4, "smoothing": "auto",
         "white_point": 0.999,
     },
+    "row_space": {
+        "iterations": 4250, "labels": "calibrated", "tv": 0.1, "tv_kind": "relative", "white_point": 0.999,
+        "smoothing": (1.0, 60.0, 0.0, 0.0, None), "row_space": attacks.RowSpace(),
+    },
     "fedleak_paper": {
         "iterations": 10_000, "labels": "fedleak", "tv": 1e-5, "tv_kind": "sum", "activation": 1e-4,
         "activation_reduction": "sum",
@@ -35,7 +40,7 @@ BLENDS = {"fedleak_paper": (0.7, 0.01, "ascent"), "fedleak_upstream": (0.3, 0.01
 OFF = {
     "tv": 0.0, "tv_kind": "anisotropic", "tv_threshold": 0.0, "activation": 0.0, "activation_reduction": "mean",
     "l2": 0.0, "latent": 0.0, "batch_norm": 0.0, "group": 1, "consistency": 0.0, "smoothing": None,
-    "gradient_free": False, "white_point": 0.0,
+    "gradient_free": False, "white_point": 0.0, "row_space": None,
 }  # fmt: skip
 
 
@@ -56,7 +61,7 @@ def test_hyper_parameters_are_those_that_are_printed(name):
 
 #: The first step of the optimizer from a gradient of one: the learning rate, for Adam and its kin.
 RATES = {
-    "inverting_gradients": 0.1, "sapag": 0.05, "gradinversion": 0.1, "bayes": 0.05, "fedleak": 0.05,
+    "inverting_gradients": 0.1, "sapag": 0.05, "gradinversion": 0.1, "bayes": 0.05, "fedleak": 0.05, "row_space": 0.03,
     "fedleak_paper": 1e-4, "fedleak_upstream": 1e-2, "rog": 0.05,
 }  # fmt: skip
 

@@ -36,6 +36,15 @@ def test_the_distance_is_that_of_the_best_backward_signals(centred):
     assert objectives.row_space_distance(rows, explained, ridge=1e-6, centred=centred) == pytest.approx(0, abs=1e-4)
 
 
+def test_the_relative_variation_does_not_see_the_scale():
+    x = _random(2, 5, 6, 3)
+    wanted = np.abs(np.diff(x, axis=1)).mean() + np.abs(np.diff(x, axis=2)).mean()
+    wanted /= np.sqrt(np.mean([image.var() for image in x]))
+    found = objectives.relative_total_variation(jnp.asarray(x))
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert objectives.relative_total_variation(0.3 * jnp.asarray(x)) == pytest.approx(wanted, rel=1e-4)
+
+
 MODELS = {
     "resnet10": {"width": 8},
     "convnet": {"channels": (4, 8), "strides": (1, 2)},
