@@ -154,7 +154,7 @@ def row_space(iterations: int = 4250) -> Settings:
     return Settings(
         pixels("nearly_grey"),
         squared_l2,
-        optax.adam(rate),
+        optax.adam(rate, b2=0.99),  # begins anew with every shift, and then a first step is no longer than the others
         iterations,
         tv=0.1,
         tv_kind="relative",

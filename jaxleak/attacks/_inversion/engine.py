@@ -221,7 +221,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         if timetable is not None:
             progress = timetable.progress(state.iteration)
             x, trying = timetable.shifted(state.iteration, state.variables["x"], state.trying)
-            state = state._replace(variables={**state.variables, "x": x}, trying=trying)
+            variables = {**state.variables, "x": x}
+            opt_state = timetable.fresh(state.iteration, state.optimizer, _strong(optimizer.init(variables)))
+            state = state._replace(variables=variables, optimizer=opt_state, trying=trying)
         objective = objective_for(observation, labels_of(state, observation), sharpness, progress)
 
         def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:

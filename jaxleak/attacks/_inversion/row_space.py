@@ -194,6 +194,12 @@ class Timetable:
         image, offset = jnp.asarray(self._image)[iteration], jnp.asarray(self._offset)[iteration]
         return jnp.where(begins != _NOTHING, shift(trying.home, image, offset), x), trying
 
+    def fresh(self, iteration: jax.Array, optimizer: PyTree, initial: PyTree) -> PyTree:
+        """The optimizer's state where a shift is first descended from: nothing of what it learned elsewhere."""
+        begins = jnp.asarray(self._begins)[iteration] != _NOTHING
+        # Its schedule goes on: counts are scalars.
+        return jax.tree.map(lambda new, old: jnp.where(begins & (old.ndim > 0), new, old), initial, optimizer)
+
     def kept(self, iteration: jax.Array, x: jax.Array, loss: jax.Array, trying: Trying) -> tuple[jax.Array, Trying]:
         """The candidate after the iteration, whose objective was `loss` before its move."""
         ends = jnp.asarray(self._ends)[iteration]
