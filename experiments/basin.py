@@ -159,10 +159,9 @@ def _distance(model: models.Classifier, share: protocols.ClientShare, compare: s
     def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
         if not layers:
             return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
-        mode, ridge = share.batch_norm, plan.ridge[-1]
-        return distance_of_rows(
-            model, layers, variables, observed, x[:, 0], mode=mode, sharpness=sharpness, ridge=ridge
-        )
+        rows = model.rows(variables, x[:, 0], mode=share.batch_norm, sharpness=sharpness)
+        centred = model.has_batch_norm and share.batch_norm == "train"
+        return distance_of_rows(rows, observed, layers, ridge=plan.ridge, centred=centred)
 
     return distance
 

@@ -164,7 +164,7 @@ def _at(attack, problem, x):
         ({"group": 2}, "row_space has no group"),
         ({"candidate": attacks.generator_weights()}, "tries shifts of the candidate's pixels"),
         ({"smoothing": attacks.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
-        ({"row_space": attacks.RowSpace(ridge=(0.0, 1.0))}, r"ridge\[0\] must be > 0"),
+        ({"row_space": attacks.RowSpace(ridge=0.0)}, "ridge must be > 0"),
         ({"row_space": attacks.RowSpace(layers=0)}, "layers"),
         ({"row_space": attacks.RowSpace(shifts=((1.5, attacks.Shifts(1, 1)),))}, r"shifts\[0\]\[0\] must be in"),
         ({"row_space": attacks.RowSpace(shifts=((0.1, attacks.Shifts(1, 1, 1)),))}, "tries must be > 1"),

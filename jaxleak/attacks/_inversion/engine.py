@@ -16,7 +16,12 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.payload import check_shapes, named_leaves
-from jaxleak.attacks._inversion.row_space import Timetable, distance_of_rows, informative_layers
+from jaxleak.attacks._inversion.row_space import (
+    ROWS_MATCHED_BELOW,
+    Timetable,
+    distance_of_rows,
+    informative_layers,
+)
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
@@ -84,8 +89,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
         x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
         indices; the score is the data distance on the exact model, before any enhancement or change of scale, and
-        `recovered` says that the gradient is matched, or its row spaces are (`MATCHED_BELOW`), from which no likeness
-        follows. Inferred
+        `recovered` says that the gradient is matched (`MATCHED_BELOW`), or that its row spaces are
+        (`ROWS_MATCHED_BELOW`), from which no likeness follows. Inferred
         labels of several local steps or clients are dealt out at random, since their order leaves no trace in a sum.
         Its info has the loss and the data distance on the model as smoothed, the sharpness, and whether the trial is
         frozen.
@@ -154,25 +159,13 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         return soft_labels(inferred, model.num_classes)
 
     def compare(
-        x: jax.Array,
-        y: jax.Array,
-        mask: PyTree,
-        observation: Observation,
-        sharpness: jax.Array | None,
-        progress: jax.Array | float = 1.0,
+        x: jax.Array, y: jax.Array, mask: PyTree, observation: Observation, sharpness: jax.Array | None
     ) -> Terms:
         if s.row_space is not None:
-            first, last = s.row_space.ridge
-            distance = distance_of_rows(
-                model,
-                layers,
-                observation.params,
-                observation.payload,
-                x,
-                mode=getattr(share, "batch_norm", "train"),
-                sharpness=sharpness,
-                ridge=first * (last / first) ** progress,
-            )
+            mode: BatchNormMode = getattr(share, "batch_norm", "train")
+            rows = model.rows(observation.params, x, mode=mode, sharpness=sharpness)
+            centred = model.has_batch_norm and mode == "train"
+            distance = distance_of_rows(rows, observation.payload, layers, ridge=s.row_space.ridge, centred=centred)
             return Terms(None, distance, jax.lax.stop_gradient(distance))
         batch = Batch(x[:, None], y, jnp.arange(batch_size))
         observed, simulated = observation.payload, share(observation.params, batch, sharpness=sharpness)
@@ -184,16 +177,11 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             distance = s.distance(observed, simulated)
         return Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
 
-    def objective_for(
-        observation: Observation,
-        labels: jax.Array | None,
-        sharpness: jax.Array | None,
-        progress: jax.Array | float = 1.0,
-    ) -> Callable:
+    def objective_for(observation: Observation, labels: jax.Array | None, sharpness: jax.Array | None) -> Callable:
         def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
             x = s.candidate.decode(variables["x"], constants)
             y = jax.nn.softmax(variables["y"]) if labels is None else labels
-            terms = compare(x, y, mask, observation, sharpness, progress)
+            terms = compare(x, y, mask, observation, sharpness)
             loss = terms.distance + _priors(model, share, s, observation, x, sharpness)
             if s.latent and s.candidate.prior is not None:
                 loss += s.latent * s.candidate.prior(variables["x"])
@@ -217,14 +205,12 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         _require(model, observation, s)
         used = state.sharpness
         sharpness = None if smoothing is None else used
-        progress: jax.Array | float = 1.0
         if timetable is not None:
-            progress = timetable.progress(state.iteration)
             x, trying = timetable.shifted(state.iteration, state.variables["x"], state.trying)
             variables = {**state.variables, "x": x}
             opt_state = timetable.fresh(state.iteration, state.optimizer, _strong(optimizer.init(variables)))
             state = state._replace(variables=variables, optimizer=opt_state, trying=trying)
-        objective = objective_for(observation, labels_of(state, observation), sharpness, progress)
+        objective = objective_for(observation, labels_of(state, observation), sharpness)
 
         def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
             return objective(variables, state.constants, mask)
@@ -314,7 +300,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             x = s.enhance(x)
         y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
         score = jnp.broadcast_to(found.distance, (batch_size,))
-        matched = jnp.broadcast_to(found.cosine_distance < MATCHED_BELOW, (batch_size,))
+        below = MATCHED_BELOW if s.row_space is None else ROWS_MATCHED_BELOW
+        matched = jnp.broadcast_to(found.cosine_distance < below, (batch_size,))
         return Reconstruction(x[:, None], y, score, matched)
 
     return Attack(init, step, reconstruct)

@@ -21,11 +21,14 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.attacks._inversion.smoothing import Smoothing
 from jaxleak.models import Classifier
-from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import row_space_distance
 
 #: A layer is informative if its rows, centred, span at most this share of their space.
 LARGEST_SHARE = 0.5
+
+#: Above this distance the attack says that it has no answer. A convention: the ridge leaves .009 at the truth, answers
+#: of SSIM .97 had up to .017, tinted ones .03 and .06, misses .15.
+ROWS_MATCHED_BELOW = 0.02
 
 
 class Shifts(NamedTuple):
@@ -46,7 +49,7 @@ class RowSpace(NamedTuple):
     """Compare row spaces in place of gradients."""
 
     layers: int = 4  # how many, from the first informative one on
-    ridge: tuple[float, float] = (0.01, 0.01)  # of the distance, from the first iteration to the last, geometrically
+    ridge: float = 0.01  # of the distance
     # After these shares of the iterations, not counting those that try shifts.
     shifts: tuple[tuple[float, Shifts], ...] = ((0.2, Shifts(6, 3)), (0.3, Shifts(6, 3)), (0.4, Shifts(2, 1)))
 
@@ -66,7 +69,7 @@ def check_row_space(plan: RowSpace) -> None:
         ValueError: naming the field and its range.
     """
     _validate.count(layers=plan.layers)
-    _validate.positive(**{f"ridge[{i}]": value for i, value in enumerate(plan.ridge)})
+    _validate.positive(ridge=plan.ridge)
     for i, (share, shifts) in enumerate(plan.shifts):
         _validate.in_range(0, 1, **{f"shifts[{i}][0]": share})
         _validate.count(**{f"shifts[{i}].{name}": value for name, value in shifts._asdict().items()})
@@ -104,27 +107,19 @@ def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tu
 
 
 def distance_of_rows(
-    model: Classifier,
-    layers: tuple[str, ...],
-    variables: PyTree,
-    payload: PyTree,
-    x: jax.Array,
-    *,
-    mode: BatchNormMode,
-    sharpness: jax.Array | None,
-    ridge: jax.Array | float,
+    rows: dict[str, jax.Array], payload: PyTree, layers: tuple[str, ...], *, ridge: float, centred: bool
 ) -> jax.Array:
-    """Mean over the layers of `row_space_distance`."""
-    rows = model.rows(variables, x, mode=mode, sharpness=sharpness)
+    """Mean over the layers of `row_space_distance`; `centred` is for convolutions.
+
+    In these models statistics normalise the outputs of every convolution or of none, and of no dense layer.
+    """
     total = jnp.zeros(())
     for name in layers:
         gradient = payload
         for part in (*name.split("/"), "kernel"):
             gradient = gradient[part]
-        # In these models statistics normalise the outputs of every convolution, and of no dense layer.
-        centred = model.has_batch_norm and mode == "train" and gradient.ndim == 4
         matrix = gradient.reshape(-1, gradient.shape[-1])
-        total += row_space_distance(rows[name], matrix, ridge=ridge, centred=centred)
+        total += row_space_distance(rows[name], matrix, ridge=ridge, centred=centred and gradient.ndim == 4)
     return total / len(layers)
 
 
