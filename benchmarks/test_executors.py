@@ -26,10 +26,14 @@ FAMILIES = (
     "bayes",
     "fedleak",
     "fedleak_paper",
+    "row_space",
     "ggl",
     EVOLUTION,
     "rog",
 )
+
+#: Iterations that schedules are made for: more than any preset takes to try shifts.
+LONG = 5000
 
 #: Iterations per call: a step of the first two takes seconds, L-BFGS's line search most.
 LENGTHS = dict(zip(_problems.EXECUTORS, (1, 1, 10, 50), strict=True))
@@ -59,7 +63,7 @@ def problem_of(family: str, kind: str = "lenet", batch: int = 1, side: int = 32)
     if preset == "ggl":
         options["search"] = "cma_es" if family == EVOLUTION else "adam"
     model = models.build(kind, (side, side, 3), 10)
-    return _problems.inversion(model, presets.preset(preset, 1000, **options), batch)
+    return _problems.inversion(model, presets.preset(preset, LONG, **options), batch)
 
 
 @functools.cache
