@@ -26,8 +26,8 @@ from a simulated client, and attack it. Runs resume; `--fresh` starts over.
 
 The sixth takes a few seconds an image, nearly all of them to compile the client, and should print 87 dB: that
 attack on vision transformers has a closed form. The seventh, for deep networks, takes four to six minutes an image and
-should print an SSIM above .9; its PSNR depends on tints. The attacks ggl and rog are granted public images beyond the update,
-`--public-data`, and train a generator on them.
+should print an SSIM above .9; its PSNR depends on tints. The attacks ggl and rog are granted public images beyond the
+update, `--public-data`, and train a generator on them.
 """
 
 import hashlib
