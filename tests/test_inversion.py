@@ -246,7 +246,10 @@ class TestBadInput:
             ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
             ({"smoothing": "Auto"}, "smoothing must be None, 'auto' or from attacks.smoothing, got 'Auto'"),
-            ({"tv_kind": "huber"}, "tv_kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'"),
+            (
+                {"tv_kind": "huber"},
+                "tv_kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'",
+            ),
             ({"tv_threshold": 1.0}, 'tv_threshold is read by tv_kind="truncated" only'),
             ({"activation_reduction": "max"}, "activation_reduction must be one of mean, sum"),
             ({"consistency": 1.0}, "group must be > 1"),
