@@ -36,7 +36,7 @@ from experiments._inversion.problem import victim
 from experiments._inversion.rows import ROWS
 from jaxleak import _validate, attacks, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
-from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
+from jaxleak.attacks._inversion.row_space import distance_of_rows
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -152,16 +152,14 @@ def _gradient(share: protocols.ClientShare) -> Any:
 
 @functools.cache
 def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
-    plan = attacks.RowSpace()
-    layers = informative_layers(model, plan, batch_size) if compare == "row_spaces" else ()
+    if compare == "row_spaces":
+        of_rows = distance_of_rows(model, attacks.RowSpace(), batch_size, share.batch_norm)
 
     @jax.jit
     def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
-        if not layers:
-            return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
-        rows = model.rows(variables, x[:, 0], mode=share.batch_norm, sharpness=sharpness)
-        centred = model.has_batch_norm and share.batch_norm == "train"
-        return distance_of_rows(rows, observed, layers, ridge=plan.ridge, centred=centred)
+        if compare == "row_spaces":
+            return of_rows(variables, observed, x[:, 0], sharpness)
+        return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
 
     return distance
 

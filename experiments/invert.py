@@ -7,7 +7,8 @@
     python -m experiments.invert --data cifar10 --model resnet10 --width 16 --activation sigmoid --batch-size 4 \\
         --labels calibrated --iterations 1500 --generator --tv 0.001 --seeds 3 4 5
     python -m experiments.invert --data cifar10 --attack patch_embedding --model vit_tiny --seeds 0 1 2 3
-    python -m experiments.invert --data cifar10 --attack row_space --model resnet34 --iterations 4250 --restarts 2
+    python -m experiments.invert --data cifar10 --pool 512 --attack row_space --model resnet34 --iterations 4250 \\
+        --restarts 2 --seeds 4 5 6
     python -m experiments.invert --attack rog --data digits --batch-size 4
     python -m experiments.invert --attack ggl --data mnist --public-data synthetic --iterations 300
     python -m experiments.invert --attack dlg --model lenet --restarts 32 --devices 2
@@ -26,8 +27,8 @@ from a simulated client, and attack it. Runs resume; `--fresh` starts over.
 
 The sixth takes a few seconds an image, nearly all of them to compile the client, and should print 87 dB: that
 attack on vision transformers has a closed form. The seventh, for deep networks, takes four to six minutes an image and
-should print an SSIM above .9; its PSNR depends on tints. The attacks ggl and rog are granted public images beyond the
-update, `--public-data`, and train a generator on them.
+should print an SSIM of .92, the mean of .99, .83 and .93; its PSNR depends on tints. The attacks ggl and rog are
+granted public images beyond the update, `--public-data`, and train a generator on them.
 """
 
 import hashlib

@@ -32,6 +32,11 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.all(jnp.stack(leaves)) if leaves else jnp.array(True)
 
 
+def where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+    """Leaf by leaf, of two trees of the same structure."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
 def concrete(tree: PyTree) -> PyTree:
     """`tree` without the leaves that have no values yet because a transformation traces them."""
     return jax.tree.map(lambda leaf: None if isinstance(leaf, jax.core.Tracer) else leaf, tree)

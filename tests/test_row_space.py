@@ -163,6 +163,10 @@ def _at(attack, problem, x):
         ({"iterations": 18}, "iterations must be > 18, which the shifts of 1 images take"),
         ({"group": 2}, "row_space has no group"),
         ({"candidate": attacks.generator_weights()}, "tries shifts of the candidate's pixels"),
+        (
+            {"candidate": attacks.generator_weights(), "row_space": attacks.RowSpace(shifts=())},
+            "tries shifts of the candidate's pixels",
+        ),
         ({"smoothing": attacks.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
         ({"row_space": attacks.RowSpace(ridge=0.0)}, "ridge must be > 0"),
         ({"row_space": attacks.RowSpace(layers=0)}, "layers"),

@@ -251,8 +251,8 @@ class Conv(nn.Module):
         kernel = self.param("kernel", kernel_init, shape)
         padding = self.window // 2 if self.padding is None else self.padding
         if self.groups == 1 and self.is_mutable_collection("rows") and not self.is_initializing():
-            read = patches(x, self.window, self.stride, padding)
-            self.sow("rows", "read", read, reduce_fn=_latest, init_fn=_nothing)
+            read = patches(x, shape[:2], self.stride, padding)
+            self.sow("rows", "read", read.reshape(-1, read.shape[-1]), reduce_fn=_latest, init_fn=_nothing)
         z = conv2d(x, kernel, stride=self.stride, padding=padding, groups=self.groups, form=self.style.form)
         return z + self.param("bias", bias_init, (self.channels,)) if self.bias else z
 

@@ -97,37 +97,35 @@ def conv2d(
         if kh % 2 == kw % 2 == 1 and (form == "fourier" or (form == "auto" and _fourier_pays(x.shape, kernel.shape))):
             return _with_zeros(fourier_conv(x, kernel), x, (kh, kw))
     if groups == 1:
-        if c_in < NARROW:
-            # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
-            x = _gather(_shifts(x, (1, kw), (1, stride), ((0, 0), columns)))
-            patches = _gather(_shifts(x, (kh, 1), (stride, 1), (rows, (0, 0))))
-        else:
-            patches = _gather(_shifts(x, (kh, kw), (stride, stride), (rows, columns)))
         # Else XLA gathers them once for every product that reads them.
-        patches = jax.lax.optimization_barrier(patches)
+        gathered = jax.lax.optimization_barrier(patches(x, (kh, kw), stride, padding))
         matrix = kernel.reshape(kh * kw * c_in, c_out)
         if c_out >= NARROW:
-            return patches @ matrix
+            return gathered @ matrix
         # Else XLA writes the gradient of a narrow kernel as a product of transposed matrices, at half the speed.
         transposed = jax.lax.optimization_barrier(matrix.T)
-        return jax.lax.dot_general(patches, transposed, (((3,), (1,)), ((), ())))
+        return jax.lax.dot_general(gathered, transposed, (((3,), (1,)), ((), ())))
     shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     if c_group == 1:
         # One input channel per group: no matrix to multiply by, and the sum of products fuses into one loop.
         weights = kernel.reshape(kh * kw, c_out)
         products = (jnp.repeat(z, c_out // groups, axis=-1) * w for z, w in zip(shifts, weights, strict=True))
         return functools.reduce(jnp.add, products)
-    patches = jnp.stack([z.reshape(*z.shape[:3], groups, c_group) for z in shifts], axis=-2)
+    stacked = jnp.stack([z.reshape(*z.shape[:3], groups, c_group) for z in shifts], axis=-2)
     weights = kernel.reshape(kh * kw, c_group, groups, c_out // groups)
-    out = jnp.einsum("bhwgkc,kcgo->bhwgo", patches, weights)
+    out = jnp.einsum("bhwgkc,kcgo->bhwgo", stacked, weights)
     return out.reshape(*out.shape[:3], c_out)
 
 
-def patches(x: jax.Array, window: int, stride: int, padding: Padding) -> jax.Array:
-    """What each output pixel of a `conv2d` with one group reads: (B, H, W, C) to (B H' W', window^2 C)."""
-    rows, columns = (_pads(n, window, stride, padding) for n in x.shape[1:3])
-    gathered = _gather(_shifts(x, (window, window), (stride, stride), (rows, columns)))
-    return gathered.reshape(-1, gathered.shape[-1])
+def patches(x: jax.Array, window: tuple[int, int], stride: int, padding: Padding) -> jax.Array:
+    """What each output pixel of a `conv2d` with one group reads: (B, H, W, C) to (B, H', W', kh kw C)."""
+    kh, kw = window
+    rows, columns = (_pads(n, k, stride, padding) for n, k in zip(x.shape[1:3], window, strict=True))
+    if x.shape[-1] >= NARROW:
+        return _gather(_shifts(x, window, (stride, stride), (rows, columns)))
+    # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
+    x = _gather(_shifts(x, (1, kw), (1, stride), ((0, 0), columns)))
+    return _gather(_shifts(x, (kh, 1), (stride, 1), (rows, (0, 0))))
 
 
 def _fourier_pays(images: tuple[int, ...], kernel: tuple[int, ...]) -> bool:

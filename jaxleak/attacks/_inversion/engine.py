@@ -20,7 +20,6 @@ from jaxleak.attacks._inversion.row_space import (
     ROWS_MATCHED_BELOW,
     Timetable,
     distance_of_rows,
-    informative_layers,
 )
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
@@ -107,10 +106,10 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     _check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
-    layers: tuple[str, ...] = ()
     timetable = None
     if s.row_space is not None:
-        layers = informative_layers(model, s.row_space, batch_size)
+        mode: BatchNormMode = getattr(share, "batch_norm", "train")
+        row_distance = distance_of_rows(model, s.row_space, batch_size, mode)
         timetable = Timetable(s.row_space, s.iterations, batch_size)
     optimizer = optax.with_extra_args_support(s.optimizer)
     joint = s.labels == "joint"
@@ -162,10 +161,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         x: jax.Array, y: jax.Array, mask: PyTree, observation: Observation, sharpness: jax.Array | None
     ) -> Terms:
         if s.row_space is not None:
-            mode: BatchNormMode = getattr(share, "batch_norm", "train")
-            rows = model.rows(observation.params, x, mode=mode, sharpness=sharpness)
-            centred = model.has_batch_norm and mode == "train"
-            distance = distance_of_rows(rows, observation.payload, layers, ridge=s.row_space.ridge, centred=centred)
+            distance = row_distance(observation.params, observation.payload, x, sharpness)
             return Terms(None, distance, jax.lax.stop_gradient(distance))
         batch = Batch(x[:, None], y, jnp.arange(batch_size))
         observed, simulated = observation.payload, share(observation.params, batch, sharpness=sharpness)
@@ -249,17 +245,18 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         alive = (state.failed_at < 0) & finite
         new = state._replace(
             variables=moved,
-            best=_where(better, state.variables, state.best),
+            best=_tree.where(better, state.variables, state.best),
             best_loss=jnp.where(better, loss, state.best_loss),
             best_sharpness=state.sharpness,
             trying=trying,
         )
         if smoothing is not None:
-            sharper = next_sharpness(smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
             if timetable is not None:
                 sharper = timetable.sharpness(smoothing, state.iteration + 1)
+            else:
+                sharper = next_sharpness(smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
             new = new._replace(sharpness=sharper)
-        state = _where(alive, new._replace(optimizer=_strong(opt_state)), state)
+        state = _tree.where(alive, new._replace(optimizer=_strong(opt_state)), state)
         state = state._replace(
             failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),
             iteration=state.iteration + 1,
@@ -279,7 +276,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         contenders = (state.best, state.variables)
         terms = [exact(variables, state.constants, None)[1] for variables in contenders]
         last_wins = terms[1].distance < terms[0].distance
-        chosen, found = _where(last_wins, contenders[1], contenders[0]), _where(last_wins, terms[1], terms[0])
+        chosen, found = _tree.where(last_wins, contenders[1], contenders[0]), _tree.where(last_wins, terms[1], terms[0])
         if s.group == 1:
             x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
         else:
@@ -310,10 +307,6 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
 def _strong(tree: PyTree) -> PyTree:
     # Some optimizers start from Python numbers; a weak type would compile the next step anew.
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)
-
-
-def _where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def _infer(

@@ -11,16 +11,19 @@ truth a few pixels off. So the candidate is tried shifted, every shift is descen
 best by the attack's own objective is kept.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import _validate
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.attacks._inversion.smoothing import Smoothing
 from jaxleak.models import Classifier
+from jaxleak.models._activations import Sharpness
+from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import row_space_distance
 
 #: A layer is informative if its rows, centred, span at most this share of their space.
@@ -107,20 +110,29 @@ def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tu
 
 
 def distance_of_rows(
-    rows: dict[str, jax.Array], payload: PyTree, layers: tuple[str, ...], *, ridge: float, centred: bool
-) -> jax.Array:
-    """Mean over the layers of `row_space_distance`; `centred` is for convolutions.
+    model: Classifier, plan: RowSpace, batch_size: int, mode: BatchNormMode
+) -> Callable[[PyTree, PyTree, jax.Array, Sharpness], jax.Array]:
+    """Mean of `row_space_distance` over the informative layers, from variables, payload, images and sharpness.
 
-    In these models statistics normalise the outputs of every convolution or of none, and of no dense layer.
+    Raises:
+        ValueError: if the model has no informative layer for so many images.
     """
-    total = jnp.zeros(())
-    for name in layers:
-        gradient = payload
-        for part in (*name.split("/"), "kernel"):
-            gradient = gradient[part]
-        matrix = gradient.reshape(-1, gradient.shape[-1])
-        total += row_space_distance(rows[name], matrix, ridge=ridge, centred=centred and gradient.ndim == 4)
-    return total / len(layers)
+    layers = informative_layers(model, plan, batch_size)
+
+    def distance(variables: PyTree, payload: PyTree, x: jax.Array, sharpness: Sharpness) -> jax.Array:
+        rows = model.rows(variables, x, mode=mode, sharpness=sharpness)
+        total = jnp.zeros(())
+        for name in layers:
+            gradient = payload
+            for part in (*name.split("/"), "kernel"):
+                gradient = gradient[part]
+            # In these models statistics normalise the outputs of every convolution or of none, and of no dense layer.
+            centred = model.has_batch_norm and mode == "train" and gradient.ndim == 4
+            matrix = gradient.reshape(-1, gradient.shape[-1])
+            total += row_space_distance(rows[name], matrix, ridge=plan.ridge, centred=centred)
+        return total / len(layers)
+
+    return distance
 
 
 #: What an iteration does to the search for a shift, before and after its step.
@@ -185,7 +197,7 @@ class Timetable:
     def shifted(self, iteration: jax.Array, x: jax.Array, trying: Trying) -> tuple[jax.Array, Trying]:
         """The candidate that this iteration starts from."""
         begins = jnp.asarray(self._begins)[iteration]
-        trying = _choose(begins == _ALL, self.not_yet(x), trying)
+        trying = _tree.where(begins == _ALL, self.not_yet(x), trying)
         image, offset = jnp.asarray(self._image)[iteration], jnp.asarray(self._offset)[iteration]
         return jnp.where(begins != _NOTHING, shift(trying.home, image, offset), x), trying
 
@@ -199,7 +211,7 @@ class Timetable:
         """The candidate after the iteration, whose objective was `loss` before its move."""
         ends = jnp.asarray(self._ends)[iteration]
         better = (ends != _NOTHING) & (loss < trying.loss)
-        trying = _choose(better, trying._replace(best=x, loss=loss), trying)
+        trying = _tree.where(better, trying._replace(best=x, loss=loss), trying)
         return jnp.where(ends == _ALL, trying.best, x), trying
 
 
@@ -209,7 +221,3 @@ def shift(x: jax.Array, image: jax.Array, offset: jax.Array) -> jax.Array:
     rows = jnp.clip(jnp.arange(height) - offset[0], 0, height - 1)
     columns = jnp.clip(jnp.arange(width) - offset[1], 0, width - 1)
     return x.at[image].set(x[image][rows][:, columns])
-
-
-def _choose(condition: jax.Array, a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda p, q: jnp.where(condition, p, q), a, b)

@@ -80,7 +80,7 @@ def check_settings(s: Settings, model: Classifier) -> None:
         check_row_space(s.row_space)
         if s.group > 1 or s.gradient_free or s.selection is not None:
             raise ValueError("row_space has no group, no selection of gradient entries and no search without gradients")
-        if s.row_space.shifts and not s.candidate.of_pixels:
+        if not s.candidate.of_pixels:
             raise ValueError("row_space tries shifts of the candidate's pixels, which this candidate does not have")
         plan = s.smoothing
         if isinstance(plan, Smoothing) and plan != Smoothing(plan.start, plan.end):
