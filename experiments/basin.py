@@ -36,7 +36,7 @@ from experiments._inversion.problem import victim
 from experiments._inversion.rows import ROWS
 from jaxleak import _validate, attacks, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
-from jaxleak.attacks._inversion.row_space import distance_of_rows
+from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -153,7 +153,8 @@ def _gradient(share: protocols.ClientShare) -> Any:
 @functools.cache
 def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
     if compare == "row_spaces":
-        of_rows = distance_of_rows(model, attacks.RowSpace(), batch_size, share.batch_norm)
+        plan = attacks.RowSpace()
+        of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)
 
     @jax.jit
     def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:

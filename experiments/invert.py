@@ -50,6 +50,7 @@ from experiments._harness import Progress, RunFolder, default_out, jsonable, pri
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.problem import (
     ATTACKS,
+    CLOSED_FORM,
     Outcome,
     attack,
     build_attack,
@@ -57,12 +58,14 @@ from experiments._inversion.problem import (
     check,
     iterations_of,
     observe,
+    settings,
     threat_for,
     victim,
 )
 from experiments._inversion.public_data import generator_for, public_images
 from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
+from jaxleak._tree import is_below, named_leaves
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 
@@ -70,7 +73,7 @@ HELP = f"""{__doc__}
 What the options may name:
     --attack: {", ".join(ATTACKS)}
     --model: {", ".join(models.CLASSIFIERS)}
-    --labels: given, joint, {", ".join(attacks.LABEL_RULES)}
+    --labels: given, joint, none (row_space only), {", ".join(attacks.LABEL_RULES)}
     --activation: {", ".join(models.ACTIVATIONS)}
     --defense: {", ".join(REGISTRY)}
 """
@@ -200,8 +203,11 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
-    payload = load_payload(args.payload, variables["params"])
-    attacks.check_payload(payload, variables)
+    read = None
+    if case.attack not in CLOSED_FORM:
+        read = attacks.leaves_read(model, settings(case), batch_size=case.images)
+    payload = load_payload(args.payload, variables["params"], read)
+    attacks.check_payload(payload, variables, read)
     share = protocols.ClientShare(
         model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
@@ -233,12 +239,11 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     flagged = ~np.asarray(found.recovered)
     rows = {f"reconstruction, from image {first}": x[first : first + 8] for first in range(0, len(x), 8)}
     _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
-    simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
-    metrics = {
-        "score": float(found.score[0]),
-        "cosine_distance": float(objectives.cosine(payload, simulated)),
-        "matched": float(not flagged.any()),
-    }
+    metrics = {"score": float(found.score[0]), "matched": float(not flagged.any())}
+    if case.labels != "none":
+        simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
+        seen = jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
+        metrics["cosine_distance"] = float(objectives.cosine(payload, seen))
     folder.finish(metrics)
     print_metrics(metrics)
     return metrics
@@ -246,12 +251,17 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
 
 def save_payload(path: Path, payload: PyTree) -> None:
     """One array per parameter, named by its path."""
-    arrays: dict[str, Any] = {_name(p): np.asarray(leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(payload)}
+    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
     np.savez(path, **arrays)
 
 
-def load_payload(path: Path | None, params: PyTree) -> PyTree:
+def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None = None) -> PyTree:
     """The arrays of an npz file as a tree like `params`; nothing is unpickled, and no more is read than `params` need.
+
+    Args:
+        path: of the file.
+        params: of the model.
+        read: what the attack reads, as in `attacks.check_payload`; other arrays may be missing and are None then.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -259,15 +269,16 @@ def load_payload(path: Path | None, params: PyTree) -> PyTree:
     """
     if path is None or not path.is_file():
         raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
-    shapes = {_name(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
-            if missing := sorted(shapes.keys() - names):
+            asked = {name for name in shapes if read is None or any(is_below(name, path) for path in read)}
+            if missing := sorted(asked - names):
                 raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
             if extra := sorted(names - shapes.keys()):
                 raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")
-            arrays = [_read_array(archive, name, shape) for name, shape in shapes.items()]
+            arrays = [_read_array(archive, name, shape) if name in names else None for name, shape in shapes.items()]
     except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
         raise ValueError(f"--payload {path} is no npz file of this model's gradients: {error}") from error
     return jax.tree.unflatten(jax.tree.structure(params), arrays)
@@ -289,10 +300,6 @@ def _read_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...]) 
     with np.errstate(over="ignore"):  # what float32 cannot hold is refused later as not finite
         array = np.frombuffer(content, dtype).astype(np.float32)
     return jnp.asarray(array.reshape(shape, order="F" if fortran_order else "C"))
-
-
-def _name(path: tuple) -> str:
-    return "/".join(str(part.key) for part in path)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,17 @@ def concrete(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: None if isinstance(leaf, jax.core.Tracer) else leaf, tree)
 
 
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Every leaf by its path, like "head/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def is_below(name: str, path: str) -> bool:
+    """Whether such a name is the path, or that of a leaf below it."""
+    return name == path or name.startswith(f"{path}/")
+
+
 class RowState(NamedTuple):
     """Optimiser state of a table (N, ...): one row per sample, so that a batch touches only its own rows."""
 

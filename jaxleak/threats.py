@@ -5,9 +5,13 @@ jaxleak hands transcript fields to an attack. A test fills the transcript's priv
 reaches an observation only where a threat grants it.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
+
 from jaxleak._base import Observation, PyTree, Transcript
+from jaxleak._tree import is_below, named_leaves
 
 
 class Threat(NamedTuple):
@@ -17,7 +21,8 @@ class Threat(NamedTuple):
     labels: bool = False  # the true labels of the batch
     statistics: bool = False  # activation statistics of the batch
     running_statistics: bool = False  # batch normalisation's running statistics, where params hold any
-    payload: tuple[str, ...] | None = None  # paths like "first/kernel" of the gradient leaves; None grants all
+    # Paths like "first/kernel" of gradient leaves, or like "first" of all that lies below; None grants all.
+    payload: tuple[str, ...] | None = None
     # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
     party: int | None = None
 
@@ -78,7 +83,7 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
         )
     payload = transcript.payload if threat.payload is None else _select(transcript.payload, threat.payload)
     params = transcript.params
-    if isinstance(params, dict) and "batch_stats" in params and not threat.running_statistics:
+    if isinstance(params, Mapping) and "batch_stats" in params and not threat.running_statistics:
         params = {**params, "batch_stats": None}
     return Observation(
         round=transcript.round,
@@ -92,13 +97,10 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
 
 def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:
     # Unselected leaves become None. Compiled together with the protocol, XLA then drops the work behind them.
-    selected: dict[str, dict[str, PyTree]] = {}
+    leaves = named_leaves(payload)
     for path in paths:
-        group, _, leaf = path.partition("/")
-        if group not in payload or leaf not in payload[group]:
-            raise ValueError(f"payload has no leaf {path!r}; top-level groups are {sorted(payload)}")
-        selected.setdefault(group, {})[leaf] = payload[group][leaf]
-    return {
-        group: {leaf: selected.get(group, {}).get(leaf) for leaf in leaves} if group in selected else None
-        for group, leaves in payload.items()
-    }
+        if not any(is_below(name, path) for name in leaves):
+            groups = dict.fromkeys(name.split("/")[0] for name in leaves)
+            raise ValueError(f"payload has no leaf {path!r}; top-level groups are {list(groups)}")
+    kept = [leaf if any(is_below(name, path) for path in paths) else None for name, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(payload), kept)

@@ -52,6 +52,16 @@ def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
         invert.main(invert.Args(**{**arguments, **changes}, out=tmp_path))
 
 
+def test_arrays_that_the_attack_does_not_read_may_be_missing(tmp_path):
+    params = {"first": {"kernel": np.ones((2, 3), np.float32)}, "head": {"bias": np.ones(3, np.float32)}}
+    np.savez(tmp_path / "part.npz", **{"first/kernel": 2 * params["first"]["kernel"]})
+    found = invert.load_payload(tmp_path / "part.npz", params, ("first",))
+    np.testing.assert_array_equal(found["first"]["kernel"], 2)
+    assert found["head"]["bias"] is None
+    with pytest.raises(ValueError, match="it lacks head/bias"):
+        invert.load_payload(tmp_path / "part.npz", params)
+
+
 @pytest.mark.slow
 def test_the_pair_of_commands_in_the_docstring_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

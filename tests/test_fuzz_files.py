@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from experiments import invert
 from jaxleak import attacks, models
+from jaxleak._tree import named_leaves
 
 
 class Bait:
@@ -67,7 +68,7 @@ def _huge_member(shape):
 
 @pytest.fixture(scope="module")
 def names():
-    return [invert._name(path) for path, _ in jax.tree_util.tree_leaves_with_path(VARIABLES["params"])]
+    return list(named_leaves(VARIABLES["params"]))
 
 
 @fuzz(80)

@@ -274,8 +274,8 @@ class TestBadInput:
         state = jax.eval_shape(attack.init, jax.random.key(0), audit.template_of(observed[2]))
         seen = observed[1]
         for change, message in (
-            (lambda leaf: leaf[:1], r"payload leaf \['head'\]\['bias'\] must have shape \(3,\), got \(1,\)"),
-            (lambda leaf: leaf.astype(jnp.int32), "must hold floats, got int32"),
+            (lambda leaf: leaf[:1], r"payload leaf head/bias must have shape \(3,\), got \(1,\)"),
+            (lambda leaf: leaf.astype(jnp.int32), "must have the model's dtype float32, got int32"),
         ):
             head = {**seen.payload["head"], "bias": change(seen.payload["head"]["bias"])}
             other = seen._replace(payload={**seen.payload, "head": head})
@@ -329,8 +329,10 @@ class TestBadInput:
             attacks.check_payload({**payload, "head": jax.tree.map(lambda leaf: leaf[:1], payload["head"])}, variables)
         with pytest.raises(ValueError, match="not finite"):
             attacks.check_payload(jax.tree.map(lambda leaf: leaf * jnp.nan, payload), variables)
-        with pytest.raises(ValueError, match="must hold floats"):
+        with pytest.raises(ValueError, match="must have the model's dtype"):
             attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.int32), payload), variables)
+        with pytest.raises(ValueError, match="float32, got float16"):
+            attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.float16), payload), variables)
 
     def test_data_of_another_shape(self, attack):
         template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 1, 5, 5, 1), (2,), (2,))))

@@ -1,5 +1,6 @@
 """Row spaces in place of gradients: the distance against NumPy, the layers it reads, and the search for a shift."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from jaxleak import attacks, audit, models, objectives
 from jaxleak._base import Batch
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion.row_space import Timetable, informative_layers, shift
-from jaxleak.threats import SERVER_WITHOUT_INDICES, view
+from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
 
 CLASSES = 3
 
@@ -150,6 +151,27 @@ def test_descent_explains_the_gradient_and_needs_no_labels(problem):
     np.testing.assert_allclose(scores, 0, atol=0.02)
 
 
+def test_a_few_layers_of_the_payload_suffice(problem):
+    """The rest may be encrypted, frozen or lost; with labels by a rule the head is read too."""
+    transcript = reference.first_transcript(problem)
+    settings = presets.row_space(60)._replace(labels="none")
+    read = attacks.leaves_read(problem.model, settings, batch_size=1)
+    assert read == ("conv_1/kernel",)
+    partial = view(Threat(index=False, payload=read), transcript)
+    whole = view(SERVER_WITHOUT_INDICES, transcript)
+    found = []
+    for seen in (partial, whole):
+        attack = _attack(problem, labels="none")
+        found.append(audit.invert(attack, seen, problem.template, key=jax.random.key(0), iterations=20)[0])
+    chex.assert_trees_all_equal(*found)
+    assert found[0].y.tolist() == [-1]
+    attacks.check_payload(partial.payload, whole.params, read)
+    with pytest.raises(ValueError, match="lacks"):
+        attacks.check_payload(partial.payload, whole.params)
+    with pytest.raises(ValueError, match="does not grant head/bias, head/kernel"):
+        audit.invert(_attack(problem), partial, problem.template, key=jax.random.key(0), iterations=20)
+
+
 def _at(attack, problem, x):
     """The attack's state with this candidate."""
     state = attack.init(jax.random.key(0), problem.template)
@@ -162,6 +184,8 @@ def _at(attack, problem, x):
     [
         ({"iterations": 18}, "iterations must be > 18, which the shifts of 1 images take"),
         ({"group": 2}, "row_space has no group"),
+        ({"labels": "joint"}, "row_space goes without labels, and nothing else does; got labels='joint'"),
+        ({"labels": "none", "row_space": None}, "nothing else does; got labels='none'"),
         ({"candidate": attacks.generator_weights()}, "tries shifts of the candidate's pixels"),
         (
             {"candidate": attacks.generator_weights(), "row_space": attacks.RowSpace(shifts=())},

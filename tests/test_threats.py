@@ -1,3 +1,4 @@
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +56,26 @@ def test_views_refuse_what_the_transcript_does_not_hold(transcript):
         view(Threat(statistics=True), transcript._replace(statistics=None))
     with pytest.raises(ValueError, match="payload has no leaf 'second/bias'; top-level groups are"):
         view(Threat(payload=("second/bias",)), transcript)
+
+
+@pytest.mark.parametrize("freeze", [lambda tree: tree, flax.core.freeze])
+def test_grants_reach_leaves_of_any_depth_and_whole_parts(transcript, freeze):
+    deep = freeze({"stage": {"block": {"kernel": jnp.ones(2), "bias": jnp.ones(1)}}, "position": jnp.ones(3)})
+    seen = view(Threat(payload=("stage/block/kernel", "position")), transcript._replace(payload=deep))
+    assert [leaf.shape for leaf in jax.tree.leaves(seen.payload)] == [(3,), (2,)]
+    assert seen.payload["stage"]["block"]["bias"] is None
+    part = view(Threat(payload=("stage",)), transcript._replace(payload=deep)).payload
+    assert sorted(leaf.shape for leaf in jax.tree.leaves(part)) == [(1,), (2,)]
+    with pytest.raises(ValueError, match="payload has no leaf 'stag'"):
+        view(Threat(payload=("stag",)), transcript._replace(payload=deep))
+
+
+@pytest.mark.parametrize("freeze", [lambda tree: tree, flax.core.freeze])
+def test_running_statistics_stay_out_of_any_kind_of_mapping(transcript, freeze):
+    params = freeze({"params": {"w": jnp.ones(1)}, "batch_stats": {"mean": jnp.zeros(1)}})
+    assert not jax.tree.leaves(view(Threat(), transcript._replace(params=params)).params["batch_stats"])
+    granted = view(Threat(running_statistics=True), transcript._replace(params=params))
+    assert jax.tree.leaves(granted.params["batch_stats"])
 
 
 def _split_transcript():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from jaxleak.attacks import presets
 
@@ -61,10 +62,14 @@ class Case:
     """Attack without smoothing."""
     tv: float | None = None
     """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
+    tv_kind: Literal["anisotropic", "isotropic", "sum", "relative"] | None = None
+    """What that weighs; None keeps the preset's."""
     activation_penalty: float | None = None
     """Weight of the mean absolute activation; of the sum in fedleak_paper."""
     matched_percent: float | None = None
     """FedLeak's R; 100 matches every gradient entry."""
+    per_tensor: bool = False
+    """That share of every tensor, in place of the share of all entries together."""
     blend: float | None = None
     """FedLeak's lambda'."""
     white_point: float | None = None
@@ -73,6 +78,8 @@ class Case:
     """Where the second gradient of such a blend is taken: ascent, descent, or step."""
     probe_length: float = 0.01
     """How far away, k over the whole batch; a step of the optimizer has a length of its own."""
+    exact_curvature: bool = False
+    """The Hessian-vector product in place of that second gradient."""
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
@@ -119,7 +126,8 @@ class Case:
 
 #: Options that change another one.
 _PART_OF = {
-    "probe": "blend", "probe_length": "blend",
+    "probe": "blend", "probe_length": "blend", "exact_curvature": "blend",
+    "per_tensor": "matched_percent",
     "finish": "homotopy", "progress_below": "homotopy",
     "step_size": "optimizer",
 }  # fmt: skip
@@ -134,7 +142,7 @@ _READ_BY = {
 
 #: Options of the iterative engine, which attacks of a closed form do without.
 _ITERATIVE = (
-    "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "activation_penalty",
+    "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "tv_kind", "activation_penalty",
     "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
 )  # fmt: skip
 

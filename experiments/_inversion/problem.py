@@ -129,15 +129,18 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
         changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish, progress_below=case.progress_below)
     if case.tv is not None:
         changes["tv"] = case.tv
+    if case.tv_kind is not None:
+        changes["tv_kind"] = case.tv_kind
     if case.activation_penalty is not None:
         changes["activation"] = case.activation_penalty
     if case.matched_percent is not None:
-        changes["selection"] = objectives.top_share(case.matched_percent)
+        changes["selection"] = objectives.top_share(case.matched_percent, per_tensor=case.per_tensor)
     if case.blend is not None:
         changes["regularization"] = objectives.gradient_regularization(
             case.blend,
             length=case.probe_length,
             probe=case.probe,  # type: ignore[arg-type]
+            exact=case.exact_curvature,
         )
     if case.white_point is not None:
         changes["white_point"] = case.white_point
@@ -347,16 +350,15 @@ def attack(
     )
     x = jax.block_until_ready(found.x)
     seconds = time.perf_counter() - begin
-    simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
     scores, estimate = score(np.asarray(truth.x[:, 0]), np.asarray(x[:, 0]))
-    scores |= {
-        "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
-        "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
-        "score": float(found.score[0]),
-        "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
-        "matched": float(found.recovered[0]),
-        "seconds": seconds,
-    }
+    scores |= {"score": float(found.score[0]), "matched": float(found.recovered[0]), "seconds": seconds}
+    if case.labels != "none":  # without labels nobody knows the answer's gradient
+        simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
+        scores |= {
+            "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
+            "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
+            "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
+        }
     distance = np.asarray(infos.get("distance", np.zeros(0)))
     # One column per restart; no rows where a finished run was resumed.
     curve = distance[:, 0] if distance.ndim == 2 else distance

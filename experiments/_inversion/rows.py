@@ -10,6 +10,8 @@ _SHARP = (4.0, 100.0)
 ROWS: dict[str, Case] = {
     "convnet-b1": Case(model="convnet", homotopy=_SHARP),
     "convnet-b4": Case(model="convnet", batch_size=4),
+    "mlp-b1": Case(model="mlp", homotopy=_SHARP),
+    "lenet_relu-b1": Case(model="lenet", activation="relu", homotopy=_SHARP),
     "mlp-b4": Case(model="mlp", batch_size=4),
     "lenet_relu-b4": Case(model="lenet", activation="relu", batch_size=4),
     "resnet10_16-b1": Case(model="resnet10", width=16),
@@ -25,6 +27,8 @@ ROWS: dict[str, Case] = {
     "resnet34_16-b4": Case(model="resnet34", width=16, batch_size=4),
     "resnet18-b1": Case(model="resnet18"),
     "resnet34-b1": Case(model="resnet34"),
+    "resnet34-b2": Case(model="resnet34", batch_size=2),
+    "resnet34-b4": Case(model="resnet34", batch_size=4),
     "resnet10_x3-b1": Case(model="resnet10_x3"),
     "resnet10_x5-b1": Case(model="resnet10_x5"),
     "densenet121-b1": Case(model="densenet121"),

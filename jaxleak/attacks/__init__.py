@@ -29,15 +29,15 @@ from jaxleak.attacks._cafe.sharded import shard_cafe
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter, invert_slices
 from jaxleak.attacks._cafe.three_steps import CafeOptimizers, CafeState, cafe
 from jaxleak.attacks._inversion.candidates import Candidate, generator_latents, generator_weights, pixels
-from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion
+from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion, leaves_read
 from jaxleak.attacks._inversion.evolution import cma_es
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
-from jaxleak.attacks._inversion.payload import check_payload
 from jaxleak.attacks._inversion.public_generator import PublicGenerator, train_generator
 from jaxleak.attacks._inversion.row_space import RowSpace, Shifts
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing, smoothing
+from jaxleak.attacks._observed import check_payload
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
@@ -121,6 +121,7 @@ __all__ = [
     "invert_features",
     "invert_slices",
     "join_runs",
+    "leaves_read",
     "norm_labels",
     "normalized_sgd",
     "patch_embedding",

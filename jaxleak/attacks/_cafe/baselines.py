@@ -19,12 +19,10 @@ from jaxleak.attacks._cafe.fake_data import (
     Optimizer,
     fake_data_step,
     require_gradient,
-    require_index,
-    require_params,
-    require_statistics,
 )
 from jaxleak.attacks._cafe.presets import CafeOptions
 from jaxleak.attacks._cafe.three_steps import cafe
+from jaxleak.attacks._observed import require_index, require_params, require_statistics
 from jaxleak.models import SplitModel
 from jaxleak.objectives import (
     MatchingObjective,

@@ -13,6 +13,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Batch, Observation, PyTree, ShareFn
+from jaxleak.attacks._observed import require_index, require_leaves, require_params
 from jaxleak.models import SplitModel
 from jaxleak.objectives import TERMS, MatchingObjective, Quantities, group_consistency, soft_labels
 
@@ -149,51 +150,9 @@ def fake_data_step(
     return FakeDataStep(init, update)
 
 
-def require_index(observation: Observation) -> jax.Array:
-    """The batch's indices, or `ValueError`: without them nobody knows which rows to update."""
-    if observation.index is None:
-        raise ValueError(
-            "the attack aligns fake with private samples and needs batch indices; the threat must grant index"
-        )
-    return observation.index
-
-
-def require_params(observation: Observation) -> PyTree:
-    """The model's parameters, or `ValueError`."""
-    if observation.params is None:
-        raise ValueError("the attack needs the model's parameters, which the observation does not hold")
-    return observation.params
-
-
-def require_leaf(observation: Observation, *path: str, why: str) -> jax.Array:
-    """One leaf of the payload, or `ValueError` naming the missing grant and what it is for."""
-    value = observation.payload
-    for name in path:
-        value = (value or {}).get(name)
-    if value is None:
-        raise ValueError(f"{why} reads the payload's {'/'.join(path)}, which the threat does not grant")
-    return value
-
-
 def require_gradient(observation: Observation) -> PyTree:
     """The whole payload, or `ValueError` naming the leaves that the threat withholds."""
-
-    def paths(tree: PyTree) -> set[str]:
-        return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
-
-    missing = sorted(paths(require_params(observation)) - paths(observation.payload))
-    if missing:
-        raise ValueError(
-            f"the gradient term (alpha) matches the whole payload, but the threat does not grant {', '.join(missing)}"
-        )
-    return observation.payload
-
-
-def require_statistics(observation: Observation) -> PyTree:
-    """The batch's activation statistics, or `ValueError`."""
-    if observation.statistics is None:
-        raise ValueError("the objective matches activation statistics; the threat must grant statistics")
-    return observation.statistics
+    return require_leaves(observation, require_params(observation), why="the gradient term (alpha)")
 
 
 def _granted_labels(observation: Observation, num_classes: int) -> jax.Array:

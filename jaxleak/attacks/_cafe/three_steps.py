@@ -15,11 +15,8 @@ from jaxleak.attacks._cafe.fake_data import (
     Optimizer,
     fake_data_step,
     require_gradient,
-    require_index,
-    require_leaf,
-    require_params,
-    require_statistics,
 )
+from jaxleak.attacks._observed import require_index, require_leaf, require_params, require_statistics
 from jaxleak.models import SplitModel
 from jaxleak.objectives import TERMS, MatchingObjective, Quantities, cafe_objective
 

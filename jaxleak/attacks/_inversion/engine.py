@@ -15,15 +15,16 @@ import optax
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
-from jaxleak.attacks._inversion.payload import check_shapes, named_leaves
 from jaxleak.attacks._inversion.row_space import (
     ROWS_MATCHED_BELOW,
     Timetable,
     distance_of_rows,
+    informative_layers,
 )
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
+from jaxleak.attacks._observed import check_shapes, require_leaves, require_params
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import (
@@ -80,19 +81,20 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
 
     Args:
         model: the model under attack.
-        share: what the client ran, with its loss, reduction and batch-norm mode; or the server's estimate of it.
+        share: what the client ran, with its loss, reduction and batch-norm mode; or the server's estimate of it. Of a
+            model with batch normalisation it must have an attribute `batch_norm` ("train" or "eval"); `local_steps`
+            and `clients` default to one. `protocols.ClientShare` has all three.
         settings: see `jaxleak.attacks.presets`.
         batch_size: B >= 1, the number of samples behind the payload, which is public.
 
     Returns:
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
-        x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given or the threat grants
-        indices; the score is the data distance on the exact model, before any enhancement or change of scale, and
+        x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given; y is -1 where labels are
+        "none". The score is the data distance on the exact model, before any enhancement or change of scale, and
         `recovered` says that the gradient is matched (`MATCHED_BELOW`), or that its row spaces are
-        (`ROWS_MATCHED_BELOW`), from which no likeness follows. Inferred
-        labels of several local steps or clients are dealt out at random, since their order leaves no trace in a sum.
-        Its info has the loss and the data distance on the model as smoothed, the sharpness, and whether the trial is
-        frozen.
+        (`ROWS_MATCHED_BELOW`), from which no likeness follows. Inferred labels of several local steps or clients are
+        dealt out at random, since their order leaves no trace in a sum. Its info has the loss and the data distance on
+        the model as smoothed, the sharpness, and whether the trial is frozen.
 
     Raises:
         ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
@@ -106,10 +108,12 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     _check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
+    mode = _batch_norm_mode(model, share)
+    layers = () if s.row_space is None else informative_layers(model, s.row_space, batch_size)
+    read = _read(model, s, layers)
     timetable = None
     if s.row_space is not None:
-        mode: BatchNormMode = getattr(share, "batch_norm", "train")
-        row_distance = distance_of_rows(model, s.row_space, batch_size, mode)
+        row_distance = distance_of_rows(model, s.row_space, layers, mode)
         timetable = Timetable(s.row_space, s.iterations, batch_size)
     optimizer = optax.with_extra_args_support(s.optimizer)
     joint = s.labels == "joint"
@@ -150,6 +154,8 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             if observation.labels is None:
                 raise ValueError('labels="given" needs the true labels; the threat must grant labels')
             return soft_labels(observation.labels, model.num_classes)
+        if s.labels == "none":
+            return jnp.full((batch_size, model.num_classes), 1 / model.num_classes)
         inferred = _infer(model, s, observation, batch_size, state.label_key)
         if parts > 1:
             # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
@@ -178,7 +184,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             x = s.candidate.decode(variables["x"], constants)
             y = jax.nn.softmax(variables["y"]) if labels is None else labels
             terms = compare(x, y, mask, observation, sharpness)
-            loss = terms.distance + _priors(model, share, s, observation, x, sharpness)
+            loss = terms.distance + _priors(model, mode, s, observation, x, sharpness)
             if s.latent and s.candidate.prior is not None:
                 loss += s.latent * s.candidate.prior(variables["x"])
             return loss, terms
@@ -198,7 +204,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     def step(
         key: jax.Array, state: InversionState, observation: Observation
     ) -> tuple[InversionState, dict[str, jax.Array]]:
-        _require(model, observation, s)
+        _require(observation, s, read)
         used = state.sharpness
         sharpness = None if smoothing is None else used
         if timetable is not None:
@@ -296,6 +302,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         if s.enhance is not None:
             x = s.enhance(x)
         y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
+        y = jnp.full_like(y, -1) if s.labels == "none" else y
         score = jnp.broadcast_to(found.distance, (batch_size,))
         below = MATCHED_BELOW if s.row_space is None else ROWS_MATCHED_BELOW
         matched = jnp.broadcast_to(found.cosine_distance < below, (batch_size,))
@@ -328,7 +335,7 @@ def _infer(
 
 def _priors(
     model: Classifier,
-    share: SmoothableShare,
+    mode: BatchNormMode,
     s: Settings,
     observation: Observation,
     x: jax.Array,
@@ -340,7 +347,6 @@ def _priors(
     if s.l2:
         total += s.l2 * l2_prior(x)
     if s.activation or s.batch_norm:
-        mode: BatchNormMode = getattr(share, "batch_norm", "train")
         out = model.apply(observation.params, x, mode=mode, sharpness=sharpness)
         if s.activation:
             total += s.activation * activation_penalty(out.activations, s.activation_reduction)
@@ -367,14 +373,38 @@ def _check(model: Classifier, s: Settings, batch_size: int) -> None:
         jax.eval_shape(lambda seen: _infer(model, s, seen, batch_size, jax.random.key_data(jax.random.key(0))), seen)
 
 
-def _require(model: Classifier, observation: Observation, s: Settings) -> None:
-    if observation.params is None:
-        raise ValueError("gradient inversion needs the model's parameters, which the observation does not hold")
-    known = {name for name, _ in named_leaves(observation.payload)}
-    missing = [name for name, _ in named_leaves(observation.params["params"]) if name not in known]
-    if missing:
-        raise ValueError(f"gradient inversion matches the whole payload, but the threat withholds {', '.join(missing)}")
+def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tuple[str, ...] | None:
+    """Which part of the payload an inversion reads: paths like "head", with all below; None is the whole.
+
+    Row spaces take a few layers, and the head where a rule infers labels: the rest may be encrypted, frozen or lost.
+
+    Raises:
+        ValueError: if no layer's row space says anything about so many images.
+    """
+    layers = () if settings.row_space is None else informative_layers(model, settings.row_space, batch_size)
+    return _read(model, settings, layers)
+
+
+def _read(model: Classifier, s: Settings, layers: tuple[str, ...]) -> tuple[str, ...] | None:
+    if s.row_space is None:
+        return None
+    kernels = tuple(f"{layer}/kernel" for layer in layers)
+    return (*kernels, model.head) if s.labels in LABEL_RULES else kernels
+
+
+def _batch_norm_mode(model: Classifier, share: SmoothableShare) -> BatchNormMode:
+    if not model.has_batch_norm:
+        return "train"
+    mode = getattr(share, "batch_norm", None)
+    if mode is None:
+        raise ValueError('share must say how the client normalised: an attribute batch_norm, "train" or "eval"')
+    return mode
+
+
+def _require(observation: Observation, s: Settings, read: tuple[str, ...] | None) -> None:
+    params = require_params(observation)
+    require_leaves(observation, params["params"], read, why="gradient inversion")
     # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
-    check_shapes(observation.payload, observation.params)
+    check_shapes(observation.payload, params, read)
     if s.batch_norm and observation.statistics is None:
         raise ValueError("batch_norm > 0 matches the batch's statistics; the threat must grant statistics")

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
-from jaxleak.attacks._cafe.fake_data import require_leaf
 from jaxleak.attacks._inversion.label_rules import infer_labels
+from jaxleak.attacks._observed import require_leaf
 from jaxleak.models import Classifier
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.

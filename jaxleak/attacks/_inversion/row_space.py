@@ -110,14 +110,9 @@ def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tu
 
 
 def distance_of_rows(
-    model: Classifier, plan: RowSpace, batch_size: int, mode: BatchNormMode
+    model: Classifier, plan: RowSpace, layers: tuple[str, ...], mode: BatchNormMode
 ) -> Callable[[PyTree, PyTree, jax.Array, Sharpness], jax.Array]:
-    """Mean of `row_space_distance` over the informative layers, from variables, payload, images and sharpness.
-
-    Raises:
-        ValueError: if the model has no informative layer for so many images.
-    """
-    layers = informative_layers(model, plan, batch_size)
+    """Mean of `row_space_distance` over such layers, from variables, payload, images and sharpness."""
 
     def distance(variables: PyTree, payload: PyTree, x: jax.Array, sharpness: Sharpness) -> jax.Array:
         rows = model.rows(variables, x, mode=mode, sharpness=sharpness)

@@ -17,6 +17,9 @@ from jaxleak.objectives import Distance, GradientRegularization, Selection
 TVKind = Literal["anisotropic", "isotropic", "sum", "truncated", "relative"]
 TV_KINDS: tuple[TVKind, ...] = ("anisotropic", "isotropic", "sum", "truncated", "relative")
 
+#: Where labels come from. "none" is for attacks that read none; their answers hold -1 in the place of labels.
+LABEL_STRATEGIES = ("given", "joint", "none", *LABEL_RULES)
+
 
 class Settings(NamedTuple):
     """All that distinguishes one gradient inversion from another; `jaxleak.attacks.presets` makes them.
@@ -29,7 +32,7 @@ class Settings(NamedTuple):
     distance: Distance
     optimizer: optax.GradientTransformation
     iterations: int  # > 0, the length that schedules are made for
-    labels: str = "calibrated"  # "given", "joint", or the name of a rule of `LABEL_RULES`
+    labels: str = "calibrated"  # "given", "joint", the name of a rule of `LABEL_RULES`, or, for row_space only, "none"
     selection: Selection | None = None  # which gradient entries are compared; None compares all
     tv: float = 0.0  # weight of the total variation
     # Means over differences; the sum of all of them; CAFE's `truncated_tv`, a sum per image; or the first of them over
@@ -67,7 +70,9 @@ def check_settings(s: Settings, model: Classifier) -> None:
     if s.tv_threshold and s.tv_kind != "truncated":
         raise ValueError(f'tv_threshold is read by tv_kind="truncated" only, got {s.tv_kind!r}')
     _validate.in_range(0, 1, white_point=s.white_point)
-    _validate.one_of(("given", "joint", *LABEL_RULES), labels=s.labels)
+    _validate.one_of(LABEL_STRATEGIES, labels=s.labels)
+    if s.labels == ("joint" if s.row_space else "none"):
+        raise ValueError(f"row_space goes without labels, and nothing else does; got labels={s.labels!r}")
     if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
         raise ValueError(f"smoothing must be None, 'auto' or from attacks.smoothing, got {s.smoothing!r}")
     if s.consistency and s.group == 1:
