@@ -356,7 +356,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
             results[f"{name}_relative_error"] = float(np.median(relative_errors(truth, found, rows)))
     return {
         **results,
-        "recovered_fraction": 1.0,
+        "recovered_fraction": float(np.mean(reconstruction.recovered)),
         "seconds_steps_1_2": folder.seconds.get("steps_1_2", 0.0),
         "seconds_step_3": folder.seconds["step_3"],
         "samples_per_second": args.num_samples / folder.seconds["step_3"],

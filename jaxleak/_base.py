@@ -66,7 +66,8 @@ class Reconstruction(NamedTuple):
     x: jax.Array  # (N, P, *slice)
     y: jax.Array  # (N,) int32
     score: jax.Array  # (N,) the attacker's own misfit, lower is better; computed without the truth
-    # (N,) bool, False where the attack knows that it has no answer; True is its own opinion, not a check on the truth.
+    # (N,) bool, False where the attack knows that it has no answer. True is its own opinion, not a check on the truth,
+    # and an attack that cannot tell says True.
     recovered: jax.Array
 
 
@@ -77,12 +78,15 @@ class Attack(NamedTuple):
         private set: shapes are public, so `init` cannot peek.
     step: `(key, state, observation) -> (state, info)`. `state` is what must be carried (checkpointable), `info`
         what one may look at (a dict of scalars, stackable by scan). Step t gets `fold_in(key, t)`.
-    reconstruct: `(state, observation) -> Reconstruction`.
+    reconstruct: `(state, observation) -> Reconstruction`. Attacks that solve in closed form, or by a solver of their
+        own, may do it here in NumPy; all others can be traced.
+    iterations: how many steps its schedules are made for, or None where there are none.
     """
 
     init: "InitFn"
     step: "StepFn"
     reconstruct: "ReconstructFn"
+    iterations: int | None = None
 
 
 class ProtocolState(NamedTuple):

@@ -89,7 +89,10 @@ def test_settings_and_payloads(changes, payload, batch_size):
 
     def attempt():
         attack = attacks.inversion(
-            MODEL, SHARE, presets.fedleak(10, homotopy=False)._replace(**changes), batch_size=batch_size
+            MODEL,
+            SHARE,
+            presets.fedleak(10, homotopy=False)._replace(batch_size=None, **changes),
+            batch_size=batch_size,
         )
         template = jax.tree.map(lambda leaf: leaf, TEMPLATE)
         state = jax.eval_shape(lambda key: attack.init(key, template), jax.random.key(0))

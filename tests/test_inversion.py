@@ -39,7 +39,9 @@ def engine(model, protocol, settings):
 
 
 def settings(iterations=300, **changes):
-    return presets.fedleak(iterations, homotopy=False)._replace(**{"tv": 0.0, "activation": 0.0, **changes})
+    return presets.fedleak(iterations, homotopy=False)._replace(
+        **{"batch_size": None, "tv": 0.0, "activation": 0.0, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,15 @@ def test_restarts_do_not_know_of_each_other(attack, observed):
     np.testing.assert_allclose(together.x, one_by_one.x, atol=1e-5)
     scores = jax.lax.map(lambda s: attack.reconstruct(s, observed[1]).score[0], a.attack)
     np.testing.assert_allclose(together.score[0], scores.min(), rtol=1e-6)
+
+
+def test_more_restarts_add_to_fewer(attack, observed):
+    runs = {restarts: invert(attack, observed, iterations=5, restarts=restarts) for restarts in (1, 2, 3)}
+    single, *more = [runs[restarts][1].attack.best["x"] for restarts in (1, 2, 3)]
+    for trials in more:
+        np.testing.assert_allclose(trials[0], single, atol=1e-5)
+    np.testing.assert_allclose(more[1][:2], more[0], atol=1e-5)
+    assert np.abs(more[1][1] - more[1][2]).max() > 0.1
 
 
 @pytest.mark.parametrize("executor", ["scan", "step"])
@@ -333,6 +344,20 @@ class TestBadInput:
             attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.int32), payload), variables)
         with pytest.raises(ValueError, match="float32, got float16"):
             attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.float16), payload), variables)
+
+    def test_settings_of_another_batch(self, model, observed):
+        with pytest.raises(ValueError, match="made for batch_size=1, and the attack is of 2 images"):
+            engine(model, observed[0], presets.fedleak(10))
+
+    def test_more_iterations_than_the_schedule_has(self, attack, observed, caplog):
+        with pytest.raises(
+            ValueError, match="iterations must be at most 300, where the attack's schedules end, got 301"
+        ):
+            invert(attack, observed, iterations=301)
+        invert(attack, observed, iterations=1)
+        assert "cut short: 1 iterations of a schedule of 300" in caplog.text
+        with pytest.raises(ValueError, match="iterations must be given"):
+            invert(attack._replace(iterations=None), observed, iterations=None)
 
     def test_data_of_another_shape(self, attack):
         template = Batch(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 1, 5, 5, 1), (2,), (2,))))

@@ -35,7 +35,9 @@ def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
     start = attacks.recommended_smoothing(batch_norm=False, batch_size=2).start
     for activation, sharpness in (("sigmoid", np.inf), ("relu", start)):
         network = models.mlp((4, 4, 1), 3, widths=(3,), activation=activation)
-        attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=2)
+        attack = attacks.inversion(
+            network, protocols.ClientShare(network), presets.fedleak(9, batch_size=2), batch_size=2
+        )
         assert attack.init(jax.random.key(0), audit.template_of(batch)).sharpness == sharpness
 
 

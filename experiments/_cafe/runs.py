@@ -20,9 +20,9 @@ from jaxleak.objectives import cross_entropy
 #: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
 FAKE: dict[str, dict[str, Any]] = {
     "fake-capped": {"reading": "clamped", "scale": "gradient"},
-    "fake-printed": {"reading": "printed"},
+    "fake-printed": {"reading": "printed", "scale": "absolute"},
     "fake-relative": {"reading": "clamped", "scale": "tensor"},
-    "fake-repaired": {"reading": "clamped"},
+    "fake-repaired": {"reading": "clamped", "scale": "absolute"},
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }

@@ -125,10 +125,11 @@ def fedleak(iterations: int = 1000, *, batch_size: int = 1, homotopy: bool = Tru
 
     Args:
         iterations: of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
-        batch_size: B > 0; the weight of the total variation is 0.1 sqrt(B), since more images share one gradient.
+        batch_size: B > 0, that of the attack; the weight of the total variation is 0.1 sqrt(B), since more images share
+            one gradient.
         homotopy: smooth the attacker's copy of the model where that helps, see `recommended_smoothing`.
     """
-    _validate.positive(batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     return Settings(
         pixels("uniform"),
         weighted([(1.0, relative_l1), (1.0, cosine)]),
@@ -137,6 +138,7 @@ def fedleak(iterations: int = 1000, *, batch_size: int = 1, homotopy: bool = Tru
         tv=0.1 * math.sqrt(batch_size),
         activation=1e-4,
         smoothing="auto" if homotopy else None,
+        batch_size=batch_size,
         white_point=0.999,
     )
 

@@ -3,7 +3,8 @@
 from jaxleak.audit._chunks import EXECUTORS, Executor
 from jaxleak.audit._invert import InversionRun, frozen_trials, invert
 from jaxleak.audit._memory import require_bytes
-from jaxleak.audit._recorded import best_restart, replay, watch
+from jaxleak.audit._recorded import replay, watch
+from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
 
 __all__ = [

@@ -14,7 +14,7 @@ from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._memory import within_memory
-from jaxleak.audit._recorded import best_restart
+from jaxleak.audit._restarts import best_restart, trial_keys
 from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
@@ -33,7 +33,7 @@ def invert(
     template: Batch,
     *,
     key: jax.Array,
-    iterations: int,
+    iterations: int | None = None,
     chunk: int = 100,
     restarts: int = 1,
     microbatch: int | None = None,
@@ -53,9 +53,11 @@ def invert(
         observation: what `threats.view` gives of one round's transcript.
         template: shapes of the private data.
         key: the attack's randomness.
-        iterations: total, counted from the attack's start.
+        iterations: total, counted from the attack's start; None runs the attack's own, which is also the most that its
+            schedules reach. A run of fewer is logged as cut short.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
-        restarts: independent trials, vmapped; the one with the lowest score of the attacker's own is returned.
+        restarts: independent trials, vmapped, the first of which is that of `restarts=1`; the one with the lowest score
+            of the attacker's own is returned.
         microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
@@ -63,7 +65,7 @@ def invert(
         executor: "scan", "step" or "eager", as in `run`.
         devices: of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing before the
             best one is chosen; of a single trial they share the images, and add up their gradients in every iteration.
-            None takes the default device.
+            None of them (the default) means the default device.
 
     Returns:
         The reconstruction, the final `InversionRun`, and the stacked infos of the iterations run in this call (with an
@@ -74,7 +76,8 @@ def invert(
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range.
     """
-    _validate.positive(iterations=iterations, chunk=chunk, restarts=restarts)
+    iterations = _length(attack, iterations)
+    _validate.positive(chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
     if devices and executor == "eager":
         raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
@@ -110,6 +113,20 @@ def invert(
         _log.warning(line)
     answers = _answers(attack, restarts, state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def _length(attack: Attack, iterations: int | None) -> int:
+    planned = attack.iterations
+    if iterations is None:
+        if planned is None:
+            raise ValueError("iterations must be given: this attack has no schedule that says how many")
+        return planned
+    _validate.count(iterations=iterations)
+    if planned is not None and iterations > planned:
+        raise ValueError(f"iterations must be at most {planned}, where the attack's schedules end, got {iterations}")
+    if planned is not None and iterations < planned:
+        _log.warning("cut short: %d iterations of a schedule of %d; it was made for all of them", iterations, planned)
+    return iterations
 
 
 def frozen_trials(infos: dict[str, np.ndarray], first: int = 0) -> list[str]:
@@ -153,7 +170,7 @@ def _start(attack: Attack, template: Batch, restarts: int, key: jax.Array) -> Py
     key = jax.random.fold_in(key, 2)
     if restarts == 1:
         return attack.init(key, template)
-    return jax.vmap(lambda k: attack.init(k, template))(jax.random.split(key, restarts))
+    return jax.vmap(lambda k: attack.init(k, template))(trial_keys(key, restarts))
 
 
 def _advance(
@@ -163,7 +180,7 @@ def _advance(
     if trials.restarts == 1:
         state, info = trials.attack.step(k, carry.attack, observation)
     else:
-        state, info = _all_trials(trials)(jax.random.split(k, trials.restarts), carry.attack, observation)
+        state, info = _all_trials(trials)(trial_keys(k, trials.restarts), carry.attack, observation)
     return InversionRun(carry.iteration + 1, state), info
 
 

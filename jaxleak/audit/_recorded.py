@@ -3,11 +3,10 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _tree, _validate
-from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
 from jaxleak.threats import Threat, view
 
 
@@ -78,10 +77,3 @@ def replay(
 
     state = attack.init(jax.random.fold_in(key, 2), template)
     return jax.jit(lambda state, observations: jax.lax.scan(one_round, state, observations))(state, observations)
-
-
-def best_restart(reconstructions: Reconstruction) -> Reconstruction:
-    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own; NaN is no score."""
-    score = reconstructions.score
-    choice = jnp.argmin(jnp.where(jnp.isnan(score), jnp.inf, score), axis=0)
-    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)

@@ -16,6 +16,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._memory import require_bytes, within_memory
+from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
 
@@ -57,7 +58,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     if restarts == 1:
         attack_state = attack.init(attack_key, template)
     else:
-        attack_state = jax.vmap(lambda k: attack.init(k, template))(jax.random.split(attack_key, restarts))
+        attack_state = jax.vmap(lambda k: attack.init(k, template))(trial_keys(attack_key, restarts))
     return RunState(protocol.init(init_key(key)), attack_state, jnp.full((), -1, jnp.int32))
 
 
@@ -118,7 +119,7 @@ def run(
         if restarts == 1:
             attack_state, info = attack.step(k, carry.attack, observation)
         else:
-            keys = jax.random.split(k, restarts)
+            keys = trial_keys(k, restarts)
             attack_state, info = jax.vmap(attack.step, in_axes=(0, 0, None))(keys, carry.attack, observation)
         return RunState(protocol_state, attack_state, bad_round), info
 

@@ -22,7 +22,7 @@ def fake_gradients(
     threshold: float = jnp.inf,
     max_redraws: int = 0,
     reading: Reading = "clamped",
-    scale: Scale = "absolute",
+    scale: Scale = "gradient",
 ) -> Defense:
     """Replace every gradient tensor by noise that is ordered like it.
 
@@ -38,9 +38,10 @@ def fake_gradients(
     * "paired", Section 3.4: entries are ranked by signed value, and the one of rank l becomes psi_l. What is uploaded
       is all noise; of the gradient nothing but the order of its entries is left.
 
-    With the printed variance the noise is far larger than the gradients of a normalised network: clamps then hardly
-    ever bind, and pairs are steps far too long. The algorithm's threshold asks for noise near the gradient, so `scale`
-    measures it in units of each tensor's root mean square ("tensor") or of the whole gradient's ("gradient") instead.
+    With the printed variance taken as it is ("absolute") the noise is far larger than the gradients of a normalised
+    network: clamps then hardly ever bind, so that nothing is protected, and pairs are steps far too long. The
+    algorithm's threshold asks for noise near the gradient, so `scale` measures it in units of the whole gradient's root
+    mean square ("gradient", under which the paper's results come out) or of each tensor's ("tensor").
 
     The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.
@@ -53,7 +54,7 @@ def fake_gradients(
         threshold: tau > 0, largest accepted distance; inf accepts the nearest of the first pool.
         max_redraws: further pools to try, >= 0.
         reading: which of the paper's rules, see above.
-        scale: the unit of sigma: 1, or a root mean square of the payload.
+        scale: the unit of sigma: a root mean square of the payload, or 1 ("absolute", as printed).
 
     Raises:
         ValueError: on values out of range, or an unknown reading or scale.

@@ -50,6 +50,6 @@ def label_dp_scale(epsilon: float, *, delta: float, epochs: int, batch_size: int
         ImportError: without dp-accounting.
         ValueError: on values out of range.
     """
-    _validate.positive(batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     sigma = noise_multiplier_of(epsilon=epsilon, sampling_rate=1.0, steps=epochs, delta=delta)
     return sigma * math.sqrt(2) / batch_size

@@ -48,7 +48,8 @@ class ClientShare:
         Raises:
             ValueError: on arguments out of range.
         """
-        _validate.positive(local_steps=local_steps, learning_rate=learning_rate, clients=clients)
+        _validate.count(local_steps=local_steps, clients=clients)
+        _validate.positive(learning_rate=learning_rate)
         _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
         self.model, self.loss, self.batch_norm = model, loss, batch_norm
         self.local_steps, self.learning_rate, self.clients = local_steps, learning_rate, clients
@@ -138,7 +139,7 @@ def client(
             does not have.
     """
     own_size = share.clients * share.local_steps * batch_size
-    _validate.positive(num_samples=num_samples, batch_size=batch_size)
+    _validate.count(num_samples=num_samples, batch_size=batch_size)
     _validate.non_negative(neighbours=neighbours)
     per_round = (1 + neighbours) * own_size
     counted = "clients * local_steps * batch_size" + (" * (1 + neighbours)" if neighbours else "")

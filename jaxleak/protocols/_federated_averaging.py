@@ -92,7 +92,8 @@ def federated_averaging(
         ValueError: on arguments out of range, a client without samples, per-example gradients of a model whose batch
             normalisation mixes examples, or several local steps with a defense that knows one only.
     """
-    _validate.positive(clients=len(parts), batch_size=batch_size, local_steps=local_steps, learning_rate=learning_rate)
+    _validate.count(clients=len(parts), batch_size=batch_size, local_steps=local_steps)
+    _validate.positive(learning_rate=learning_rate)
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
     _validate.one_of(WEIGHTINGS, weighting=weighting)
     chosen_size = len(parts) if clients_per_round is None else clients_per_round

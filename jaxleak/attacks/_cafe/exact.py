@@ -113,7 +113,7 @@ def plan_cafe_exact(
     Raises:
         ValueError: if K >= N, too few rounds are given (says how many are needed), or an option is unknown.
     """
-    _validate.positive(num_samples=num_samples, batch_size=batch_size, workers=workers)
+    _validate.count(num_samples=num_samples, batch_size=batch_size, workers=workers)
     _validate.one_of(("auto", "direct", "matrix_free"), solver=solver)
     if batch_size > num_samples:
         raise ValueError(f"batch_size must be <= num_samples={num_samples}, got {batch_size}")

@@ -162,7 +162,7 @@ def cafe(
     _validate.one_of(("nested", "single"), loops=loops)
     _validate.positive(num_samples=num_samples, output_scale=output_scale, feature_scale=feature_scale)
     if batch_size is not None:
-        _validate.positive(batch_size=batch_size)
+        _validate.count(batch_size=batch_size)
         _check_batch(batch_size, num_samples)
     first, second = (iterations, iterations) if isinstance(iterations, int) else iterations
     _validate.positive(**{"iterations[0]": first, "iterations[1]": second})

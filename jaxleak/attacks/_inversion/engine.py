@@ -308,7 +308,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         matched = jnp.broadcast_to(found.cosine_distance < below, (batch_size,))
         return Reconstruction(x[:, None], y, score, matched)
 
-    return Attack(init, step, reconstruct)
+    return Attack(init, step, reconstruct, s.iterations)
 
 
 def _strong(tree: PyTree) -> PyTree:
@@ -366,6 +366,10 @@ def _variation(s: Settings, x: jax.Array) -> jax.Array:
 def _check(model: Classifier, s: Settings, batch_size: int) -> None:
     _validate.count(batch_size=batch_size)
     check_settings(s, model)
+    if s.batch_size not in (None, batch_size):
+        raise ValueError(
+            f"the settings are made for batch_size={s.batch_size}, and the attack is of {batch_size} images"
+        )
     if s.labels in LABEL_RULES:
         # A rule outside its range says so before anything is compiled.
         variables = jax.eval_shape(model.init, jax.random.key(0))

@@ -215,7 +215,7 @@ def infer_labels(
             the shapes do not fit.
     """
     _validate.one_of(LABEL_RULES, rule=rule)
-    _validate.positive(batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     if kernel_gradient.ndim != 2:
         raise ValueError(f"kernel_gradient must have shape (F, C), got {kernel_gradient.shape}")
     features, classes = kernel_gradient.shape
@@ -223,7 +223,7 @@ def infer_labels(
     for name, (array, shape) in {**shapes, "kernel": (kernel, (features, classes))}.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must have shape {shape} to fit kernel_gradient, got {array.shape}")
-    return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), int(batch_size))
+    return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), batch_size)
 
 
 def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     tv_threshold: float = 0.0  # xi of the kind "truncated"
     activation: float = 0.0  # weight of the absolute activations
     activation_reduction: Literal["mean", "sum"] = "mean"  # over their entries
-    l2: float = 0.0  # weight of the mean squared pixel
+    l2: float = 0.0  # weight of the images' mean Euclidean norm
     latent: float = 0.0  # weight of the candidate's own prior
     batch_norm: float = 0.0  # weight of the distance between normalisation statistics
     group: int = 1  # G candidates that descend together
@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     gradient_free: bool = False  # the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients
     enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
     row_space: RowSpace | None = None  # compare row spaces, which takes no distance, selection or labels
+    batch_size: int | None = None  # that the weights are made for; None: any
     white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
 

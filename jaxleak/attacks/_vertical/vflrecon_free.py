@@ -140,7 +140,7 @@ def vflrecon_free(
     Raises:
         ValueError: on sizes out of range.
     """
-    _validate.positive(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
+    _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.in_range(0, model.parties - 1, party=party)
     width = model.widths[party]
 
