@@ -9,6 +9,7 @@ import pytest
 
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, Reconstruction, Transcript
+from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 
 KEY = jax.random.key(0)
@@ -127,17 +128,19 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(uninterrupted, tmp_p
 def test_each_restart_is_a_single_run_with_its_own_keys():
     state, infos = _run(restarts=3)
     assert infos["size"].shape == (7, 3)
-    inits = jax.random.split(jax.random.fold_in(KEY, 2), 3)
+    inits = trial_keys(jax.random.fold_in(KEY, 2), 3)
     single, protocol_state = jax.jit(TOY.attack.step), audit.start(TOY.attack, TOY.protocol, PRIVATE, key=KEY).protocol
     states = [TOY.attack.init(k, audit.template_of(PRIVATE)) for k in inits]
     for t in range(7):
         protocol_state, transcript = TOY.protocol.round(jax.random.fold_in(KEY, 1), protocol_state, PRIVATE)
-        keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, 3), t), 3)
+        keys = trial_keys(jax.random.fold_in(jax.random.fold_in(KEY, 3), t), 3)
         observation = threats.view(SERVER, transcript)
         states = [single(k, s, observation)[0] for k, s in zip(keys, states, strict=True)]
     for r in range(3):
         np.testing.assert_allclose(state.attack["x"][r], states[r]["x"], atol=1e-5)
     assert np.abs(state.attack["x"][0] - state.attack["x"][1]).max() > 1e-2
+    alone, _ = _run()
+    np.testing.assert_allclose(state.attack["x"][0], alone.attack["x"], atol=1e-5)
 
 
 def test_the_best_restart_is_the_attackers_choice_per_sample():

@@ -100,7 +100,7 @@ def _pool(key, payload, pool_size, variance, redraw=0):
 def test_fake_gradients_follow_the_paper(reading):
     for seed in range(3):
         key = jax.random.key(seed)
-        fake = fake_gradients(pool_size=20, variance=0.8, reading=reading).apply(key, PAYLOAD)
+        fake = fake_gradients(pool_size=20, variance=0.8, reading=reading, scale="absolute").apply(key, PAYLOAD)
         gradients = [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
         slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 20, 0.8), reading=reading)
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
@@ -125,22 +125,31 @@ def test_the_unit_of_fake_noise_is_a_root_mean_square(pool_size):
 
 def test_paired_noise_keeps_the_order_and_nothing_else():
     key, true = jax.random.key(0), {"g": jax.random.normal(jax.random.key(1), (50,))}
-    fake = fake_gradients(pool_size=3, reading="paired").apply(key, true)["g"]
+    fake = fake_gradients(pool_size=3, reading="paired", scale="absolute").apply(key, true)["g"]
     np.testing.assert_array_equal(np.argsort(fake), np.argsort(true["g"]))
-    other = fake_gradients(pool_size=3, reading="paired").apply(key, {"g": true["g"] ** 3})["g"]
+    other = fake_gradients(pool_size=3, reading="paired", scale="absolute").apply(key, {"g": true["g"] ** 3})["g"]
     # The same pool and the same order: at most the nearest member differs.
     assert any(np.allclose(np.sort(other), np.sort(m[0]), atol=1e-6) for m in _pool(key, true, 3, 1.1))
 
 
 def test_as_printed_the_smallest_entries_become_negative_noise():
     payload = {"g": jnp.linspace(1e-3, 1.0, 40)}  # ascending and all positive
-    fake = np.asarray(fake_gradients(pool_size=5, reading="printed").apply(jax.random.key(0), payload)["g"])
+    fake = np.asarray(
+        fake_gradients(pool_size=5, reading="printed", scale="absolute").apply(jax.random.key(0), payload)["g"]
+    )
     psi = [np.sort(member[0]) for member in _pool(jax.random.key(0), payload, 5, 1.1)]
     # The lower half of psi is negative: whichever member was chosen, those entries are psi itself.
     assert (fake[:12] < 0).all()
     assert any(np.allclose(fake[:12], member[:12], atol=1e-6) for member in psi)
     assert np.abs(fake[0]) > 100 * payload["g"][0]
     assert (fake[-10:] > 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_the_default_changes_gradients_of_any_size(size):
+    payload = {"g": size * jax.random.laplace(jax.random.key(0), (500,))}
+    fake = fake_gradients(pool_size=1).apply(jax.random.key(1), payload)["g"]
+    assert np.linalg.norm(fake - payload["g"]) > 0.1 * np.linalg.norm(payload["g"])
 
 
 def test_clamped_every_sign_stays_and_no_magnitude_grows():
@@ -165,7 +174,7 @@ def test_pools_are_drawn_again_until_one_is_near_enough():
     threshold = nearest[chosen] * 1.001
     stop = next(r for r in range(6) if nearest[r] <= threshold)
     for max_redraws, used in ((10, stop), (stop - 1, stop - 1), (0, 0)):
-        fake = fake_gradients(pool_size=4, threshold=threshold, max_redraws=max_redraws).apply(key, PAYLOAD)
+        fake = fake_gradients(4, 1.1, threshold, max_redraws, scale="absolute").apply(key, PAYLOAD)
         slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 4, 1.1, used), reading="clamped")
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)

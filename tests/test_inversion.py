@@ -396,7 +396,7 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
         share = protocols.ClientShare(model, local_steps=steps, learning_rate=1e-3)
         order = jnp.array([0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11])
         payload = jax.jit(share)(variables, Batch(x, y[order], jnp.arange(12)))
-        settings = attacks.presets.preset("fedleak", 1)._replace(labels="calibrated", smoothing=None)
+        settings = attacks.presets.preset("fedleak", 1, batch_size=12)._replace(labels="calibrated", smoothing=None)
         attack = attacks.inversion(model, share, settings, batch_size=12)
         template = audit.template_of(Batch(x, y, y))
         seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
