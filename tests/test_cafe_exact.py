@@ -233,6 +233,9 @@ def test_missing_rounds_and_grants_are_named(head, plan, state):
     early = state._replace(seen=jnp.asarray(plan.rounds - 3, jnp.int32))
     with pytest.raises(ValueError, match=f"has seen {plan.rounds - 3} of {plan.rounds} rounds; run the rest first"):
         attacks.recover(head.model, head.params, plan, early)
+    blind = state._replace(V=jnp.zeros_like(state.V), projected=jnp.zeros_like(state.projected))
+    with pytest.raises(ValueError, match="rounds the threat must grant first/kernel as well"):
+        attacks.recover(head.model, head.params, plan, blind)
     for threat, match in (
         (SERVER_WITHOUT_INDICES, "needs the batch indices"),
         (HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)), "needs the payload leaf first/bias"),

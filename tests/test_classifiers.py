@@ -1,5 +1,6 @@
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -333,3 +334,23 @@ def test_bad_arguments_are_refused():
 def test_an_option_of_another_model_is_refused_by_name():
     with pytest.raises(ValueError, match="convnet has no option width; it has channels, strides, window"):
         models.build("convnet", (8, 8, 1), 10, width=16)
+
+
+def test_a_normalised_network_reads_normalised_images():
+    plain = models.convnet((6, 6, 3), 3, channels=(4,), strides=(1,), batch_norm=True)
+    model = models.normalized(plain, models.IMAGENET_MEAN, models.IMAGENET_STD)
+    variables = model.init(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (2, 6, 6, 3))
+    read = (x - jnp.array([0.485, 0.456, 0.406])) / jnp.array([0.229, 0.224, 0.225])
+    for mode in ("train", "eval"):
+        ours = model.apply(variables, x, mode=mode, sharpness=jnp.float32(3.0))
+        wanted = plain.apply(variables, read, mode=mode, sharpness=jnp.float32(3.0))
+        chex.assert_trees_all_close(ours, wanted, atol=1e-6)
+    chex.assert_trees_all_close(model.rows(variables, x), plain.rows(variables, read), atol=1e-6)
+    assert model.has_kinks
+    with pytest.raises(ValueError, match="one entry for each of 3 channels"):
+        models.normalized(plain, (0.5,), (0.5,))
+    with pytest.raises(ValueError, match=r"std\[1\] must be > 0"):
+        models.normalized(plain, (0.5, 0.5, 0.5), (1.0, 0.0, 1.0))
+    with pytest.raises(ValueError, match=r"takes off mean=.* already"):
+        models.normalized(model, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0))

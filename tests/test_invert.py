@@ -36,6 +36,8 @@ from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
         ({"blend": 0.5, "probe": "step", "exact_curvature": True}, "exact needs a probe along the gradient"),
         ({"per_tensor": True}, "per_tensor changes matched_percent, so matched_percent must be given too"),
         ({"tv_kind": "bent"}, "tv_kind must be one of anisotropic, isotropic"),
+        ({"mean": (0.5,)}, "mean changes std, so std must be given too"),
+        ({"mean": (0.5,), "std": (0.5,)}, "one entry for each of 3 channels"),
         ({"finish": 0.2}, "finish changes homotopy, so homotopy must be given too"),
         ({"progress_below": 0.2}, "progress_below changes homotopy, so homotopy must be given too"),
         ({"homotopy": (1.0, 5.0), "progress_below": 0.0}, "progress_below must be > 0"),

@@ -35,6 +35,13 @@ def test_the_image_and_its_label_are_exact(problem, observation):
     assert found.score[0] == info["distance"] < 1e-5
 
 
+def test_answers_are_pixels_where_the_network_reads_normalised_ones():
+    model = models.normalized(reference.transformer(), mean=(0.4,), std=(0.25,))
+    problem = reference.client_problem(1, model)
+    found, _ = solve(model, view(SERVER_WITHOUT_INDICES, reference.first_transcript(problem)))
+    np.testing.assert_allclose(found.x, problem.private.x, atol=1e-4)
+
+
 def test_against_a_plain_least_squares(problem, observation):
     tokens = np.asarray(observation.payload["position"], np.float64)[0, 1:]
     kernel = np.asarray(observation.payload["embed"]["kernel"], np.float64)

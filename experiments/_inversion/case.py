@@ -27,6 +27,10 @@ class Case:
     """Width of a ResNet's first stage (64 in full)."""
     init: str | None = None
     """Initialisation of the weights, for example wide_uniform."""
+    mean: tuple[float, ...] | None = None
+    """Of the pixels, one per channel: taken off before the network reads them; for weights trained that way."""
+    std: tuple[float, ...] | None = None
+    """What they are divided by then."""
     weights: Path | None = None
     """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
     data: str = "natural_patches"
@@ -128,6 +132,7 @@ class Case:
 _PART_OF = {
     "probe": "blend", "probe_length": "blend", "exact_curvature": "blend",
     "per_tensor": "matched_percent",
+    "mean": "std", "std": "mean",
     "finish": "homotopy", "progress_below": "homotopy",
     "step_size": "optimizer",
 }  # fmt: skip

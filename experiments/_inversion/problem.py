@@ -206,7 +206,7 @@ FRACTION_BITS = 24
 
 #: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
 _CLIENT_FIELDS = (
-    "model", "activation", "width", "init", "pool",
+    "model", "activation", "width", "init", "mean", "std", "pool",
     "batch_size", "local_steps", "clients", "learning_rate", "batch_norm", "defense", "strength",
 )  # fmt: skip
 
@@ -221,7 +221,10 @@ def _client(
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
     """The case's model for images (H, W, channels)."""
     options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
-    return models.build(case.model, image_shape, num_classes, **options)
+    model = models.build(case.model, image_shape, num_classes, **options)
+    if case.mean is None or case.std is None:
+        return model
+    return models.normalized(model, case.mean, case.std)
 
 
 @functools.cache

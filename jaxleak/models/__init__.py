@@ -28,6 +28,7 @@ from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
 from jaxleak.models._mobilenet import mobilenet_v2
 from jaxleak.models._networks import all_dense, cafe_horizontal, cafe_vertical, logistic
+from jaxleak.models._normalized import IMAGENET_MEAN, IMAGENET_STD, normalized
 from jaxleak.models._resnets import resnet, resnet10, resnet10_x3, resnet10_x5, resnet18, resnet34
 from jaxleak.models._split import SplitModel, frozen_features, split_model
 from jaxleak.models._vit import vit, vit_small, vit_tiny
@@ -75,6 +76,8 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
 __all__ = [
     "ACTIVATIONS",
     "CLASSIFIERS",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
     "Activation",
     "BatchNorm",
     "BottomTopModel",
@@ -105,6 +108,7 @@ __all__ = [
     "max_pool",
     "mlp",
     "mobilenet_v2",
+    "normalized",
     "resnet",
     "resnet10",
     "resnet10_x3",

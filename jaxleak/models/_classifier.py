@@ -57,6 +57,9 @@ class Classifier(NamedTuple):
     # parameters, rows (n, k) such that the gradient of its kernel, as (k, channels), is rows^T times another matrix
     # (n, channels). One row per output pixel and image; layers of several groups are left out.
     rows: Callable[..., dict[str, jax.Array]]
+    # Per channel, what `apply` takes off its images and divides them by first; () where it reads them as they are.
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     @property
     def has_kinks(self) -> bool:

@@ -258,12 +258,16 @@ def recover(
         loss: the clients' loss.
 
     Raises:
-        ValueError: if the state has not seen all rounds (says how many are missing), or V has too low a rank for
-            the number of rounds.
+        ValueError: if the state has not seen all rounds (says how many are missing), Step II's rounds did not show
+            the kernel's gradient, or V has too low a rank for the number of rounds.
     """
     check_seen(plan, state.seen)
     batches, v, projected, resolved = map(_mesh.gather, (state.batches, state.V, state.projected, state.resolved))
     mesh = _mesh.mesh_of(state.projected)
+    if not v.any():
+        raise ValueError(
+            f"Step II saw no gradient: after {plan.output_rounds} rounds the threat must grant first/kernel as well"
+        )
     features = solve_features(batches[plan.output_rounds :], v, projected, direct=plan.direct, mesh=mesh)
     if mesh is not None:
         params = jax.tree.map(_mesh.gather, params)

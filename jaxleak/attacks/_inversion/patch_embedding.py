@@ -17,6 +17,7 @@ from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak.attacks._inversion.label_rules import infer_labels
 from jaxleak.attacks._observed import require_leaf
 from jaxleak.models import Classifier
+from jaxleak.models._normalized import pixels_of
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
 CONSISTENT_BELOW = 1e-4
@@ -80,7 +81,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         height, width, channels = model.image_shape
         side = int((entries // channels) ** 0.5)
         grid = state.patches.reshape(height // side, width // side, side, side, channels)
-        x = grid.transpose(0, 2, 1, 3, 4).reshape(1, 1, height, width, channels)
+        x = pixels_of(model, grid.transpose(0, 2, 1, 3, 4).reshape(1, 1, height, width, channels))
         kernel, bias = (_leaf(observation, model.head, name) for name in ("kernel", "bias"))
         y = infer_labels("bias_rule", kernel, bias, 1)
         recovered = state.determined & (state.misfit < CONSISTENT_BELOW)

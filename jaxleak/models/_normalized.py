@@ -1,0 +1,51 @@
+"""Networks that were trained on normalised images, while clients hold and attackers want images in [0, 1]."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.models._classifier import Classifier, Outputs
+
+#: Of ImageNet's training images, per channel, as the weights of torchvision and timm expect them taken off.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normalized(model: Classifier, mean: Sequence[float], std: Sequence[float]) -> Classifier:
+    """The same network reading (x - mean) / std: its images are plain pixels, and so are candidates and answers.
+
+    Args:
+        model: that was trained on normalised images, and is not itself from here.
+        mean: one per channel, in the units of the pixels.
+        std: one per channel, > 0.
+
+    Returns:
+        A `Classifier` with the same variables.
+
+    Raises:
+        ValueError: on another number of channels, a std that is not > 0, or a model that normalises already.
+    """
+    channels = model.image_shape[-1]
+    if len(mean) != channels or len(std) != channels:
+        raise ValueError(f"mean and std must have one entry for each of {channels} channels, got {mean} and {std}")
+    _validate.positive(**{f"std[{i}]": value for i, value in enumerate(std)})
+    if model.mean:
+        raise ValueError(f"the model takes off mean={model.mean} already")
+    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+
+    def apply(variables: PyTree, x: jax.Array, **options: Any) -> Outputs:
+        return model.apply(variables, (x - shift) / scale, **options)
+
+    def rows(variables: PyTree, x: jax.Array, **options: Any) -> dict[str, jax.Array]:
+        return model.rows(variables, (x - shift) / scale, **options)
+
+    return model._replace(apply=apply, rows=rows, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+
+
+def pixels_of(model: Classifier, x: jax.Array) -> jax.Array:
+    """What the network reads (..., channels), back in the units of its images."""
+    return x * jnp.array(model.std) + jnp.array(model.mean) if model.mean else x
