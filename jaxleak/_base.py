@@ -7,13 +7,16 @@ else, is initialised from shapes, and answers with a `Reconstruction` that carri
 Names: `key` comes first, `state` second, evidence third. `B` batch, `N` private set, `P` parties, `C` classes.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 from typing import Protocol as TypingProtocol
 
 import chex
 import jax
 
 PyTree = Any
+#: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on.
+Loss: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Batch(NamedTuple):

@@ -11,9 +11,9 @@ import scipy.optimize
 from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize, soteria
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
-from jaxleak.defenses._representation import mean_cross_entropy
 from jaxleak.defenses._soteria import leakage_ratios
 from jaxleak.models._classifier import BatchNorm, classifier
+from jaxleak.objectives import cross_entropy
 
 KEY = jax.random.key(0)
 FEATURES, CLASSES = 10, 3
@@ -245,7 +245,7 @@ def test_batch_normalisation_is_the_clients(defense):
         @jax.jit
         def both(key):
             def loss(params):
-                return mean_cross_entropy(model.apply({**variables, "params": params}, X, mode=of_gradient).logits, Y)
+                return cross_entropy(model.apply({**variables, "params": params}, X, mode=of_gradient).logits, Y)
 
             return defense.apply(key, jax.grad(loss)(variables["params"]), **known, **given)
 

@@ -1,4 +1,4 @@
-"""The one loop: a protocol runs, a threat shows, an attack watches. Jitted in chunks, with callbacks between them."""
+"""Two loops: over the rounds of a protocol (`run`), and over one recorded round (`invert`). Jitted in chunks."""
 
 from jaxleak.audit._chunks import EXECUTORS, Executor
 from jaxleak.audit._invert import InversionRun, frozen_trials, invert

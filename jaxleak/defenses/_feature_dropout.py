@@ -1,17 +1,16 @@
 """Dropout of features as a training habit: noise that a client takes part in anyway, and what it hides."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import PyTree
+from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, stateless
-from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
+from jaxleak.defenses._representation import needs_batch, needs_labels
 from jaxleak.models._classifier import BatchNormMode, Classifier
+from jaxleak.objectives import cross_entropy
 
 
-def feature_dropout(rate: float, *, loss: Callable[[jax.Array, jax.Array], jax.Array] = mean_cross_entropy) -> Defense:
+def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
     """The client's gradient is that of the model with dropout on the inputs of its last dense layer.
 
     Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the

@@ -1,17 +1,14 @@
 """Guardian (Fan et al., WSDM 2024), rebuilt from what is said about it."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak._base import PyTree
+from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
-from jaxleak.defenses._representation import mean_cross_entropy, needs_batch, needs_labels
+from jaxleak.defenses._representation import needs_batch, needs_labels
 from jaxleak.models._classifier import BatchNormMode, Classifier
-
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
+from jaxleak.objectives import cross_entropy
 
 
 def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defense:
@@ -107,7 +104,7 @@ def sensitivities(
     def gradient(images: jax.Array) -> PyTree:
         def objective(params: PyTree) -> jax.Array:
             logits = model.apply({**variables, "params": params}, images, mode=mode).logits
-            return (mean_cross_entropy if loss is None else loss)(logits, y)
+            return (cross_entropy if loss is None else loss)(logits, y)
 
         return jax.grad(objective)(variables["params"])
 

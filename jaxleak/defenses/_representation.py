@@ -1,7 +1,6 @@
 """What representation defenses need of the client: its model, its batch and its loss."""
 
 import jax
-import optax
 
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import Classifier
@@ -31,15 +30,3 @@ def needs_labels(name: str, y: jax.Array | None) -> jax.Array:
     if y is None:
         raise ValueError(f"{name} needs the keyword y, the labels of the client's batch")
     return y
-
-
-def mean_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """The client's loss unless a defense is told another one.
-
-    Args:
-        logits: (B, C).
-        y: (B,) integers or (B, C) probabilities.
-    """
-    if y.ndim == 1:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    return optax.softmax_cross_entropy(logits, y).mean()

@@ -6,10 +6,9 @@ from jaxleak.protocols._federated import horizontal, vertical
 from jaxleak.protocols._federated_averaging import FederatedAveraging, FederatedState, federated_averaging
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
 from jaxleak.protocols._secure_aggregation import MaskedPayloads, aggregate, largest_entry, masked_payloads
-from jaxleak.protocols._split_training import PLACES, InteractiveLayer, split_state, split_training
+from jaxleak.protocols._split_training import InteractiveLayer, split_state, split_training
 
 __all__ = [
-    "PLACES",
     "ClientShare",
     "FederatedAveraging",
     "FederatedState",

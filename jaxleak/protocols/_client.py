@@ -1,20 +1,16 @@
 """What a client of horizontal federated learning uploads: FedSGD's gradient or FedAvg's update, in one function."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak._base import Batch, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import draw_batch
 from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
-
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class ClientShare:

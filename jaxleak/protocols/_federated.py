@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _validate
-from jaxleak._base import Batch, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import Defense
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch, draw_worker_batches
-
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def vertical(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
-from jaxleak._base import Batch, PyTree
+from jaxleak._base import Batch, Loss, PyTree
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
@@ -21,7 +21,6 @@ from jaxleak.objectives import cross_entropy
 Weighting = Literal["uniform", "samples"]
 WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "samples")
 
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 #: Samples that an evaluation forwards at once.
 _EVALUATED_TOGETHER = 200

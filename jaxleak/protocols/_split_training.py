@@ -12,19 +12,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _validate
-from jaxleak._base import Batch, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak._base import Batch, Loss, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
 
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
-
 #: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
 InteractiveLayer = Callable[[jax.Array, PyTree, tuple[jax.Array, ...]], jax.Array]
 
 #: Where a defense may act here.
-PLACES = SPLIT_PLACES
 
 
 def default_optimizer() -> optax.GradientTransformation:
@@ -56,11 +53,11 @@ def split_training(
         batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
         optimizer: of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defenses: each acts at its `place`, one of `PLACES`, in the order given; their transforms also get the keywords
-            `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have not. There,
-            what comes back to a bottom is taken as the gradient at its own output, as for noise that is added. One at
-            "per_example_gradient" (DP-SGD) defends what every owner updates its parameters with; the gradients that
-            the label holder sends to the parties stay as they are.
+        defenses: each acts at its `place`, one of `SPLIT_PLACES`, in the order given; their transforms also get the
+            keywords `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have
+            not. There, what comes back to a bottom is taken as the gradient at its own output, as for noise that is
+            added. One at "per_example_gradient" (DP-SGD) defends what every owner updates its parameters with; the
+            gradients that the label holder sends to the parties stay as they are.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -76,7 +73,7 @@ def split_training(
     _validate.in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     for defense in defenses:
-        _validate.one_of(PLACES, place=defense.place)
+        _validate.one_of(SPLIT_PLACES, place=defense.place)
     by_example = any(defense.place == "per_example_gradient" for defense in defenses)
     if by_example and interactive is not None:
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.stats
 
 from jaxleak import _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
     Recovery,
@@ -26,7 +26,6 @@ from jaxleak.attacks._cafe.exact import (
     recorded,
 )
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
-from jaxleak.attacks._cafe.labels import Loss
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxleak import _mesh, _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
-from jaxleak.attacks._cafe.labels import Loss, recover_labels
+from jaxleak.attacks._cafe.labels import recover_labels
 from jaxleak.attacks._cafe.least_squares import (
     DIRECT_LIMIT,
     LinearSolution,

@@ -1,16 +1,12 @@
 """Labels from recovered gradients."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak._base import PyTree
+from jaxleak._base import Loss, PyTree
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
-
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def recover_labels(

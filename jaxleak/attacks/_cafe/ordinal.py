@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
 from jaxleak.attacks._cafe.censored import visible_entries
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
@@ -28,7 +28,6 @@ from jaxleak.attacks._cafe.exact import (
     recorded,
 )
 from jaxleak.attacks._cafe.feature_inversion import InversionOptions
-from jaxleak.attacks._cafe.labels import Loss
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
