@@ -50,17 +50,17 @@ from experiments._harness import Progress, RunFolder, default_out, jsonable, pri
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.problem import (
     ATTACKS,
-    CLOSED_FORM,
     Outcome,
     attack,
     build_attack,
     build_model,
     check,
     iterations_of,
+    leaves_read,
     observe,
-    settings,
     threat_for,
     victim,
+    where_seen,
 )
 from experiments._inversion.public_data import generator_for, public_images
 from jaxleak import _validate, attacks, audit, models, objectives, protocols
@@ -126,8 +126,7 @@ def main(args: Args) -> dict[str, float]:
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
         for seed in args.seeds
     }
-    _check_data(case, args.seeds[0])
-    print(f"the attacker is granted: {granted(case)}")
+    print(f"the attacker is granted: {granted(case, _attackable(case, args.seeds[0]))}")
     outcomes = []
     folder.keep_log_before(seed=-1)  # seeds that are finished are restored, and logged again
     with Progress() as progress:
@@ -156,12 +155,13 @@ def _check(args: Args) -> None:
     check(args.case)
 
 
-def _check_data(case: Case, seed: int) -> None:
-    """Raise `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
+def _attackable(case: Case, seed: int) -> models.Classifier:
+    """The model; `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
     side = victim(case, seed)
     build_attack(case, side.model, side.share)
     if case.attack in presets.GENERATIVE:
         public_images(case, seed, tuple(side.model.image_shape))
+    return side.model
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
@@ -171,14 +171,16 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
 
 
-def granted(case: Case) -> str:
+def granted(case: Case, model: models.Classifier) -> str:
     """The threat in words."""
+    read = leaves_read(case, model)
+    update = "one update" if read is None else f"{', '.join(read)} of one update"
     threat = threat_for(case)
     extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
     if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
         extra.append(f"public images ({source})")
-    return ", ".join(["the model", "one update", "the batch size", *extra])
+    return ", ".join(["the model", update, "the batch size", *extra])
 
 
 def draw(folder: RunFolder, outcomes: list[Outcome]) -> None:
@@ -203,9 +205,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
-    read = None
-    if case.attack not in CLOSED_FORM:
-        read = attacks.leaves_read(model, settings(case), batch_size=case.images)
+    read = leaves_read(case, model)
     payload = load_payload(args.payload, variables["params"], read)
     attacks.check_payload(payload, variables, read)
     share = protocols.ClientShare(
@@ -220,7 +220,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
             contents.update(file.read_bytes() if file.is_file() else b"")
     identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents.hexdigest()}
     saved = Checkpoints(folder.checkpoints / "payload", identity, fresh=args.fresh)
-    print(f"the attacker is granted: {granted(case)}")
+    print(f"the attacker is granted: {granted(case, model)}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     with folder.phase("attack"):
         found, _, _ = audit.invert(
@@ -242,8 +242,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     metrics = {"score": float(found.score[0]), "matched": float(not flagged.any())}
     if case.labels != "none":
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
-        seen = jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
-        metrics["cosine_distance"] = float(objectives.cosine(payload, seen))
+        metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
     folder.finish(metrics)
     print_metrics(metrics)
     return metrics

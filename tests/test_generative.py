@@ -141,9 +141,10 @@ class TestPublicImages:
             public_data.public_images(Case(attack="rog", data="digits", pool=1797), 0, SHAPE)
 
     def test_the_grant_is_named(self):
-        assert "public images (digits, held out)" in invert.granted(Case(attack="ggl", data="digits"))
-        assert "public images" not in invert.granted(Case(attack="ggl", public_data="synthetic"))
-        assert "public images" not in invert.granted(Case())
+        model = models.build("mlp", (8, 8, 1), 10)
+        assert "public images (digits, held out)" in invert.granted(Case(attack="ggl", data="digits"), model)
+        assert "public images" not in invert.granted(Case(attack="ggl", public_data="synthetic"), model)
+        assert "public images" not in invert.granted(Case(), model)
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ import pytest
 from experiments import invert
 from experiments._defenses.registry import REGISTRY
 from experiments._inversion.case import Case
-from experiments._inversion.problem import settings, threat_for
+from experiments._inversion.problem import leaves_read, observe, settings, threat_for, victim, where_seen
 from jaxleak import attacks, models
+from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
@@ -111,3 +112,16 @@ def test_devices_share_the_images(tmp_path):
     assert invert.main(args)["seeds"] == 1  # tests/test_inversion.py compares with one device
     with pytest.raises(ValueError, match="multiple, got 3"):
         invert.main(invert.Args(replace(args.case, batch_size=3), devices=2, out=tmp_path / "three"))
+
+
+def test_no_more_of_the_update_is_granted_than_the_attack_reads():
+    case = Case(attack="row_space", model="convnet", data="digits", pool=8, iterations=2300, labels="none")
+    side = victim(case, 0)
+    observation, _ = observe(case, 0, side)
+    read = leaves_read(case, side.model)
+    assert tuple(named_leaves(observation.payload)) == read
+    assert f"{', '.join(read)} of one update" in invert.granted(case, side.model)
+    simulated = where_seen(observation.payload, side.share(observation.params, side.private))
+    assert tuple(named_leaves(simulated)) == read
+    whole, _ = observe(replace(case, attack="fedleak", labels=None), 0, side)
+    assert named_leaves(whole.payload).keys() == named_leaves(whole.params["params"]).keys()

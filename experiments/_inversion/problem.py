@@ -314,13 +314,26 @@ def _attack_on(
 _compiled_attack = functools.cache(_attack_on)
 
 
+def leaves_read(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
+    """Which part of the update the case's attack reads, as in `attacks.leaves_read`; None is the whole."""
+    if case.attack in CLOSED_FORM:
+        return None
+    return attacks.leaves_read(model, settings(case), batch_size=case.images)
+
+
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
-    """What the server sees of one round, and the truth that it does not see."""
+    """What the server sees of one round, of which no more is granted than the attack reads, and the truth."""
     key = jax.random.key(seed)
     state = jax.jit(side.protocol.init)(audit.init_key(key))
     state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))
     _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
-    return threats.view(threat_for(case), transcript), transcript.private
+    threat = threat_for(case)._replace(payload=leaves_read(case, side.model))
+    return threats.view(threat, transcript), transcript.private
+
+
+def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
+    """`simulated` without the leaves that the payload lacks."""
+    return jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
 
 
 def attack(
@@ -357,6 +370,7 @@ def attack(
     scores |= {"score": float(found.score[0]), "matched": float(found.recovered[0]), "seconds": seconds}
     if case.labels != "none":  # without labels nobody knows the answer's gradient
         simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
+        simulated = where_seen(observation.payload, simulated)
         scores |= {
             "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
