@@ -23,6 +23,7 @@ from jaxleak import audit
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak.audit import _memory
+from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -269,7 +270,7 @@ class TestNumbers:
         ("poison", "cause"), [(np.nan, "its objective was nan"), (1.0, "the gradient of its objective was not finite")]
     )
     def test_one_trial_freezes_and_the_others_go_on(self, poison, cause, caplog):
-        first = jax.random.uniform(jax.random.split(jax.random.fold_in(jax.random.key(0), 2), 3)[1])
+        first = jax.random.uniform(trial_keys(jax.random.fold_in(jax.random.key(0), 2), 3)[1])
         found, run, infos = _invert(_halving(poison), first, restarts=3)
         np.testing.assert_array_equal(infos["frozen"].sum(axis=0), [0, 5, 0])
         whole, expected, _ = _invert(_halving(poison), restarts=3)
