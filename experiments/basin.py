@@ -32,7 +32,7 @@ from experiments import _plots
 from experiments._fedleak.weights import Training, trained
 from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion.case import Case
-from experiments._inversion.problem import victim
+from experiments._inversion.client import victim
 from experiments._inversion.rows import ROWS
 from jaxleak import _validate, attacks, models, objectives, protocols
 from jaxleak._base import Batch, PyTree

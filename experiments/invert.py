@@ -47,21 +47,10 @@ import tyro
 from experiments import _distributed, _plots
 from experiments._defenses.registry import REGISTRY
 from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
+from experiments._inversion.attacker import ATTACKS, build_attack, check, iterations_of, leaves_read, threat_for
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
-from experiments._inversion.problem import (
-    ATTACKS,
-    Outcome,
-    attack,
-    build_attack,
-    build_model,
-    check,
-    iterations_of,
-    leaves_read,
-    observe,
-    threat_for,
-    victim,
-    where_seen,
-)
+from experiments._inversion.client import build_model, victim
+from experiments._inversion.problem import Outcome, attack, observe, where_seen
 from experiments._inversion.public_data import generator_for, public_images
 from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree

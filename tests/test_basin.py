@@ -8,7 +8,7 @@ import pytest
 
 from experiments import basin
 from experiments._inversion.case import Case
-from experiments._inversion.problem import victim
+from experiments._inversion.client import victim
 from jaxleak import objectives
 
 CASE = Case(model="mlp", data="digits")

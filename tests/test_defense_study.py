@@ -19,8 +19,9 @@ from experiments._defenses import verdicts as defense_verdicts
 from experiments._defenses.registry import REGISTRY, build, composed, true_epsilon
 from experiments._defenses.studies import points_of
 from experiments._defenses.utility import Utility
+from experiments._inversion.attacker import threat_for
 from experiments._inversion.case import Case
-from experiments._inversion.problem import threat_for, victim
+from experiments._inversion.client import victim
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak._base import Batch

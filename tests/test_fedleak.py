@@ -16,8 +16,9 @@ from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import Runner, cost, unavailable
 from experiments._fedleak.weights import Training, trained
 from experiments._harness import RunFolder
+from experiments._inversion.attacker import check, settings
 from experiments._inversion.case import Case
-from experiments._inversion.problem import check, settings, victim
+from experiments._inversion.client import victim
 from jaxleak import metrics
 
 NO_LPIPS = "LPIPS needs pretrained weights"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from experiments import cafe_scale, sweep, vflrecon
 from experiments import defenses as defense_study
 from experiments._defenses.registry import REGISTRY
+from experiments._inversion.attacker import settings as settings_of
 from experiments._inversion.case import Case
-from experiments._inversion.problem import settings as settings_of
 from jaxleak import attacks
 
 DEFENSE_STUDY = {

@@ -11,8 +11,8 @@ from experiments import fedleak, invert
 from experiments._fedleak.cells import plans
 from experiments._fedleak.jobs import Sizes
 from experiments._inversion import public_data
+from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
-from experiments._inversion.problem import settings
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import presets

@@ -7,8 +7,10 @@ import pytest
 
 from experiments import invert
 from experiments._defenses.registry import REGISTRY
+from experiments._inversion.attacker import leaves_read, settings, threat_for
 from experiments._inversion.case import Case
-from experiments._inversion.problem import leaves_read, observe, settings, threat_for, victim, where_seen
+from experiments._inversion.client import victim
+from experiments._inversion.problem import observe, where_seen
 from jaxleak import attacks, models
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from experiments._inversion.problem import _untrained
+from experiments._inversion.attacker import _untrained
 from jaxleak import attacks
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion.median_filter import median_5x5

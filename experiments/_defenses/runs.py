@@ -12,8 +12,8 @@ from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner, unavailable
 from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder
+from experiments._inversion.attacker import check
 from experiments._inversion.case import Case
-from experiments._inversion.problem import check
 
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0

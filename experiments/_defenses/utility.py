@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from experiments._defenses import registry
 from experiments._harness import digest, jsonable, write_json
 from experiments._inversion.case import Case
-from experiments._inversion.problem import build_model, client_defense
+from experiments._inversion.client import build_model, client_defense
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 

@@ -12,8 +12,8 @@ from experiments._fedleak.jobs import Job
 from experiments._fedleak.report import console
 from experiments._fedleak.runs import Runner
 from experiments._harness import Progress, RunFolder, default_out
+from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
-from experiments._inversion.problem import settings
 from jaxleak import _validate
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG

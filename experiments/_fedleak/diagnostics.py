@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
-from experiments._inversion.problem import attack, build_model, observe, settings, victim
+from experiments._inversion.client import build_model, victim
+from experiments._inversion.problem import attack, observe
 from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels

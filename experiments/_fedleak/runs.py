@@ -16,8 +16,10 @@ from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
 from experiments._harness import RunFolder, digest, jsonable, write_json
+from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
-from experiments._inversion.problem import attack, build_model, settings
+from experiments._inversion.client import build_model
+from experiments._inversion.problem import attack
 from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import presets

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments._harness import digest, write_json
 from experiments._inversion.case import Case
-from experiments._inversion.problem import build_model
+from experiments._inversion.client import build_model
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, PyTree
 

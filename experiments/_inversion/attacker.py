@@ -1,0 +1,162 @@
+"""What a case attacks with: its settings, its threat, and what they refuse."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments._defenses import registry as defense_registry
+from experiments._inversion.case import Case, check_combinations
+from jaxleak import _validate, attacks, models, objectives, protocols, threats
+from jaxleak._base import Attack
+from jaxleak.attacks import presets
+
+#: Attacks without iterations, to which the engine's settings do not apply.
+CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
+ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
+
+
+def check(case: Case) -> None:
+    """Raise `ValueError` on unknown names or options out of range, before any data are loaded."""
+    _validate.positive(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
+    _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps)
+    _validate.one_of(ATTACKS, attack=case.attack)
+    _validate.one_of(models.CLASSIFIERS, model=case.model)
+    check_combinations(case, case.attack in CLOSED_FORM)
+    if case.activation_penalty is not None:
+        _validate.non_negative(activation_penalty=case.activation_penalty)
+    if case.matched_percent is not None:
+        _validate.positive(matched_percent=case.matched_percent)
+        _validate.in_range(0, 100, matched_percent=case.matched_percent)
+    if case.homotopy is not None:
+        first, last = case.homotopy
+        _validate.positive(homotopy=first)
+        if not first <= last:
+            raise ValueError(f"homotopy must not fall, got {first} to {last}")
+    if case.attack not in CLOSED_FORM:
+        settings(case)
+    elif case.images != 1:
+        raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
+    elif case.adaptive:
+        raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
+    _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
+    if case.defense is not None:
+        if not case.strength:
+            raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
+        defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
+        if case.attacked_round and defense_registry.REGISTRY[case.defense].memory:
+            raise ValueError(
+                f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "
+                f"attacked_round must be 0, got {case.attacked_round}"
+            )
+    elif case.strength or case.adaptive:
+        raise ValueError("strength and adaptive are of a defense, and defense names none")
+
+
+def iterations_of(case: Case) -> int:
+    """How often the attack looks at the update."""
+    return 1 if case.attack in CLOSED_FORM else case.iterations
+
+
+def build_attack(
+    case: Case,
+    model: models.Classifier,
+    share: protocols.ClientShare,
+    generator: attacks.PublicGenerator | None = None,
+) -> Attack:
+    """The attack of `case` on what `share` gives."""
+    if case.attack in CLOSED_FORM:
+        return CLOSED_FORM[case.attack](model, batch_size=case.images)
+    return attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
+
+
+def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> attacks.Settings:
+    """The preset of `case` with the case's changes.
+
+    Without a generator, settings of attacks that need one are only good for being read.
+    """
+    options: dict[str, Any] = {"batch_size": case.images} if case.attack == "fedleak" else {}
+    if case.attack in presets.GENERATIVE:
+        _validate.positive(
+            public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
+        )
+        options = {"generator": generator or _untrained(case.latent_size)}
+    if case.attack == "gradinversion":
+        options = {"granted_statistics": case.granted_statistics}
+    if case.attack == "bayes":
+        if case.noise is not None:
+            options["noise"] = case.noise
+        if case.noise_scale is not None:
+            _validate.positive(noise_scale=case.noise_scale)
+            options["scale"] = case.noise_scale
+    s = presets.preset(case.attack, case.iterations, **options)
+    changes: dict[str, Any] = {}
+    if case.labels is not None:
+        changes["labels"] = case.labels
+    if case.exact_kinks:
+        changes["smoothing"] = None
+    elif case.homotopy is not None:
+        changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish, progress_below=case.progress_below)
+    if case.tv is not None:
+        changes["tv"] = case.tv
+    if case.tv_kind is not None:
+        changes["tv_kind"] = case.tv_kind
+    if case.activation_penalty is not None:
+        changes["activation"] = case.activation_penalty
+    if case.matched_percent is not None:
+        changes["selection"] = objectives.top_share(case.matched_percent, per_tensor=case.per_tensor)
+    if case.blend is not None:
+        changes["regularization"] = objectives.gradient_regularization(
+            case.blend,
+            length=case.probe_length,
+            probe=case.probe,  # type: ignore[arg-type]
+            exact=case.exact_curvature,
+        )
+    if case.white_point is not None:
+        changes["white_point"] = case.white_point
+    if case.generator:
+        changes["candidate"] = attacks.generator_weights()
+        changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
+    if case.optimizer is not None:
+        _validate.one_of(("adam", "annealed"), optimizer=case.optimizer)
+        _validate.positive(step_size=case.step_size)
+        changes["optimizer"] = _optimizer(case)
+    if case.terms is not None:
+        for name in case.terms:
+            _validate.one_of(_TERMS, terms=name)
+        changes["distance"] = objectives.weighted([(1.0, _TERMS[name]) for name in case.terms])
+    return s._replace(**changes)
+
+
+def _untrained(latent_size: int) -> attacks.PublicGenerator:
+    codes = jnp.zeros(latent_size)
+    return attacks.PublicGenerator(None, codes, codes, (), 0, np.zeros((0, 2)))
+
+
+_TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
+
+
+def _optimizer(case: Case) -> optax.GradientTransformation:
+    cycle = optax.cosine_decay_schedule(case.step_size, 1000)
+    annealed = optax.adam(lambda count: cycle(count % 1000))
+    adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(case.step_size, case.iterations)
+    return presets.signed(adam) if case.attack == "inverting_gradients" else adam
+
+
+def threat_for(case: Case) -> threats.Threat:
+    """The narrowest threat that the case works under; printed, so that nobody overlooks a grant."""
+    s = None if case.attack in CLOSED_FORM else settings(case)
+    return threats.Threat(
+        index=False,
+        labels=s is not None and s.labels == "given",
+        statistics=s is not None and s.batch_norm > 0,
+        running_statistics=case.batch_norm == "eval",
+    )
+
+
+def leaves_read(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
+    """Which part of the update the case's attack reads, as in `attacks.leaves_read`; None is the whole."""
+    if case.attack in CLOSED_FORM:
+        return None
+    return attacks.leaves_read(model, settings(case), batch_size=case.images)

@@ -1,0 +1,110 @@
+"""The side of the client and the server: model, data, defense and what is shared."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments._defenses import registry as defense_registry
+from experiments._fedleak.partitions import client_samples
+from experiments._inversion.attacker import threat_for
+from experiments._inversion.case import Case
+from jaxleak import data, defenses, models, protocols
+from jaxleak._base import Batch, Protocol, PyTree
+
+
+class Victim(NamedTuple):
+    """The side of the client and the server."""
+
+    model: models.Classifier
+    protocol: Protocol
+    share: protocols.ClientShare
+    private: Batch
+
+
+def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
+    """The client's data and protocol. The seed changes the data drawn, the weights and the batch."""
+    dataset = data.load(case.data, case.taken, seed)
+    if dataset.x.ndim != 4:
+        raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
+    model, share, protocol = client_of(case, dataset.x.shape[1:], len(dataset.classes))
+    if case.weights is not None:
+        variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
+    own = client_samples(case.partition, dataset, case.federation, case.images, seed)
+    if variables is not None or len(own) != case.pool:
+        protocol = _protocol(case, share, variables, threat_for(case).statistics, len(own))
+    x, y = dataset.x[own], dataset.y[own]
+    private = Batch(jnp.asarray(x)[:, None], jnp.asarray(y, jnp.int32), jnp.arange(len(own)))
+    return Victim(model, protocol, share, private)
+
+
+#: Of secure aggregation: entries up to 30 for three clients, in steps of 2^-24.
+FRACTION_BITS = 24
+
+#: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
+_CLIENT_FIELDS = (
+    "model", "activation", "width", "init", "mean", "std", "pool",
+    "batch_size", "local_steps", "clients", "learning_rate", "batch_norm", "defense", "strength",
+)  # fmt: skip
+
+
+def client_of(
+    case: Case, image_shape: tuple[int, ...], num_classes: int
+) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
+    """Model, what its client runs, and its protocol; equal clients share one compilation."""
+    client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS})
+    return _compiled_client(client, threat_for(case).statistics, image_shape, num_classes)
+
+
+def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
+    """The case's model for images (H, W, channels)."""
+    options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
+    model = models.build(case.model, image_shape, num_classes, **options)
+    if case.mean is None or case.std is None:
+        return model
+    return models.normalized(model, case.mean, case.std)
+
+
+@functools.cache
+def _compiled_client(
+    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int
+) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
+    model = build_model(case, image_shape, num_classes)
+    share = protocols.ClientShare(
+        model,
+        local_steps=case.local_steps,
+        learning_rate=case.learning_rate,
+        clients=case.clients,
+        batch_norm=case.batch_norm,  # type: ignore[arg-type]
+    )
+    return model, share, _protocol(case, share, None, with_statistics)
+
+
+def _protocol(
+    case: Case,
+    share: protocols.ClientShare,
+    variables: PyTree,
+    with_statistics: bool,
+    num_samples: int | None = None,
+) -> Protocol:
+    defense = client_defense(case, share.model)
+    return protocols.client(
+        share,
+        num_samples=case.pool if num_samples is None else num_samples,
+        batch_size=case.batch_size,
+        variables=variables,
+        defense=defense,
+        neighbours=defense_registry.NEIGHBOURS if defense is not None and defense.place == "client_payloads" else 0,
+        secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
+        with_statistics=with_statistics,
+    )
+
+
+def client_defense(case: Case, model: models.Classifier) -> defenses.Defense | None:
+    """The defense of the case's clients, where it has one."""
+    if case.defense is None:
+        return None
+    mixes = model.has_batch_norm and case.batch_norm == "train"
+    return defense_registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
