@@ -10,7 +10,7 @@ import reference
 from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
-from jaxleak.attacks._inversion.engine import _variation
+from jaxleak.attacks._inversion.priors import variation
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -381,8 +381,8 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
 def test_total_variation_may_be_truncated_as_cafe_does():
     x = jax.random.uniform(jax.random.key(0), (B, *SHAPE))
     s = settings(tv_kind="truncated", tv_threshold=2.0)
-    np.testing.assert_allclose(_variation(s, x), objectives.total_variation(x).mean(), rtol=1e-6)
-    assert _variation(s._replace(tv_threshold=50.0), x) == 0
+    np.testing.assert_allclose(variation(s, x), objectives.total_variation(x).mean(), rtol=1e-6)
+    assert variation(s._replace(tv_threshold=50.0), x) == 0
 
 
 def test_inferred_labels_are_dealt_out_over_local_steps():

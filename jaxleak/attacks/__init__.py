@@ -29,11 +29,12 @@ from jaxleak.attacks._cafe.sharded import shard_cafe
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter, invert_slices
 from jaxleak.attacks._cafe.three_steps import CafeOptimizers, CafeState, cafe
 from jaxleak.attacks._inversion.candidates import Candidate, generator_latents, generator_weights, pixels
-from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion, leaves_read
+from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion
 from jaxleak.attacks._inversion.evolution import cma_es
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.public_generator import PublicGenerator, train_generator
+from jaxleak.attacks._inversion.reading import leaves_read
 from jaxleak.attacks._inversion.row_space import RowSpace, Shifts
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing, smoothing

@@ -12,34 +12,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxleak import _tree, _validate
+from jaxleak import _tree
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._inversion.priors import priors
+from jaxleak.attacks._inversion.reading import batch_norm_mode, check, inferred_labels, paths_read, require
 from jaxleak.attacks._inversion.row_space import (
     ROWS_MATCHED_BELOW,
     Timetable,
     distance_of_rows,
     informative_layers,
 )
-from jaxleak.attacks._inversion.settings import Settings, check_settings
+from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
-from jaxleak.attacks._observed import check_shapes, require_leaves, require_params
 from jaxleak.models import Classifier
-from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import (
-    activation_penalty,
     apply_mask,
-    batch_norm_distance,
     cosine,
     group_consistency,
-    l2_prior,
-    mean_total_variation,
     regularized_gradient,
-    relative_total_variation,
     soft_labels,
-    summed_total_variation,
-    truncated_tv,
 )
 
 #: `share(variables, batch, sharpness=...) -> payload`, differentiable in the batch: what the client ran.
@@ -106,11 +98,11 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         # Tracing the model for its kinks takes seconds where it is deep.
         s = s._replace(smoothing=recommended if recommended is not None and model.has_kinks else None)
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
-    _check(model, s, batch_size)
+    check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
-    mode = _batch_norm_mode(model, share)
+    mode = batch_norm_mode(model, share)
     layers = () if s.row_space is None else informative_layers(model, s.row_space, batch_size)
-    read = _read(model, s, layers)
+    read = paths_read(model, s, layers)
     timetable = None
     if s.row_space is not None:
         row_distance = distance_of_rows(model, s.row_space, layers, mode)
@@ -156,7 +148,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             return soft_labels(observation.labels, model.num_classes)
         if s.labels == "none":
             return jnp.full((batch_size, model.num_classes), 1 / model.num_classes)
-        inferred = _infer(model, s, observation, batch_size, state.label_key)
+        inferred = inferred_labels(model, s, observation, batch_size, state.label_key)
         if parts > 1:
             # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
             order = jax.random.fold_in(jax.random.wrap_key_data(state.label_key), parts)
@@ -184,7 +176,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             x = s.candidate.decode(variables["x"], constants)
             y = jax.nn.softmax(variables["y"]) if labels is None else labels
             terms = compare(x, y, mask, observation, sharpness)
-            loss = terms.distance + _priors(model, mode, s, observation, x, sharpness)
+            loss = terms.distance + priors(model, mode, s, observation, x, sharpness)
             if s.latent and s.candidate.prior is not None:
                 loss += s.latent * s.candidate.prior(variables["x"])
             return loss, terms
@@ -204,7 +196,7 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     def step(
         key: jax.Array, state: InversionState, observation: Observation
     ) -> tuple[InversionState, dict[str, jax.Array]]:
-        _require(observation, s, read)
+        require(observation, s, read)
         used = state.sharpness
         sharpness = None if smoothing is None else used
         if timetable is not None:
@@ -314,101 +306,3 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
 def _strong(tree: PyTree) -> PyTree:
     # Some optimizers start from Python numbers; a weak type would compile the next step anew.
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)
-
-
-def _infer(
-    model: Classifier, s: Settings, observation: Observation, batch_size: int, label_key: jax.Array
-) -> jax.Array:
-    if model.head not in observation.params["params"]:
-        raise ValueError(f"the model's head is {model.head!r}, which its parameters do not hold")
-    gradient, weights = observation.payload[model.head], observation.params["params"][model.head]
-    return infer_labels(
-        s.labels,
-        gradient["kernel"],
-        gradient.get("bias"),
-        batch_size,
-        kernel=weights["kernel"],
-        bias=weights.get("bias"),
-        key=jax.random.wrap_key_data(label_key) if s.labels == "random" else None,
-    )
-
-
-def _priors(
-    model: Classifier,
-    mode: BatchNormMode,
-    s: Settings,
-    observation: Observation,
-    x: jax.Array,
-    sharpness: jax.Array | None,
-) -> jax.Array:
-    total = jnp.zeros(())
-    if s.tv:
-        total += s.tv * _variation(s, x)
-    if s.l2:
-        total += s.l2 * l2_prior(x)
-    if s.activation or s.batch_norm:
-        out = model.apply(observation.params, x, mode=mode, sharpness=sharpness)
-        if s.activation:
-            total += s.activation * activation_penalty(out.activations, s.activation_reduction)
-        if s.batch_norm:
-            total += s.batch_norm * batch_norm_distance(observation.statistics, out.statistics)
-    return total
-
-
-def _variation(s: Settings, x: jax.Array) -> jax.Array:
-    if s.tv_kind == "relative":
-        return relative_total_variation(x)
-    if s.tv_kind == "sum":
-        return summed_total_variation(x)
-    return truncated_tv(x, s.tv_threshold) if s.tv_kind == "truncated" else mean_total_variation(x, s.tv_kind)
-
-
-def _check(model: Classifier, s: Settings, batch_size: int) -> None:
-    _validate.count(batch_size=batch_size)
-    check_settings(s, model)
-    if s.batch_size not in (None, batch_size):
-        raise ValueError(
-            f"the settings are made for batch_size={s.batch_size}, and the attack is of {batch_size} images"
-        )
-    if s.labels in LABEL_RULES:
-        # A rule outside its range says so before anything is compiled.
-        variables = jax.eval_shape(model.init, jax.random.key(0))
-        seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
-        jax.eval_shape(lambda seen: _infer(model, s, seen, batch_size, jax.random.key_data(jax.random.key(0))), seen)
-
-
-def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tuple[str, ...] | None:
-    """Which part of the payload an inversion reads: paths like "head", with all below; None is the whole.
-
-    Row spaces take a few layers, and the head where a rule infers labels: the rest may be encrypted, frozen or lost.
-
-    Raises:
-        ValueError: if no layer's row space says anything about so many images.
-    """
-    layers = () if settings.row_space is None else informative_layers(model, settings.row_space, batch_size)
-    return _read(model, settings, layers)
-
-
-def _read(model: Classifier, s: Settings, layers: tuple[str, ...]) -> tuple[str, ...] | None:
-    if s.row_space is None:
-        return None
-    kernels = tuple(f"{layer}/kernel" for layer in layers)
-    return (*kernels, model.head) if s.labels in LABEL_RULES else kernels
-
-
-def _batch_norm_mode(model: Classifier, share: SmoothableShare) -> BatchNormMode:
-    if not model.has_batch_norm:
-        return "train"
-    mode = getattr(share, "batch_norm", None)
-    if mode is None:
-        raise ValueError('share must say how the client normalised: an attribute batch_norm, "train" or "eval"')
-    return mode
-
-
-def _require(observation: Observation, s: Settings, read: tuple[str, ...] | None) -> None:
-    params = require_params(observation)
-    require_leaves(observation, params["params"], read, why="gradient inversion")
-    # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
-    check_shapes(observation.payload, params, read)
-    if s.batch_norm and observation.statistics is None:
-        raise ValueError("batch_norm > 0 matches the batch's statistics; the threat must grant statistics")
