@@ -114,6 +114,7 @@ def test_sweeps(lines, index, action):
         tv=st.none() | FLOATS,
         tv_kind=st.none() | NAMES | st.just("isotropic"),
         per_tensor=st.booleans(),
+        far=st.booleans(),
         exact_curvature=st.booleans(),
         activation_penalty=st.none() | FLOATS,
         matched_percent=st.none() | FLOATS,

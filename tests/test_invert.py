@@ -47,6 +47,8 @@ from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
         ({"homotopy": (1.0, 5.0), "exact_kinks": True}, "exact_kinks attacks without smoothing"),
         ({"granted_statistics": True}, "granted_statistics is read by gradinversion only, got attack fedleak"),
         ({"attack": "gradinversion", "granted_statistics": True, "model": "mlp", "data": "digits"}, "no batch norm"),
+        ({"far": True}, "far is read by row_space only, got attack fedleak"),
+        ({"attack": "row_space", "model": "resnet10", "iterations": 4000, "far": True}, "iterations must be > 4470"),
         ({"step_size": 0.01}, "step_size changes optimizer, so optimizer must be given too"),
         ({"optimizer": "adam", "step_size": 0.0}, "step_size must be > 0"),
         ({"noise_scale": 0.1}, "noise_scale is read by bayes only, got attack fedleak"),

@@ -121,6 +121,15 @@ def test_the_best_shift_is_kept():
     np.testing.assert_allclose(np.diff(seen)[[0, 1, -1]], 0.1, rtol=1e-5)
 
 
+def test_a_far_search_takes_the_iterations_that_it_says():
+    for far, least in ((False, 2250), (True, 4470)):
+        plan = presets.row_space(least + 1, far=far).row_space
+        for images in (1, 2):
+            Timetable(plan, images * least + 1, images)
+            with pytest.raises(ValueError, match=f"iterations must be > {images * least}"):
+                Timetable(plan, images * least, images)
+
+
 @pytest.fixture(scope="module")
 def problem():
     return reference.client_problem(

@@ -82,6 +82,8 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
             public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
         )
         options = {"generator": generator or _untrained(case.latent_size)}
+    if case.attack == "row_space":
+        options = {"far": case.far}
     if case.attack == "gradinversion":
         options = {"granted_statistics": case.granted_statistics}
     if case.attack == "bayes":

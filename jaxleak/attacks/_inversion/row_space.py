@@ -12,7 +12,7 @@ best by the attack's own objective is kept.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,20 @@ class Shifts(NamedTuple):
         return np.array(sorted(((i, j) for i in along for j in along), key=lambda o: o != (0, 0)), np.int32)
 
 
+#: When which shifts are tried: after these shares of the iterations, not counting those that try shifts.
+Search: TypeAlias = tuple[tuple[float, Shifts], ...]
+#: 2,250 iterations per image.
+NEAR: Search = ((0.2, Shifts(6, 3)), (0.3, Shifts(6, 3)), (0.4, Shifts(2, 1)))
+#: 4,470 iterations per image.
+FAR: Search = (*NEAR[:2], (0.4, Shifts(12, 4)), (0.45, Shifts(6, 3)), (0.5, Shifts(2, 1)))
+
+
 class RowSpace(NamedTuple):
     """Compare row spaces in place of gradients."""
 
     layers: int = 4  # how many, from the first informative one on
     ridge: float = 0.01  # of the distance
-    # After these shares of the iterations, not counting those that try shifts.
-    shifts: tuple[tuple[float, Shifts], ...] = ((0.2, Shifts(6, 3)), (0.3, Shifts(6, 3)), (0.4, Shifts(2, 1)))
+    shifts: Search = NEAR
 
 
 class Trying(NamedTuple):
