@@ -57,7 +57,7 @@ from experiments._inversion.problem import Outcome, attack, observe, where_seen
 from experiments._inversion.public_data import generator_for, public_images
 from jaxleak import _validate, attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
-from jaxleak._tree import is_below, named_leaves
+from jaxleak._tree import below, named_leaves
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 
@@ -264,8 +264,7 @@ def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None =
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
-            asked = {name for name in shapes if read is None or any(is_below(name, path) for path in read)}
-            if missing := sorted(asked - names):
+            if missing := sorted(set(below(shapes, read)) - names):
                 raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
             if extra := sorted(names - shapes.keys()):
                 raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")

@@ -1,5 +1,6 @@
 """PyTree arithmetic, and optimisers that act on selected rows of a table."""
 
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,9 +49,9 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def is_below(name: str, path: str) -> bool:
-    """Whether such a name is the path, or that of a leaf below it."""
-    return name == path or name.startswith(f"{path}/")
+def below(names: Iterable[str], paths: Collection[str] | None) -> list[str]:
+    """Those names that are a path, or of a leaf below one; all where paths are None."""
+    return [name for name in names if paths is None or any(f"{name}/".startswith(f"{path}/") for path in paths)]
 
 
 class RowState(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from jaxleak._base import Observation, PyTree, Transcript
-from jaxleak._tree import is_below, named_leaves
+from jaxleak._tree import below, named_leaves
 
 
 class Threat(NamedTuple):
@@ -99,8 +99,9 @@ def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:
     # Unselected leaves become None. Compiled together with the protocol, XLA then drops the work behind them.
     leaves = named_leaves(payload)
     for path in paths:
-        if not any(is_below(name, path) for name in leaves):
+        if not below(leaves, [path]):
             groups = dict.fromkeys(name.split("/")[0] for name in leaves)
             raise ValueError(f"payload has no leaf {path!r}; top-level groups are {list(groups)}")
-    kept = [leaf if any(is_below(name, path) for path in paths) else None for name, leaf in leaves.items()]
+    granted = set(below(leaves, paths))
+    kept = [leaf if name in granted else None for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(payload), kept)

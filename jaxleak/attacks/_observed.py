@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxleak._base import Observation, PyTree
-from jaxleak._tree import is_below, named_leaves
+from jaxleak._tree import below, named_leaves
 
 
 def check_payload(payload: PyTree, variables: PyTree, read: Collection[str] | None = None) -> None:
@@ -34,8 +34,7 @@ def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | Non
         ValueError: naming the first leaf that is missing, unexpected, or of another shape or dtype.
     """
     weights, values = named_leaves(variables["params"]), named_leaves(payload)
-    asked = [name for name in weights if read is None or any(is_below(name, path) for path in read)]
-    missing, extra = sorted(set(asked) - values.keys()), sorted(values.keys() - weights.keys())
+    missing, extra = sorted(set(below(weights, read)) - values.keys()), sorted(values.keys() - weights.keys())
     if missing or extra:
         what = f"lacks {', '.join(missing[:3])}" if missing else f"has unknown {', '.join(extra[:3])}"
         raise ValueError(f"payload of another model: it {what} (of {len(missing) + len(extra)} differing leaves)")
@@ -76,11 +75,7 @@ def require_leaves(
         read: as in `check_payload`.
         why: begins the message.
     """
-    missing = sorted(
-        name
-        for name in named_leaves(params).keys() - named_leaves(observation.payload).keys()
-        if read is None or any(is_below(name, path) for path in read)
-    )
+    missing = sorted(below(named_leaves(params).keys() - named_leaves(observation.payload).keys(), read))
     if missing:
         what = "the whole payload" if read is None else "parts of the payload"
         raise ValueError(f"{why} matches {what}, but the threat does not grant {', '.join(missing)}")

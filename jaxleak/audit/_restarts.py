@@ -12,6 +12,7 @@ def trial_keys(key: jax.Array, restarts: int) -> jax.Array:
     The first is the key itself, and more trials add to fewer: what one trial finds is among what several find, so
     that more of them are never worse by the attacker's own score.
     """
+    # Far from the small numbers with which a trial derives keys of its own.
     others = jax.random.split(jax.random.fold_in(key, 0x7121A1), restarts - 1)
     return jnp.concatenate([key[None], others])
 

@@ -15,7 +15,7 @@ import optax
 from jaxleak import _tree
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks._inversion.priors import priors
-from jaxleak.attacks._inversion.reading import batch_norm_mode, check, inferred_labels, paths_read, require
+from jaxleak.attacks._inversion.reading import batch_norm_mode, check, inferred_labels, leaves_read, require
 from jaxleak.attacks._inversion.row_space import (
     ROWS_MATCHED_BELOW,
     Timetable,
@@ -101,10 +101,10 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
     mode = batch_norm_mode(model, share)
-    layers = () if s.row_space is None else informative_layers(model, s.row_space, batch_size)
-    read = paths_read(model, s, layers)
+    read = leaves_read(model, s, batch_size=batch_size)
     timetable = None
     if s.row_space is not None:
+        layers = informative_layers(model, s.row_space, batch_size)
         row_distance = distance_of_rows(model, s.row_space, layers, mode)
         timetable = Timetable(s.row_space, s.iterations, batch_size)
     optimizer = optax.with_extra_args_support(s.optimizer)

@@ -42,16 +42,11 @@ def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tu
     Raises:
         ValueError: if no layer's row space says anything about so many images.
     """
-    layers = () if settings.row_space is None else informative_layers(model, settings.row_space, batch_size)
-    return paths_read(model, settings, layers)
-
-
-def paths_read(model: Classifier, s: Settings, layers: tuple[str, ...]) -> tuple[str, ...] | None:
-    """As `leaves_read`, where the compared layers are known."""
-    if s.row_space is None:
+    if settings.row_space is None:
         return None
+    layers = informative_layers(model, settings.row_space, batch_size)
     kernels = tuple(f"{layer}/kernel" for layer in layers)
-    return (*kernels, model.head) if s.labels in LABEL_RULES else kernels
+    return (*kernels, model.head) if settings.labels in LABEL_RULES else kernels
 
 
 def require(observation: Observation, s: Settings, read: tuple[str, ...] | None) -> None:

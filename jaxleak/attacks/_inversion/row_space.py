@@ -11,6 +11,7 @@ truth a few pixels off. So the candidate is tried shifted, every shift is descen
 best by the attack's own objective is kept.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -89,12 +90,9 @@ def check_row_space(plan: RowSpace) -> None:
         raise ValueError(f"shifts must be in the order of their shares, got {[share for share, _ in plan.shifts]}")
 
 
-def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tuple[str, ...]:
-    """The layers whose row spaces are compared, by their paths in the parameters.
-
-    Raises:
-        ValueError: if the model has none for so many images.
-    """
+@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and a command asks several times
+def _sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """Rows and inputs of each, of every layer but the head, in the order of the forward pass."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((batch_size, *model.image_shape), jnp.float32)
     order: list[str] = []
@@ -104,11 +102,21 @@ def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tu
         order.extend(found)  # a traced function gives dictionaries back in the order of their names
         return found
 
-    shapes = {name: leaf.shape for name, leaf in jax.eval_shape(rows, variables, x).items()}
+    shapes = jax.eval_shape(rows, variables, x)
     # The last layer's row is the features of the image, which its gradient shows anyway.
-    fit = [name for name in order if name != model.head and shapes[name][0] <= LARGEST_SHARE * shapes[name][1]]
+    return {name: shapes[name].shape for name in order if name != model.head}
+
+
+def informative_layers(model: Classifier, plan: RowSpace, batch_size: int) -> tuple[str, ...]:
+    """The layers whose row spaces are compared, by their paths in the parameters.
+
+    Raises:
+        ValueError: if the model has none for so many images.
+    """
+    sizes = _sizes_of_rows(model, batch_size)
+    fit = [name for name, (n, k) in sizes.items() if n <= LARGEST_SHARE * k]
     if not fit:
-        least = min((n / k for name, (n, k) in shapes.items() if name != model.head), default=float("inf"))
+        least = min((n / k for n, k in sizes.values()), default=float("inf"))
         raise ValueError(
             f"row_space needs a layer with at most {LARGEST_SHARE:g} output pixels per input of each; with batch_size "
             f"= {batch_size} this model's best has {least:.2g}"

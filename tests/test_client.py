@@ -1,0 +1,112 @@
+"""What clients share: one gradient, several local steps, with a defense or refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import defenses, models, objectives, protocols
+from jaxleak._base import Batch
+
+B, SHAPE, CLASSES = 2, (4, 4, 1), 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.mlp(SHAPE, CLASSES, widths=(24,), activation="sigmoid")
+
+
+@pytest.fixture(scope="module")
+def problem(model):
+    return reference.client_problem(B, model)
+
+
+def test_one_step_is_the_gradient(model, problem):
+    protocol, truth = problem.protocol, problem.private
+    variables = model.init(jax.random.key(5))
+    expected = reference.mean_of_classifier_gradients(model, variables, truth)
+    payload = jax.jit(protocol.share)(variables, truth)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
+
+
+def test_local_steps_are_sgd(model, problem):
+    """(w - w') / (rate * steps) with w' from plain SGD, averaged over the clients."""
+    share = protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5)
+    variables = model.init(jax.random.key(5))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.random((8, 1, *SHAPE)), jnp.float32)
+    y = jnp.arange(8, dtype=jnp.int32) % CLASSES
+    total = jax.tree.map(jnp.zeros_like, variables["params"])
+    for c in range(2):
+        weights = variables["params"]
+        for step in range(2):
+            part = slice(4 * c + 2 * step, 4 * c + 2 * step + 2)
+            g = reference.mean_of_classifier_gradients(
+                model, {**variables, "params": weights}, Batch(x[part], y[part], None)
+            )
+            weights = jax.tree.map(lambda w, d: w - 0.5 * d, weights, g)
+        total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, variables["params"], weights)
+    payload = jax.jit(share)(variables, Batch(x, y, jnp.arange(8)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
+    assert objectives.cosine(payload, jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, None))) > 1e-6
+
+
+def test_the_averaged_estimate_is_one_gradient_of_all_samples(model):
+    """Written out in NumPy: one sigmoid layer of 24, one dense layer, the mean cross-entropy's backward pass."""
+    variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
+    x, y = rng.random((8, 1, *SHAPE)).astype(np.float32), np.arange(8) % CLASSES
+    share = protocols.averaged_share(protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5))
+    payload = jax.jit(share)(variables, Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32), None))
+    weights = jax.tree.map(np.asarray, variables["params"])
+    (first,) = weights.keys() - {model.head}
+    flat = x.reshape(8, -1)
+    hidden = 1 / (1 + np.exp(-(flat @ weights[first]["kernel"] + weights[first]["bias"])))
+    logits = hidden @ weights[model.head]["kernel"] + weights[model.head]["bias"]
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    outer = (p - np.eye(CLASSES)[y]) / 8
+    inner = outer @ weights[model.head]["kernel"].T * hidden * (1 - hidden)
+    expected = {
+        model.head: {"kernel": hidden.T @ outer, "bias": outer.sum(axis=0)},
+        first: {"kernel": flat.T @ inner, "bias": inner.sum(axis=0)},
+    }
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [defenses.dp_sgd(1.0, 0.0), defenses.soteria(0.5), defenses.sparsify(10.0), defenses.withhold_top(10.0)],
+    ids=lambda defense: defense.place,
+)
+def test_defenses_act_at_their_places(model, problem, defense):
+    protocol = protocols.client(problem.protocol.share, num_samples=B, batch_size=B, defense=defense)
+    state = jax.jit(protocol.init)(jax.random.key(0))
+    _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, problem.private)
+    plain = problem.protocol.share(state.params, transcript.private)
+    assert jax.tree.structure(plain) == jax.tree.structure(transcript.payload)
+    differs = jax.tree.map(lambda a, b: not np.allclose(a, b, atol=1e-7), plain, transcript.payload)
+    assert any(jax.tree.leaves(differs))
+
+
+def test_defenses_that_a_client_does_not_have(model):
+    wide = protocols.ClientShare(model, clients=2)
+    with pytest.raises(ValueError, match="needs clients = 1, got 2"):
+        protocols.client(wide, num_samples=8, batch_size=2, defense=defenses.sparsify(10.0))
+    steps = protocols.ClientShare(model, local_steps=2)
+    for inside in (defenses.dp_sgd(), defenses.feature_dropout(0.5), defenses.chain(defenses.feature_dropout(0.5))):
+        with pytest.raises(ValueError, match="needs local_steps = 1, got 2"):
+            protocols.client(steps, num_samples=8, batch_size=2, defense=inside)
+    with pytest.raises(ValueError, match="place must be one of payload"):
+        protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
+
+
+def test_bad_sizes(model):
+    with pytest.raises(ValueError, match="local_steps must be > 0, got 0"):
+        protocols.ClientShare(model, local_steps=0)
+    with pytest.raises(ValueError, match="batch_norm must be one of train, eval"):
+        protocols.ClientShare(model, batch_norm="both")
+    share = protocols.ClientShare(model, local_steps=3)
+    with pytest.raises(ValueError, match="clients \\* local_steps \\* batch_size must be in"):
+        protocols.client(share, num_samples=8, batch_size=3)
+    with pytest.raises(ValueError, match="3 equal parts, got 4 samples"):
+        share(model.init(jax.random.key(0)), Batch(jnp.zeros((4, 1, *SHAPE)), jnp.zeros(4, jnp.int32), None))
