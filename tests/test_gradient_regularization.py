@@ -41,6 +41,21 @@ class TestGradientRegularization:
         expected = 0.4 * p + 0.6 * self.gradient(self.x - 0.1 * p)
         np.testing.assert_allclose(self.direction(probe="step"), expected, rtol=1e-5)
 
+    @pytest.mark.parametrize("reselect", [False, True])
+    def test_probe_keeps_the_first_choice_or_makes_its_own(self, reselect):
+        """The objective is the largest entry's square; of 3 and 2.9, probing down makes the second the largest."""
+
+        def largest(x, chosen):
+            chosen = jnp.argmax(x) if chosen is None else chosen
+            return x[chosen] ** 2, chosen
+
+        regularization = objectives.gradient_regularization(0.5, length=0.4, probe="descent", reselect=reselect)
+        x = jnp.array([3.0, 2.9])
+        _, _, d = objectives.regularized_gradient(
+            largest, x, regularization, selected=lambda aux: aux, step=lambda g: g
+        )
+        np.testing.assert_allclose(d, [3.0, 2.9] if reselect else [3.0 + 2.6, 0.0], rtol=1e-6)
+
     def test_exact_product_is_the_limit_of_the_finite_difference(self):
         with jax.enable_x64(True):
             exact = self.direction(length=1e-5, exact=True) - self.gradient(self.x)

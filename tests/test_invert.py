@@ -36,6 +36,7 @@ from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
         ({"blend": 0.5, "probe_length": 0.0}, "length must be > 0"),
         ({"blend": 0.5, "probe": "step", "probe_length": 0.1}, "probe_length would not be read"),
         ({"exact_curvature": True}, "exact_curvature changes blend, so blend must be given too"),
+        ({"reselect": True}, "reselect changes blend, so blend must be given too"),
         ({"blend": 0.5, "probe": "step", "exact_curvature": True}, "exact needs a probe along the gradient"),
         ({"per_tensor": True}, "per_tensor changes matched_percent, so matched_percent must be given too"),
         ({"tv_kind": "bent"}, "tv_kind must be one of anisotropic, isotropic"),
@@ -88,6 +89,12 @@ def test_the_step_size_is_how_far_a_pixel_moves_first(optimizer):
         adam, gradient = settings(case).optimizer, jnp.array([3.0, -0.1])
         updates, _ = adam.update(gradient, adam.init(gradient))
         assert updates == pytest.approx([-expected, expected], rel=1e-4)
+
+
+def test_plain_descent_multiplies_the_gradient_by_the_step_size():
+    descent, gradient = settings(Case(optimizer="descent", step_size=2.0)).optimizer, jnp.array([3.0, -0.1])
+    updates, _ = descent.update(gradient, descent.init(gradient))
+    assert updates == pytest.approx([-6.0, 0.2])
 
 
 def test_a_folder_of_another_configuration_is_refused_before_the_first_seed_runs(tmp_path, capsys):

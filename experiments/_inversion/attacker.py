@@ -1,5 +1,6 @@
 """What a case attacks with: its settings, its threat, and what they refuse."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -114,6 +115,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
             length=case.probe_length,
             probe=case.probe,  # type: ignore[arg-type]
             exact=case.exact_curvature,
+            reselect=case.reselect,
         )
     if case.white_point is not None:
         changes["white_point"] = case.white_point
@@ -121,7 +123,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
         changes["candidate"] = attacks.generator_weights()
         changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
     if case.optimizer is not None:
-        _validate.one_of(("adam", "annealed"), optimizer=case.optimizer)
+        _validate.one_of(_OPTIMIZERS, optimizer=case.optimizer)
         _validate.positive(step_size=case.step_size)
         changes["optimizer"] = _optimizer(case)
     if case.terms is not None:
@@ -139,11 +141,19 @@ def _untrained(latent_size: int) -> attacks.PublicGenerator:
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
 
 
+_OPTIMIZERS: dict[str, Callable[[optax.Schedule], optax.GradientTransformation]] = {
+    "adam": optax.adam,
+    "annealed": optax.adam,
+    "descent": optax.sgd,
+}
+
+
 def _optimizer(case: Case) -> optax.GradientTransformation:
+    once = optax.cosine_decay_schedule(case.step_size, case.iterations)
     cycle = optax.cosine_decay_schedule(case.step_size, 1000)
-    annealed = optax.adam(lambda count: cycle(count % 1000))
-    adam = annealed if case.optimizer == "annealed" else presets.cosine_decay_adam(case.step_size, case.iterations)
-    return presets.signed(adam) if case.attack == "inverting_gradients" else adam
+    schedule = (lambda count: cycle(count % 1000)) if case.optimizer == "annealed" else once
+    optimizer = _OPTIMIZERS[case.optimizer](schedule)
+    return presets.signed(optimizer) if case.attack == "inverting_gradients" else optimizer
 
 
 def threat_for(case: Case) -> threats.Threat:

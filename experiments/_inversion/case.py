@@ -84,13 +84,15 @@ class Case:
     """How far away, k over the whole batch; a step of the optimizer has a length of its own."""
     exact_curvature: bool = False
     """The Hessian-vector product in place of that second gradient."""
+    reselect: bool = False
+    """Choose the entries that the second gradient matches anew; Algorithm 1 keeps the first one's."""
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
-    """In place of the preset's: adam, with cosine decay; or annealed, whose decay begins anew every 1,000 iterations
-    (Table 11)."""
+    """In place of the preset's: adam, with cosine decay; annealed, whose decay begins anew every 1,000 iterations
+    (Table 11); or descent, plain and with cosine decay."""
     step_size: float = 0.05
-    """How far such an optimizer may move a pixel in its first iterations."""
+    """How far Adam may move a pixel in its first iterations; descent multiplies the gradient by it."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
     granted_statistics: bool = False
@@ -132,7 +134,7 @@ class Case:
 
 #: Options that change another one.
 _PART_OF = {
-    "probe": "blend", "probe_length": "blend", "exact_curvature": "blend",
+    "probe": "blend", "probe_length": "blend", "exact_curvature": "blend", "reselect": "blend",
     "per_tensor": "matched_percent",
     "mean": "std", "std": "mean",
     "finish": "homotopy", "progress_below": "homotopy",

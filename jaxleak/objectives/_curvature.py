@@ -26,10 +26,16 @@ class GradientRegularization(NamedTuple):
     length: float = 1e-2  # k > 0, how far the probe goes
     probe: Probe = "ascent"
     exact: bool = False  # Hessian-vector product instead of the finite difference
+    reselect: bool = False  # the probe chooses matched elements anew instead of keeping the first choice
 
 
 def gradient_regularization(
-    blend: float = 0.7, *, length: float = 1e-2, probe: Probe = "ascent", exact: bool = False
+    blend: float = 0.7,
+    *,
+    length: float = 1e-2,
+    probe: Probe = "ascent",
+    exact: bool = False,
+    reselect: bool = False,
 ) -> GradientRegularization:
     """FedLeak's direction `(1 - lambda') grad D(x) + lambda' grad D(x + phi)`, phi = +-k grad D / ||grad D||.
 
@@ -42,6 +48,7 @@ def gradient_regularization(
         probe: "ascent", "descent", or "step": where the optimizer's own step would lead, whatever its length (the
             published code; `length` is then unused).
         exact: use `grad D +- lambda' k H grad D / ||grad D||`, the limit of small k at equal lambda' k.
+        reselect: let the probe choose its own set Lambda of matched elements; Algorithm 1 writes the same one for both.
 
     Raises:
         ValueError: on arguments out of range.
@@ -51,7 +58,7 @@ def gradient_regularization(
     _validate.one_of(("ascent", "descent", "step"), probe=probe)
     if exact and probe == "step":
         raise ValueError('exact needs a probe along the gradient, so probe must be "ascent" or "descent", got "step"')
-    return GradientRegularization(blend, length, probe, exact)
+    return GradientRegularization(blend, length, probe, exact, reselect)
 
 
 def regularized_gradient(
@@ -66,7 +73,8 @@ def regularized_gradient(
 
     Args:
         objective: called as `objective(variables, None)` first, and then with what `selected` takes from its aux, so
-            that the probe keeps the first evaluation's choice of matched elements (FedLeak, Algorithm 1).
+            that the probe keeps the first evaluation's choice of matched elements (FedLeak, Algorithm 1); or with None
+            again, to choose anew.
         variables: where.
         regularization: how.
         selected: from the first evaluation's aux to the second's argument.
@@ -78,7 +86,7 @@ def regularized_gradient(
     (value, aux), p = jax.value_and_grad(objective, has_aux=True)(variables, None)
     if regularization.blend == 0:
         return value, aux, p
-    choice = selected(aux)
+    choice = None if regularization.reselect else selected(aux)
 
     def gradient(at: PyTree) -> PyTree:
         return jax.grad(lambda v: objective(v, choice)[0])(at)
