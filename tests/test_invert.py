@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments import invert
@@ -10,7 +11,7 @@ from experiments._defenses.registry import REGISTRY
 from experiments._inversion.attacker import leaves_read, settings, threat_for
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
-from experiments._inversion.problem import observe, where_seen
+from experiments._inversion.problem import observe, score, where_seen
 from jaxleak import attacks, models
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets
@@ -95,6 +96,17 @@ def test_plain_descent_multiplies_the_gradient_by_the_step_size():
     descent, gradient = settings(Case(optimizer="descent", step_size=2.0)).optimizer, jnp.array([3.0, -0.1])
     updates, _ = descent.update(gradient, descent.init(gradient))
     assert updates == pytest.approx([-6.0, 0.2])
+
+
+def test_a_mean_does_not_hide_the_image_that_is_read_in_full():
+    truth = np.random.default_rng(0).random((4, 12, 12, 1))
+    estimate = np.full_like(truth, 0.5)
+    estimate[3] = truth[1] * 0.99
+    scores, matched = score(truth, estimate)
+    np.testing.assert_array_equal(matched[1], estimate[3])
+    assert scores["ssim"] < 0.5
+    assert scores["recognised"] == 0.25
+    assert scores["ssim_max"] > 0.99
 
 
 def test_a_folder_of_another_configuration_is_refused_before_the_first_seed_runs(tmp_path, capsys):

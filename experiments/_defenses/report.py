@@ -15,10 +15,11 @@ from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
 from experiments._harness import RunFolder, grouped, print_grouped
 
-_WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than cut numbers
+_WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
-    "adaptive SSIM", "grey, dB", "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
+    "adaptive SSIM", "recognised", "adaptive recognised", "grey, dB", "cosine distance", "labels", "adaptive labels",
+    "bits/entry", "true epsilon",
 )  # fmt: skip
 #: Reconstructions that a contact sheet shows at most.
 _SHEET_ROWS = 12
@@ -38,6 +39,8 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         "" if plain else _with_spread(row, "leak_change", 1, sign="+"),
         f"{row['ssim']:.2f}",
         f"{row['ssim_adaptive']:.2f}" if "ssim_adaptive" in row else "",
+        f"{row['recognised']:.0%}",
+        f"{row['recognised_adaptive']:.0%}" if "recognised_adaptive" in row else "",
         f"{row['psnr_grey']:.1f}",
         f"{row['cosine_distance']:.2g}",
         f"{row['label_accuracy']:.0%}",

@@ -18,7 +18,7 @@ from experiments._inversion.case import Case
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0
 #: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
-SHOWN = ("psnr", "ssim", "cosine_distance", "label_accuracy")
+SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
 
 
 @dataclass

@@ -20,6 +20,10 @@ from jaxleak._base import Attack, Batch, Observation, PyTree
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 
+#: SSIM from which on an image counts as recognised. A convention; what matters is that a mean over a batch hides that
+#: some of its images are read in full.
+RECOGNISED_ABOVE = 0.8
+
 
 class Outcome(NamedTuple):
     """One seed's result, scored with the truth in hand."""
@@ -138,15 +142,20 @@ def attack(
 def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
     """Truth-side scores, and the estimates in the order of the truth that they match one to one.
 
-    Estimates are clipped to [0, 1] first, as whoever looks at them would: some attacks leave their pixels free.
+    Estimates are clipped to [0, 1] first, as whoever looks at them would: some attacks leave their pixels free. Scores
+    are means over the images, but for `ssim_max`, of the image that leaks most, and `recognised`, the share of images
+    whose SSIM is above `RECOGNISED_ABOVE`.
     """
     estimate = np.clip(estimate, 0, 1)
     matched = estimate[metrics.match_one_to_one(truth, estimate)]
+    ssim = metrics.ssim(truth, matched)
     scores = {
         "psnr": float(np.mean(metrics.psnr(truth, matched))),
         "psnr_best_match": float(np.mean(metrics.best_match_psnr(truth, estimate))),
         "psnr_up_to_scale": float(np.mean(metrics.psnr_up_to_scale(truth, matched))),
-        "ssim": float(np.mean(metrics.ssim(truth, matched))),
+        "ssim": float(np.mean(ssim)),
+        "ssim_max": float(np.max(ssim)),
+        "recognised": float(np.mean(ssim > RECOGNISED_ABOVE)),
         "psnr_grey": float(np.mean(metrics.grey_psnr(truth))),
     }
     return scores, matched
