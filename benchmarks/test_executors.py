@@ -62,8 +62,6 @@ def problem_of(family: str, kind: str = "lenet", batch: int = 1, side: int = 32)
     options: dict[str, Any] = {"generator": generator()} if preset in presets.GENERATIVE else {}
     if preset == "ggl":
         options["search"] = "cma_es" if family == EVOLUTION else "adam"
-    if preset == "fedleak":
-        options["batch_size"] = batch
     model = models.build(kind, (side, side, 3), 10)
     return _problems.inversion(model, presets.preset(preset, LONG, **options), batch)
 

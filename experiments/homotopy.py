@@ -68,7 +68,7 @@ class Args:
     homotopy: tuple[float, float] | None = None
     """Sharpness from and to; None takes the row's, mostly the recommended schedule."""
     tv: float | None = None
-    """Weight of the total variation; None takes the preset's, 0.1 sqrt(B)."""
+    """Weight of the total variation; None takes the preset's, see `attacks.recommended_tv`."""
     step_size: float | None = None
     """Adam's, of all variants; None takes the preset's, 0.05."""
     weights: Literal["random", "warm"] = "random"

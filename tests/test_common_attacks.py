@@ -114,7 +114,7 @@ CASES = {
         "gradinversion", Threat(index=False, statistics=True), labels="bias_rule", batch_norm=0.1, group=2
     ),
     "inversion_bayes": client("bayes", labels="bias_rule"),
-    "inversion_fedleak": client("fedleak", labels="bias_rule", batch_size=None),
+    "inversion_fedleak": client("fedleak", labels="bias_rule"),
     "inversion_row_space": Case(
         inversion,
         SERVER_WITHOUT_INDICES,

@@ -91,7 +91,7 @@ def test_settings_and_payloads(changes, payload, batch_size):
         attack = attacks.inversion(
             MODEL,
             SHARE,
-            presets.fedleak(10, homotopy=False)._replace(batch_size=None, **changes),
+            presets.fedleak(10, homotopy=False)._replace(**changes),
             batch_size=batch_size,
         )
         template = jax.tree.map(lambda leaf: leaf, TEMPLATE)

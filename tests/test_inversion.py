@@ -39,9 +39,7 @@ def engine(model, protocol, settings):
 
 
 def settings(iterations=300, **changes):
-    return presets.fedleak(iterations, homotopy=False)._replace(
-        **{"batch_size": None, "tv": 0.0, "activation": 0.0, **changes}
-    )
+    return presets.fedleak(iterations, homotopy=False)._replace(**{"tv": 0.0, "activation": 0.0, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -259,10 +257,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="float32, got float16"):
             attacks.check_payload(jax.tree.map(lambda leaf: leaf.astype(jnp.float16), payload), variables)
 
-    def test_settings_of_another_batch(self, model, observed):
-        with pytest.raises(ValueError, match="made for batch_size=1, and the attack is of 2 images"):
-            engine(model, observed[0], presets.fedleak(10))
-
     def test_more_iterations_than_the_schedule_has(self, attack, observed, caplog):
         with pytest.raises(
             ValueError, match="iterations must be at most 300, where the attack's schedules end, got 301"
@@ -299,6 +293,26 @@ def test_total_variation_may_be_truncated_as_cafe_does():
     assert variation(s._replace(tv_threshold=50.0), x) == 0
 
 
+@pytest.mark.parametrize(("kind", "mode", "weight"), [("mlp", "train", 0.1), ("bn", "train", 0.3), ("bn", "eval", 0.1)])
+def test_the_recommended_variation_goes_by_what_normalises_and_by_the_batch(kind, mode, weight):
+    model = (
+        models.build("mlp", (4, 4, 1), 10, widths=(6,))
+        if kind == "mlp"
+        else models.convnet((4, 4, 1), 10, channels=(4,), strides=(1,), batch_norm=True)
+    )
+    variables, y = model.init(jax.random.key(0)), jnp.array([1, 2, 3])
+    share = protocols.ClientShare(model, batch_norm=mode)
+    batch = Batch(jax.random.uniform(jax.random.key(1), (3, 1, 4, 4, 1)), y, jnp.arange(3))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch), labels=y)
+    losses = []
+    for tv in ("auto", weight * 3**0.5, 0.0):
+        settings = presets.fedleak(3, homotopy=False)._replace(labels="given", tv=tv)
+        attack = attacks.inversion(model, share, settings, batch_size=3)
+        state = attack.init(jax.random.key(2), audit.template_of(batch))
+        losses.append(jax.jit(attack.step)(jax.random.key(3), state, seen)[1]["loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_inferred_labels_are_dealt_out_over_local_steps():
     """Sorted, they would make steps of one class each, which no client's batches are."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
@@ -310,7 +324,7 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
         share = protocols.ClientShare(model, local_steps=steps, learning_rate=1e-3)
         order = jnp.array([0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11])
         payload = jax.jit(share)(variables, Batch(x, y[order], jnp.arange(12)))
-        settings = attacks.presets.preset("fedleak", 1, batch_size=12)._replace(labels="calibrated", smoothing=None)
+        settings = attacks.presets.preset("fedleak", 1)._replace(labels="calibrated", smoothing=None)
         attack = attacks.inversion(model, share, settings, batch_size=12)
         template = audit.template_of(Batch(x, y, y))
         seen = Observation(jnp.zeros((), jnp.int32), variables, payload)

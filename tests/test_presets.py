@@ -21,7 +21,7 @@ PRINTED = {
     },
     "bayes": {"iterations": 1000, "labels": "calibrated", "tv": 0.1},
     "fedleak": {
-        "iterations": 1000, "labels": "calibrated", "tv": 0.1, "activation": 1e-4, "smoothing": "auto",
+        "iterations": 1000, "labels": "calibrated", "tv": "auto", "activation": 1e-4, "smoothing": "auto",
         "white_point": 0.999,
     },
     "row_space": {

@@ -35,9 +35,7 @@ def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
     start = attacks.recommended_smoothing(batch_norm=False, batch_size=2).start
     for activation, sharpness in (("sigmoid", np.inf), ("relu", start)):
         network = models.mlp((4, 4, 1), 3, widths=(3,), activation=activation)
-        attack = attacks.inversion(
-            network, protocols.ClientShare(network), presets.fedleak(9, batch_size=2), batch_size=2
-        )
+        attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=2)
         assert attack.init(jax.random.key(0), audit.template_of(batch)).sharpness == sharpness
 
 
@@ -57,7 +55,7 @@ def test_a_deep_network_of_relus_and_batch_norm_gives_in_to_the_homotopy_only():
     share, variables, digits = protocols.ClientShare(network), network.init(jax.random.key(0)), data.load("digits", 4)
     scores = {}
     for homotopy in (True, False):
-        plan = presets.fedleak(1000, batch_size=2, homotopy=homotopy)
+        plan = presets.fedleak(1000, homotopy=homotopy)
         attack = attacks.inversion(network, share, plan, batch_size=2)
         scores[homotopy] = []
         for chosen in (slice(0, 2), slice(2, 4)):

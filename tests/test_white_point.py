@@ -83,7 +83,7 @@ def test_kinks_would_drown_the_answer():
 def test_the_answer_is_stretched_where_the_scale_is_hidden_only(case, quantile):
     normalised, mode, hidden = CASES[case]
     model, protocol, seen, truth = observed(normalised, mode)
-    settings = presets.fedleak(10, batch_size=B)._replace(labels="given", white_point=quantile)
+    settings = presets.fedleak(10)._replace(labels="given", white_point=quantile)
     attack = attacks.inversion(model, protocol.share, settings, batch_size=B)
 
     @jax.jit
@@ -118,6 +118,6 @@ def test_psnr_up_to_scale_ignores_one_factor_only():
 
 def test_a_quantile_out_of_range_is_refused():
     model = models.mlp(SHAPE, CLASSES, widths=(4,))
-    settings = presets.fedleak(10, batch_size=B)._replace(white_point=1.5)
+    settings = presets.fedleak(10)._replace(white_point=1.5)
     with pytest.raises(ValueError, match=r"white_point must be in \[0, 1\], got 1.5"):
         attacks.inversion(model, protocols.ClientShare(model), settings, batch_size=B)

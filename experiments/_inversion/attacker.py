@@ -77,7 +77,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
 
     Without a generator, settings of attacks that need one are only good for being read.
     """
-    options: dict[str, Any] = {"batch_size": case.images} if case.attack == "fedleak" else {}
+    options: dict[str, Any] = {}
     if case.attack in presets.GENERATIVE:
         _validate.positive(
             public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
@@ -125,7 +125,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.optimizer is not None:
         _validate.one_of(_OPTIMIZERS, optimizer=case.optimizer)
         _validate.positive(step_size=case.step_size)
-        changes["optimizer"] = _optimizer(case)
+        changes["optimizer"] = _optimizer(case, case.optimizer)
     if case.terms is not None:
         for name in case.terms:
             _validate.one_of(_TERMS, terms=name)
@@ -148,11 +148,11 @@ _OPTIMIZERS: dict[str, Callable[[optax.Schedule], optax.GradientTransformation]]
 }
 
 
-def _optimizer(case: Case) -> optax.GradientTransformation:
+def _optimizer(case: Case, name: str) -> optax.GradientTransformation:
     once = optax.cosine_decay_schedule(case.step_size, case.iterations)
     cycle = optax.cosine_decay_schedule(case.step_size, 1000)
-    schedule = (lambda count: cycle(count % 1000)) if case.optimizer == "annealed" else once
-    optimizer = _OPTIMIZERS[case.optimizer](schedule)
+    schedule = (lambda count: cycle(count % 1000)) if name == "annealed" else once
+    optimizer = _OPTIMIZERS[name](schedule)
     return presets.signed(optimizer) if case.attack == "inverting_gradients" else optimizer
 
 

@@ -33,6 +33,7 @@ from jaxleak.attacks._inversion.engine import MATCHED_BELOW, inversion
 from jaxleak.attacks._inversion.evolution import cma_es
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
+from jaxleak.attacks._inversion.priors import recommended_tv
 from jaxleak.attacks._inversion.public_generator import PublicGenerator, train_generator
 from jaxleak.attacks._inversion.reading import leaves_read
 from jaxleak.attacks._inversion.row_space import RowSpace, Shifts
@@ -130,6 +131,7 @@ __all__ = [
     "plan_cafe_exact",
     "presets",
     "recommended_smoothing",
+    "recommended_tv",
     "recover",
     "recover_censored",
     "recover_ordinal",

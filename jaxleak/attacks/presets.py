@@ -3,7 +3,6 @@
 A preset is a function from the number of iterations to `Settings`; what it does not fix is changed with `_replace`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +115,7 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", scale: float = 1e-
     return Settings(pixels("uniform"), likelihood, cosine_decay_adam(0.05, iterations), iterations, tv=tv)
 
 
-def fedleak(iterations: int = 1000, *, batch_size: int = 1, homotopy: bool = True) -> Settings:
+def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
     """FedLeak as we recommend to run it: relative L1 + cosine, TV, activation penalty, and the smoothing homotopy.
 
     The scale of the L1 term decides more than anything the paper ablates; partial matching and the blend of gradients
@@ -125,20 +124,16 @@ def fedleak(iterations: int = 1000, *, batch_size: int = 1, homotopy: bool = Tru
 
     Args:
         iterations: of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
-        batch_size: B > 0, that of the attack; the weight of the total variation is 0.1 sqrt(B), since more images share
-            one gradient.
         homotopy: smooth the attacker's copy of the model where that helps, see `recommended_smoothing`.
     """
-    _validate.count(batch_size=batch_size)
     return Settings(
         pixels("uniform"),
         weighted([(1.0, relative_l1), (1.0, cosine)]),
         cosine_decay_adam(0.05, iterations),
         iterations,
-        tv=0.1 * math.sqrt(batch_size),
+        tv="auto",
         activation=1e-4,
         smoothing="auto" if homotopy else None,
-        batch_size=batch_size,
         white_point=0.999,
     )
 

@@ -14,7 +14,7 @@ import optax
 
 from jaxleak import _tree
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._inversion.priors import priors
+from jaxleak.attacks._inversion.priors import priors, recommended_tv
 from jaxleak.attacks._inversion.reading import batch_norm_mode, check, inferred_labels, leaves_read, require
 from jaxleak.attacks._inversion.row_space import (
     ROWS_MATCHED_BELOW,
@@ -101,6 +101,9 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
     mode = batch_norm_mode(model, share)
+    if s.tv == "auto":
+        of_batch = model.has_batch_norm and mode == "train"
+        s = s._replace(tv=recommended_tv(batch_statistics=of_batch, batch_size=batch_size))
     read = leaves_read(model, s, batch_size=batch_size)
     timetable = None
     if s.row_space is not None:

@@ -1,5 +1,7 @@
 """What an inversion knows of images beyond the gradient: total variation, activations, statistics, size."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +20,15 @@ from jaxleak.objectives import (
 )
 
 
+def recommended_tv(*, batch_statistics: bool, batch_size: int) -> float:
+    """The weight of the total variation that has won in `experiments.homotopy`, as a mean beside a distance around 1.
+
+    It grows with sqrt(B), since more images share one gradient, and is three times as large where statistics of the
+    batch normalise: gradients then lead from nearby only (`experiments.basin`).
+    """
+    return (0.3 if batch_statistics else 0.1) * math.sqrt(batch_size)
+
+
 def priors(
     model: Classifier,
     mode: BatchNormMode,
@@ -29,7 +40,7 @@ def priors(
     """() the weighted priors of `s` on images x (B, H, W, C), on the model of that sharpness."""
     total = jnp.zeros(())
     if s.tv:
-        total += s.tv * variation(s, x)
+        total += float(s.tv) * variation(s, x)
     if s.l2:
         total += s.l2 * l2_prior(x)
     if s.activation or s.batch_norm:

@@ -21,10 +21,6 @@ def check(model: Classifier, s: Settings, batch_size: int) -> None:
     """
     _validate.count(batch_size=batch_size)
     check_settings(s, model)
-    if s.batch_size not in (None, batch_size):
-        raise ValueError(
-            f"the settings are made for batch_size={s.batch_size}, and the attack is of {batch_size} images"
-        )
     if s.labels in LABEL_RULES:
         # A rule outside its range says so before anything is compiled.
         variables = jax.eval_shape(model.init, jax.random.key(0))

@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     iterations: int  # > 0, the length that schedules are made for
     labels: str = "calibrated"  # "given", "joint", the name of a rule of `LABEL_RULES`, or, for row_space only, "none"
     selection: Selection | None = None  # which gradient entries are compared; None compares all
-    tv: float = 0.0  # weight of the total variation
+    tv: float | Literal["auto"] = 0.0  # weight of the total variation; "auto": `recommended_tv`
     # Means over differences; the sum of all of them; CAFE's `truncated_tv`, a sum per image; or the first of them over
     # the pixels' standard deviation.
     tv_kind: TVKind = "anisotropic"
@@ -51,7 +51,6 @@ class Settings(NamedTuple):
     gradient_free: bool = False  # the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients
     enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
     row_space: RowSpace | None = None  # compare row spaces, which takes no distance, selection or labels
-    batch_size: int | None = None  # that the weights are made for; None: any
     white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
 
@@ -63,8 +62,10 @@ def check_settings(s: Settings, model: Classifier) -> None:
     """
     _validate.count(iterations=s.iterations, group=s.group)
     _validate.non_negative(
-        tv=s.tv, activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
+        activation=s.activation, l2=s.l2, batch_norm=s.batch_norm, consistency=s.consistency, latent=s.latent
     )
+    if s.tv != "auto":
+        _validate.non_negative(tv=s.tv)
     _validate.one_of(TV_KINDS, tv_kind=s.tv_kind)
     _validate.one_of(("mean", "sum"), activation_reduction=s.activation_reduction)
     _validate.non_negative(tv_threshold=s.tv_threshold)
