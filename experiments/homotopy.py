@@ -14,8 +14,8 @@ first is not far above the second, nothing was recovered, whatever the picture l
 The first line takes about a minute and a half on two cores and should print, for one image, about 36 dB with the
 homotopy and 45 without (which is why the recommended settings leave it out there), and about 29 with four either way.
 The third takes about five minutes per seed and should print 28 to 40 dB, by how bright the image is, and about 45 up to
-one factor, which is all that batch normalisation leaves open. The fourth takes 30 to 45 minutes on one core and should
-print 43 dB, or 32 to 36 with half the iterations.
+one factor, which is all that batch normalisation leaves open. The fourth takes 15 to 45 minutes on one core; with half
+the iterations and seed 3 it should print 41 dB.
 Runs resume; `--fresh` starts over.
 """
 

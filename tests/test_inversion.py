@@ -293,13 +293,18 @@ def test_total_variation_may_be_truncated_as_cafe_does():
     assert variation(s._replace(tv_threshold=50.0), x) == 0
 
 
-@pytest.mark.parametrize(("kind", "mode", "weight"), [("mlp", "train", 0.1), ("bn", "train", 0.3), ("bn", "eval", 0.1)])
-def test_the_recommended_variation_goes_by_what_normalises_and_by_the_batch(kind, mode, weight):
-    model = (
-        models.build("mlp", (4, 4, 1), 10, widths=(6,))
-        if kind == "mlp"
-        else models.convnet((4, 4, 1), 10, channels=(4,), strides=(1,), batch_norm=True)
-    )
+@pytest.mark.parametrize(
+    ("batch_norm", "activation", "mode", "weight"),
+    [
+        (False, "relu", "train", 0.1),
+        (True, "relu", "train", 0.3),
+        (True, "relu", "eval", 0.1),
+        (True, "sigmoid", "train", 0.1),
+    ],
+)
+def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_norm, activation, mode, weight):
+    options = {"channels": (4,), "strides": (1,), "batch_norm": batch_norm, "activation": activation}
+    model = models.convnet((4, 4, 1), 10, **options)
     variables, y = model.init(jax.random.key(0)), jnp.array([1, 2, 3])
     share = protocols.ClientShare(model, batch_norm=mode)
     batch = Batch(jax.random.uniform(jax.random.key(1), (3, 1, 4, 4, 1)), y, jnp.arange(3))

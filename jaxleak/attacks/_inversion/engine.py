@@ -5,6 +5,7 @@ payload that was observed, with the attacker's copy of the model, possibly smoot
 best iterate is chosen by the attacker's own objective, and a reconstruction's score is measured on the exact model.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -93,17 +94,17 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
             settings read or the payload does not fit the model.
     """
     s = settings
+    kinks = functools.cache(lambda: model.has_kinks)  # tracing the model takes seconds where it is deep
     if s.smoothing == "auto":
         recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
-        # Tracing the model for its kinks takes seconds where it is deep.
-        s = s._replace(smoothing=recommended if recommended is not None and model.has_kinks else None)
+        s = s._replace(smoothing=recommended if recommended is not None and kinks() else None)
     smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
     check(model, s, batch_size)
     image = (batch_size, *model.image_shape)
     mode = batch_norm_mode(model, share)
     if s.tv == "auto":
-        of_batch = model.has_batch_norm and mode == "train"
-        s = s._replace(tv=recommended_tv(batch_statistics=of_batch, batch_size=batch_size))
+        coupled = model.has_batch_norm and mode == "train" and kinks()
+        s = s._replace(tv=recommended_tv(coupled_kinks=coupled, batch_size=batch_size))
     read = leaves_read(model, s, batch_size=batch_size)
     timetable = None
     if s.row_space is not None:

@@ -20,13 +20,14 @@ from jaxleak.objectives import (
 )
 
 
-def recommended_tv(*, batch_statistics: bool, batch_size: int) -> float:
+def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
     """The weight of the total variation that has won in `experiments.homotopy`, as a mean beside a distance around 1.
 
     It grows with sqrt(B), since more images share one gradient, and is three times as large where statistics of the
-    batch normalise: gradients then lead from nearby only (`experiments.basin`).
+    batch couple kinks, as in a ResNet of ReLUs in training mode: gradients then lead from nearby only
+    (`experiments.basin`).
     """
-    return (0.3 if batch_statistics else 0.1) * math.sqrt(batch_size)
+    return (0.3 if coupled_kinks else 0.1) * math.sqrt(batch_size)
 
 
 def priors(
