@@ -82,6 +82,11 @@ def client_problem(n=4, model=None, **options):
     return Problem(model, protocol, private, variables, template_of(private))
 
 
+def sigmoid_mlp():
+    """A narrow network without kinks, whose gradients tell all of a small batch."""
+    return models.mlp((4, 4, 1), 3, widths=(24,), activation="sigmoid")
+
+
 def transformer():
     """A vision transformer of four tokens."""
     return models.vit((4, 4, 1), 3, patch_size=2, width=8, depth=1, heads=2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import defenses, models, objectives, protocols
+from jaxleak import defenses, objectives, protocols
 from jaxleak._base import Batch
 
 B, SHAPE, CLASSES = 2, (4, 4, 1), 3
@@ -14,7 +14,7 @@ B, SHAPE, CLASSES = 2, (4, 4, 1), 3
 
 @pytest.fixture(scope="module")
 def model():
-    return models.mlp(SHAPE, CLASSES, widths=(24,), activation="sigmoid")
+    return reference.sigmoid_mlp()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ B, SHAPE, CLASSES = 2, (4, 4, 1), 3
 
 @pytest.fixture(scope="module")
 def model():
-    return models.mlp(SHAPE, CLASSES, widths=(24,), activation="sigmoid")
+    return reference.sigmoid_mlp()
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,8 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.optimizer is not None:
         _validate.one_of(_OPTIMIZERS, optimizer=case.optimizer)
         _validate.positive(step_size=case.step_size)
-        changes["optimizer"] = _optimizer(case, case.optimizer)
+        optimizer = _OPTIMIZERS[case.optimizer](case.step_size, case.iterations)
+        changes["optimizer"] = presets.signed(optimizer) if case.attack == "inverting_gradients" else optimizer
     if case.terms is not None:
         for name in case.terms:
             _validate.one_of(_TERMS, terms=name)
@@ -141,19 +142,17 @@ def _untrained(latent_size: int) -> attacks.PublicGenerator:
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
 
 
-_OPTIMIZERS: dict[str, Callable[[optax.Schedule], optax.GradientTransformation]] = {
-    "adam": optax.adam,
-    "annealed": optax.adam,
-    "descent": optax.sgd,
+#: From a step size and the number of iterations.
+_OPTIMIZERS: dict[str, Callable[[float, int], optax.GradientTransformation]] = {
+    "adam": presets.cosine_decay_adam,
+    "annealed": lambda size, _: optax.adam(_beginning_anew(size)),
+    "descent": lambda size, iterations: optax.sgd(optax.cosine_decay_schedule(size, iterations)),
 }
 
 
-def _optimizer(case: Case, name: str) -> optax.GradientTransformation:
-    once = optax.cosine_decay_schedule(case.step_size, case.iterations)
-    cycle = optax.cosine_decay_schedule(case.step_size, 1000)
-    schedule = (lambda count: cycle(count % 1000)) if name == "annealed" else once
-    optimizer = _OPTIMIZERS[name](schedule)
-    return presets.signed(optimizer) if case.attack == "inverting_gradients" else optimizer
+def _beginning_anew(step_size: float) -> optax.Schedule:
+    cycle = optax.cosine_decay_schedule(step_size, 1000)
+    return lambda count: cycle(count % 1000)
 
 
 def threat_for(case: Case) -> threats.Threat:

@@ -20,7 +20,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 
-#: SSIM from which on an image counts as recognised. A convention; what matters is that a mean over a batch hides that
+#: SSIM above which an image counts as recognised. A convention; what matters is that a mean over a batch hides that
 #: some of its images are read in full.
 RECOGNISED_ABOVE = 0.8
 
