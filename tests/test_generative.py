@@ -1,5 +1,7 @@
 """Inversion through a generator of public data: its training, CMA-ES over its latents, and whose images it has seen."""
 
+import os
+import pickle
 import sys
 
 import jax
@@ -235,3 +237,12 @@ class TestLpips:
         except FileNotFoundError as error:
             pytest.skip(str(error))
         np.testing.assert_allclose(scores, 0, atol=1e-6)
+
+    def test_a_weights_file_that_would_run_code_is_refused(self, monkeypatch, tmp_path):
+        torch = pytest.importorskip("lpips") and pytest.importorskip("torch")
+        monkeypatch.setattr(torch.hub, "get_dir", lambda: tmp_path)
+        file = tmp_path / "checkpoints" / "alexnet-owt-7be5be79.pth"
+        file.parent.mkdir()
+        torch.save({"features.0.weight": os.getcwd}, file)
+        with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+            metrics.lpips(np.zeros((1, 32, 32, 3)), np.zeros((1, 32, 32, 3)))

@@ -15,7 +15,8 @@ _SMALLEST = 32
 def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """Learned perceptual distance of every image (Zhang et al., CVPR 2018): AlexNet, version 0.1, as their package.
 
-    Nothing is downloaded: the ImageNet weights of torchvision's AlexNet must be in PyTorch's cache already.
+    Nothing is downloaded: the ImageNet weights of torchvision's AlexNet must be in PyTorch's cache already. They are
+    read as tensors only, so a file with anything else in it is refused, not run.
 
     Args:
         truth: (N, H, W, C) images in [0, 1], H and W at least 32, C 1 or 3; its calibration is for 64 and more.
@@ -27,6 +28,7 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     Raises:
         ImportError: without the extra `lpips`.
         FileNotFoundError: if the weights are missing; the message names the file and its folder.
+        pickle.UnpicklingError: if that file holds more than tensors.
         ValueError: if the shapes differ or are not as above.
     """
     truth, estimate = pair(truth, estimate, axes=4)
@@ -42,9 +44,12 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     weights = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not weights.is_file():
         raise FileNotFoundError(f"LPIPS needs AlexNet's ImageNet weights: put {weights.name} into {weights.parent}")
+    tensors = torch.load(weights, map_location="cpu", weights_only=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package calls torchvision by a deprecated name
-        network = package.LPIPS(net="alex", verbose=False)
+        network = package.LPIPS(net="alex", pnet_rand=True, verbose=False)  # it would unpickle the backbone by itself
+    own = network.net.state_dict()  # slice2.3.bias: torchvision's features.3.bias
+    network.net.load_state_dict({name: tensors["features." + name.partition(".")[2]] for name in own})
     color = (np.repeat(x, 3 // x.shape[3], axis=3).transpose(0, 3, 1, 2) for x in (truth, estimate))
     with torch.no_grad():
         distance = network(*(torch.tensor(x, dtype=torch.float32) for x in color), normalize=True)
