@@ -75,14 +75,14 @@ def closed_convolution(
             x = jnp.moveaxis(x, axes[0], 1)
             y = conv.bind(x.reshape(x.shape[0], -1, *x.shape[3:]), kernel, adjoint=adjoint)
             return y.reshape(*x.shape[:-1], y.shape[-1]), 1
-        return _by_groups(conv, operands, axes, adjoint=adjoint)
+        return by_groups(conv, operands, axes, adjoint=adjoint)
 
     batching.primitive_batchers[conv] = batched
-    batching.primitive_batchers[correlation] = functools.partial(_by_groups, correlation)
+    batching.primitive_batchers[correlation] = functools.partial(by_groups, correlation)
     return lambda x, kernel: conv.bind(x[None], kernel[None], adjoint=False)[0]
 
 
-def _by_groups(
+def by_groups(
     primitive: Primitive, operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], **parameters: Window | bool
 ) -> tuple[jax.Array, int]:
     """The new axis becomes part of G."""

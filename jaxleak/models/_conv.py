@@ -17,6 +17,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak.models._activations import smooth_max
 from jaxleak.models._fourier import fourier_conv, num_products
+from jaxleak.models._products import product
 from jaxleak.models._winograd import tiles, winograd_conv
 
 Form = Literal["auto", "patches", "winograd", "fourier", "lax"]
@@ -99,12 +100,7 @@ def conv2d(
     if groups == 1:
         # Else XLA gathers them once for every product that reads them.
         gathered = jax.lax.optimization_barrier(patches(x, (kh, kw), stride, padding))
-        matrix = kernel.reshape(kh * kw * c_in, c_out)
-        if c_out >= NARROW:
-            return gathered @ matrix
-        # Else XLA writes the gradient of a narrow kernel as a product of transposed matrices, at half the speed.
-        transposed = jax.lax.optimization_barrier(matrix.T)
-        return jax.lax.dot_general(gathered, transposed, (((3,), (1,)), ((), ())))
+        return product(gathered, kernel.reshape(kh * kw * c_in, c_out))
     shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     if c_group == 1:
         # One input channel per group: no matrix to multiply by, and the sum of products fuses into one loop.

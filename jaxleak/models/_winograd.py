@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak.models._bilinear import Window, closed_convolution
+from jaxleak.models._products import contract
 
 # F(2, 3) of one axis: evaluation at 0, 1, -1 and infinity.
 _IMAGE = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
@@ -38,7 +39,7 @@ def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
     if adjoint:  # the kernel turned round: of its transform only the ends change places
         kernels = [[kernels[i][j] for j in _TURNED] for i in _TURNED]
     pairs = zip(_image_tiles(x), (u for row in kernels for u in row), strict=True)
-    products = [_product(v, u, 2, 2 if adjoint else 1) for v, u in pairs]
+    products = [contract(v, u, 2, 2 if adjoint else 1) for v, u in pairs]
     rows = _both_axes(_OUTPUT, [p.reshape(groups, batch, h, w, out) for p in products])
     y = jnp.stack([jnp.stack(row, axis=4) for row in rows], axis=3)
     return y.reshape(groups, batch, 2 * h, 2 * w, out)[:, :, :height, :width]
@@ -47,15 +48,8 @@ def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
 def _correlate(x: jax.Array, y: jax.Array, _: Window) -> jax.Array:
     """The derivative of <y, conv(x, kernel)> by the kernel: (G, B, H, W, C), (G, B, H, W, O) to (G, 3, 3, C, O)."""
     pairs = zip(_image_tiles(x), _output_tiles(y), strict=True)
-    rows = _both_axes(_KERNEL.T, [_product(v, e, 1, 1) for v, e in pairs])
+    rows = _both_axes(_KERNEL.T, [contract(v, e, 1, 1) for v, e in pairs])
     return jnp.stack([jnp.stack(row, axis=1) for row in rows], axis=1)
-
-
-def _product(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
-    """Contraction of two arrays (G, ., .) along these axes, one product of matrices per group."""
-    if len(a) == 1:  # XLA is slower with a batch of one
-        return jax.lax.dot_general(a[0], b[0], (((axis_a - 1,), (axis_b - 1,)), ((), ())))[None]
-    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((0,), (0,))))
 
 
 def _image_tiles(x: jax.Array) -> list[jax.Array]:

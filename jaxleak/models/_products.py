@@ -1,0 +1,88 @@
+"""Products of matrices whose derivatives, to any order, are products in layouts that are fast on CPU.
+
+The derivatives of a product are products with one side transposed. Automatic differentiation writes them in the order
+in which it comes across them, often as the transpose of a product of two transposed matrices, and XLA:CPU then runs at
+a third of its rate or less (benchmarks/README.md has the fractions). Here three primitives differentiate into one
+another, and each is lowered to the product without transposes, after copying the side that is smaller to copy.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxleak.models._bilinear import by_groups
+
+
+def contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
+    """Two arrays (G, ., .) along these axes, 1 or 2: one product of matrices per group."""
+    if len(a) == 1:  # XLA is slower with a batch of one
+        return jax.lax.dot_general(a[0], b[0], (((axis_a - 1,), (axis_b - 1,)), ((), ())))[None]
+    return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((0,), (0,))))
+
+
+def _rows_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A B: (G, M, K) and (G, K, N) to (G, M, N)."""
+    return contract(a, b, 2, 1)
+
+
+def _rows_by_rows(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A B^T: (G, M, K) and (G, N, K) to (G, M, N)."""
+    return contract(a, b, 2, 2)
+
+
+def _columns_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A^T B: (G, K, M) and (G, K, N) to (G, M, N)."""
+    _, k, m = a.shape
+    n = b.shape[2]
+    if m * k <= n * (k + m):
+        return _rows_by_columns(jax.lax.optimization_barrier(a.mT), b)
+    # The barriers keep XLA from folding the transposes into the product again.
+    return jax.lax.optimization_barrier(_rows_by_columns(jax.lax.optimization_barrier(b.mT), a)).mT
+
+
+def _primitive(
+    name: str,
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    shape: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]],
+) -> Primitive:
+    """Its second dimensions from those of both sides; the first is G."""
+    primitive = Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda a, b: a.update(shape=(a.shape[0], *shape(a.shape[1:], b.shape[1:]))))
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    return primitive
+
+
+_nn = _primitive("product", _rows_by_columns, lambda a, b: (a[0], b[1]))
+_nt = _primitive("product_rows_by_rows", _rows_by_rows, lambda a, b: (a[0], b[0]))
+_tn = _primitive("product_columns_by_columns", _columns_by_columns, lambda a, b: (a[1], b[1]))
+
+# Cotangent and both operands, to the derivatives by the first and by the second.
+ad.defbilinear(_nn, lambda y, _, b: _nt.bind(y, b), lambda y, a, _: _tn.bind(a, y))
+ad.defbilinear(_nt, lambda y, _, b: _nn.bind(y, b), lambda y, a, _: _tn.bind(y, a))
+ad.defbilinear(_tn, lambda y, _, b: _nt.bind(b, y), lambda y, a, _: _nn.bind(a, y))
+
+
+def _more_rows(
+    primitive: Primitive, operands: tuple[jax.Array, jax.Array], axes: tuple[int | None, int | None]
+) -> tuple[jax.Array, int]:
+    a, b = operands
+    if axes[1] is not None or axes[0] is None:
+        return by_groups(primitive, operands, axes)
+    a = jnp.moveaxis(a, axes[0], 1)  # one right side for all: more rows on the left
+    y = primitive.bind(a.reshape(a.shape[0], -1, a.shape[-1]), b)
+    return y.reshape(*a.shape[:-1], -1), 1
+
+
+batching.primitive_batchers[_nn] = functools.partial(_more_rows, _nn)
+batching.primitive_batchers[_nt] = functools.partial(_more_rows, _nt)
+batching.primitive_batchers[_tn] = functools.partial(by_groups, _tn)
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """(..., K) and (K, N) to (..., N): A B, differentiable to any order, and batched, as described above."""
+    return _nn.bind(a.reshape(1, -1, a.shape[-1]), b[None]).reshape(*a.shape[:-1], -1)
