@@ -20,6 +20,10 @@ QUIET = 0.08
 #: Seconds that the machine must have been quiet before a round begins.
 WINDOW = 0.5
 
+#: Seconds of untimed calls before a timed one: threads that slept while the machine was watched wake up on one core, and
+#: it takes the kernel that long to spread them. A call that is much longer than that needs none.
+WAKING = 0.2
+
 #: Seconds that a whole run of the benchmarks spends on waiting for quiet.
 PATIENCE = float(os.environ.get("JAXLEAK_PATIENCE", "600"))
 
@@ -97,14 +101,17 @@ def measure(
     loads: list[Load] = []
     spoiled: list[bool] = []
 
+    def timed():
+        return jax.block_until_ready(call())
+
     def setup() -> None:
         loads.append(wait())
+        awake = time.perf_counter() + WAKING
+        while duration < 10 * WAKING and time.perf_counter() < awake:
+            timed()
 
     def teardown() -> None:
         spoiled.append(not loads[-1].quiet())
-
-    def timed():
-        return jax.block_until_ready(call())
 
     start = time.perf_counter()
     with compilations() as anew:
