@@ -20,8 +20,8 @@ QUIET = 0.08
 #: Seconds that the machine must have been quiet before a round begins.
 WINDOW = 0.5
 
-#: Seconds of untimed calls before a timed one: threads that slept while the machine was watched wake up on one core, and
-#: it takes the kernel that long to spread them. A call that is much longer than that needs none.
+#: Seconds of untimed calls before a timed one: threads that slept while the machine was watched wake up on one core,
+#: and it takes the kernel that long to spread them. A call that is much longer than that needs none.
 WAKING = 0.2
 
 #: Seconds that a whole run of the benchmarks spends on waiting for quiet.
