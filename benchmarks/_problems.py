@@ -66,6 +66,11 @@ class Inversion(NamedTuple):
         after, _ = self.run(executor, length)
         return gradient(self.begin.attack.variables["x"], after.attack.variables["x"], learning_rate)
 
+    def compiled_loop(self, length: int) -> Callable[[], tuple[_invert.InversionRun, Any]]:
+        """`run("jit over the loop", length)`, compiled here and now."""
+        compiled = _invert._scan.lower(self.trials, self.begin, self.observation, KEY, length).compile()
+        return lambda: compiled(self.begin, self.observation, KEY)
+
     def compiled_step(self) -> jax.stages.Compiled:
         """The program of one step, to be asked for its costs."""
         return _invert._step.lower(self.trials, self.begin, self.observation, KEY).compile()

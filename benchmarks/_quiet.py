@@ -75,13 +75,56 @@ def wait() -> Load:
 
 def first_call(benchmark, call: Callable):
     """The call's result; its time, which includes compilation, is stored."""
+    result, benchmark.extra_info["first_call_seconds"] = timed_first_call(call)
+    return result
+
+
+def timed_first_call(call: Callable) -> tuple:
+    """The call's result and its seconds, compilation included."""
     # The reference that a test compares with may have compiled the same program.
     jax.clear_caches()
     wait()
     start = time.perf_counter()
     result = jax.block_until_ready(call())
-    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - start
-    return result
+    return result, time.perf_counter() - start
+
+
+def in_turns(calls: dict[str, Callable], rounds: int) -> dict[str, tuple[list[float], list[bool]]]:
+    """Seconds of every call in `rounds` rounds, and which of them were spoiled; those come again, up to twice as many.
+
+    A machine's speed changes by the minute, here by a fifth. Calls that are compared take turns.
+    """
+    taken: dict[str, tuple[list[float], list[bool]]] = {name: ([], []) for name in calls}
+    for _ in range(2 * rounds):
+        for name, call in calls.items():
+            seconds, spoiled = taken[name]
+            if spoiled.count(False) < rounds:
+                load = wait()
+                _wake(call)
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                seconds.append(time.perf_counter() - start)
+                spoiled.append(not load.quiet())
+    return taken
+
+
+def _wake(call: Callable) -> None:
+    awake = time.perf_counter() + WAKING
+    while time.perf_counter() < awake:
+        jax.block_until_ready(call())
+
+
+def store(
+    benchmark, seconds: list[float], spoiled: list[bool], *, group: str, name: str, per_call: int, **columns
+) -> None:
+    """What `in_turns` measured, as the row of a test; the arguments after it are those of `measure`."""
+    benchmark.group, benchmark.name = group, name
+    benchmark.pedantic(lambda: None)
+    if benchmark.stats is not None:  # None when timing is switched off
+        benchmark.stats.stats.data.clear()
+        for each in seconds:
+            benchmark.stats.update(each)
+    benchmark.extra_info.update(spoiled=spoiled, rounds_per_call=per_call, **columns)
 
 
 def measure(
@@ -106,9 +149,8 @@ def measure(
 
     def setup() -> None:
         loads.append(wait())
-        awake = time.perf_counter() + WAKING
-        while duration < 10 * WAKING and time.perf_counter() < awake:
-            timed()
+        if duration < 10 * WAKING:
+            _wake(call)
 
     def teardown() -> None:
         spoiled.append(not loads[-1].quiet())

@@ -1,8 +1,8 @@
 """Products of matrices whose derivatives, to any order, are products in layouts that are fast on CPU.
 
 The derivatives of a product are products with one side transposed. Automatic differentiation writes them in the order
-in which it comes across them, often as the transpose of a product of two transposed matrices, and XLA:CPU then runs at
-a third of its rate or less (benchmarks/README.md has the fractions). Here three primitives differentiate into one
+in which it comes across them, often as the transpose of a product of two transposed matrices, which XLA:CPU runs slowly
+inside a large step (benchmarks/README.md: "plain products"). Here three primitives differentiate into one
 another, and each is lowered to the product without transposes, after copying the side that is smaller to copy.
 """
 
