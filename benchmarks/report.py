@@ -44,8 +44,9 @@ HEADER = """\
 
 Written by `make bench` from results.json. Medians, and the distance of the quartiles in percent of them; all entries of
 a table were measured in the same run, after checking that they compute the same thing. The first call includes
-compilation. A round is timed once other processes are quiet, and counts if they stayed quiet. Both sides have the same
-allocator, which keeps freed memory (see the Makefile).
+compilation. A round is timed once other processes are quiet, after calls that wake the threads, and counts if the
+others stayed quiet. Both sides have the same allocator, which keeps freed memory (see the Makefile). Rows of Inverting
+Gradients take turns, since a machine's speed may change by the minute.
 
 The fraction of the machine's rate is the time that the arithmetic and the transfers of plain sums of products (counted
 by hand in benchmarks/_limits.py) would take at the rates that are written above the table, over the time measured;
