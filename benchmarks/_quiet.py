@@ -100,7 +100,8 @@ def in_turns(calls: dict[str, Callable], rounds: int) -> dict[str, tuple[list[fl
             seconds, spoiled = taken[name]
             if spoiled.count(False) < rounds:
                 load = wait()
-                _wake(call)
+                if not seconds or seconds[-1] < 10 * WAKING:
+                    _wake(call)
                 start = time.perf_counter()
                 jax.block_until_ready(call())
                 seconds.append(time.perf_counter() - start)
@@ -141,35 +142,13 @@ def measure(
         rounds: how often, not counting spoiled ones; default: for about two seconds, between 3 and 7 times.
         **columns: further numbers of this row; `benchmarks.report` knows some by name, others become columns.
     """
-    loads: list[Load] = []
-    spoiled: list[bool] = []
-
-    def timed():
-        return jax.block_until_ready(call())
-
-    def setup() -> None:
-        loads.append(wait())
-        if duration < 10 * WAKING:
-            _wake(call)
-
-    def teardown() -> None:
-        spoiled.append(not loads[-1].quiet())
-
     start = time.perf_counter()
     with compilations() as anew:
-        timed()
+        jax.block_until_ready(call())
     duration = time.perf_counter() - start
     if anew:
         columns["programs compiled per step"] = len(anew) / per_call
         columns["seconds of it compiling"] = sum(anew) / per_call
     rounds = int(min(7, max(3, 2 / duration))) if rounds is None else rounds
-    benchmark.group, benchmark.name = group, name
-    benchmark.pedantic(timed, setup=setup, teardown=teardown, rounds=rounds, iterations=1)
-    # None when timing is switched off. As many more rounds as it takes, up to twice as many as asked for.
-    while benchmark.stats is not None and spoiled.count(False) < rounds and len(spoiled) < 2 * rounds:
-        setup()
-        start = time.perf_counter()
-        timed()
-        benchmark.stats.update(time.perf_counter() - start)
-        teardown()
-    benchmark.extra_info.update(spoiled=spoiled, rounds_per_call=per_call, **columns)
+    seconds, spoiled = in_turns({name: call}, rounds)[name]
+    store(benchmark, seconds, spoiled, group=group, name=name, per_call=per_call, **columns)

@@ -70,6 +70,13 @@ def layers_of(name: str) -> list[_limits.Layer]:
     return _limits.resnet(32, blocks, 10)
 
 
+def peers_for(case: str, request):
+    """The PyTorch code; skips the test where it cannot run."""
+    if case.endswith("compile"):
+        request.getfixturevalue("compiler")
+    return request.getfixturevalue("peers")
+
+
 def torch_step(peers, name: str, case: str):
     network, argument = MODELS[name][4]
     problem = problem_of(name)
@@ -91,9 +98,7 @@ def prepared(name: str, case: str, request) -> tuple[Callable, dict[str, Any]]:
     work = _limits.matching_step(layers_of(name), batch)
     extra = _limits.columns(work)
     if case in TORCH_CASES:
-        peers = request.getfixturevalue("peers")
-        if case.endswith("compile"):
-            request.getfixturevalue("compiler")
+        peers = peers_for(case, request)
         step, start = torch_step(peers, name, case)
         call = functools.partial(peers.descend, step, start, per_call)
         after, seconds = timed_first_call(call)
@@ -137,11 +142,8 @@ def rows(request):
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_inverting_gradients_step(benchmark, rows, name, case, request):
     _, _, batch, per_call, _ = MODELS[name]
-    measured = rows(name)
     if case in TORCH_CASES:
-        request.getfixturevalue("peers")
-        if case.endswith("compile"):
-            request.getfixturevalue("compiler")
-    columns, seconds, spoiled = measured[case]
+        peers_for(case, request)
+    columns, seconds, spoiled = rows(name)[case]
     group = f"Inverting Gradients, one step, {name}, B = {batch}, 32x32x3"
     store(benchmark, seconds, spoiled, group=group, name=case, per_call=per_call, **columns)

@@ -34,23 +34,17 @@ def closed_convolution(
     Returns:
         A function of (B, H, W, C) and (kh, kw, C, O), kh and kw odd, to (B, H, W, O).
     """
-    conv, correlation = Primitive(name), Primitive(name + "_by_kernel")
 
     def by_image(x: jax.Array, kernel: jax.Array, *, adjoint: bool) -> jax.Array:
         return convolve(x, kernel, adjoint)
 
-    conv.def_impl(by_image)
-    conv.def_abstract_eval(
-        lambda x, kernel, adjoint: x.update(shape=(*x.shape[:-1], kernel.shape[3 if adjoint else 4]))
-    )
-    mlir.register_lowering(conv, mlir.lower_fun(by_image, multiple_results=False))
-
     def by_kernel(x: jax.Array, y: jax.Array, *, window: Window) -> jax.Array:
         return correlate(x, y, window)
 
-    correlation.def_impl(by_kernel)
-    correlation.def_abstract_eval(lambda x, y, window: x.update(shape=(x.shape[0], *window, x.shape[-1], y.shape[-1])))
-    mlir.register_lowering(correlation, mlir.lower_fun(by_kernel, multiple_results=False))
+    conv = primitive_of(name, by_image, lambda x, kernel, adjoint: (*x.shape[:-1], kernel.shape[3 if adjoint else 4]))
+    correlation = primitive_of(
+        name + "_by_kernel", by_kernel, lambda x, y, window: (x.shape[0], *window, x.shape[-1], y.shape[-1])
+    )
 
     def correlation_of(x: jax.Array, y: jax.Array, window: Window, adjoint: bool) -> jax.Array:
         return correlation.bind(*((y, x) if adjoint else (x, y)), window=window)
@@ -67,19 +61,30 @@ def closed_convolution(
         lambda kernel, x, _, *, window: conv.bind(x, kernel, adjoint=False),
     )
 
-    def batched(
-        operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], *, adjoint: bool
-    ) -> tuple[jax.Array, int]:
-        x, kernel = operands
-        if axes[1] is None and axes[0] is not None:  # one kernel for all: more images
-            x = jnp.moveaxis(x, axes[0], 1)
-            y = conv.bind(x.reshape(x.shape[0], -1, *x.shape[3:]), kernel, adjoint=adjoint)
-            return y.reshape(*x.shape[:-1], y.shape[-1]), 1
-        return by_groups(conv, operands, axes, adjoint=adjoint)
-
-    batching.primitive_batchers[conv] = batched
+    batching.primitive_batchers[conv] = functools.partial(by_rows, conv)
     batching.primitive_batchers[correlation] = functools.partial(by_groups, correlation)
     return lambda x, kernel: conv.bind(x[None], kernel[None], adjoint=False)[0]
+
+
+def primitive_of(name: str, function: Callable[..., jax.Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
+    """One that is lowered to `function`; `shape` is that of its result, from the same arguments."""
+    primitive = Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda x, y, **parameters: x.update(shape=shape(x, y, **parameters)))
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    return primitive
+
+
+def by_rows(
+    primitive: Primitive, operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], **parameters: Window | bool
+) -> tuple[jax.Array, int]:
+    """The new axis becomes part of the second one where only the first operand has it, else of G."""
+    x, kernel = operands
+    if axes[1] is not None or axes[0] is None:
+        return by_groups(primitive, operands, axes, **parameters)
+    x = jnp.moveaxis(x, axes[0], 1)
+    y = primitive.bind(x.reshape(x.shape[0], -1, *x.shape[3:]), kernel, **parameters)
+    return y.reshape(*x.shape[:-1], y.shape[-1]), 1
 
 
 def by_groups(

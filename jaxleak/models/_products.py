@@ -7,14 +7,11 @@ another, and each is lowered to the product without transposes, after copying th
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from jaxleak.models._bilinear import by_groups
+from jaxleak.models._bilinear import by_groups, by_rows, primitive_of
 
 
 def contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
@@ -44,42 +41,17 @@ def _columns_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(_rows_by_columns(jax.lax.optimization_barrier(b.mT), a)).mT
 
 
-def _primitive(
-    name: str,
-    function: Callable[[jax.Array, jax.Array], jax.Array],
-    shape: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]],
-) -> Primitive:
-    """Its second dimensions from those of both sides; the first is G."""
-    primitive = Primitive(name)
-    primitive.def_impl(function)
-    primitive.def_abstract_eval(lambda a, b: a.update(shape=(a.shape[0], *shape(a.shape[1:], b.shape[1:]))))
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
-    return primitive
-
-
-_nn = _primitive("product", _rows_by_columns, lambda a, b: (a[0], b[1]))
-_nt = _primitive("product_rows_by_rows", _rows_by_rows, lambda a, b: (a[0], b[0]))
-_tn = _primitive("product_columns_by_columns", _columns_by_columns, lambda a, b: (a[1], b[1]))
+_nn = primitive_of("product", _rows_by_columns, lambda a, b: (*a.shape[:2], b.shape[2]))
+_nt = primitive_of("product_rows_by_rows", _rows_by_rows, lambda a, b: (*a.shape[:2], b.shape[1]))
+_tn = primitive_of("product_columns_by_columns", _columns_by_columns, lambda a, b: (a.shape[0], a.shape[2], b.shape[2]))
 
 # Cotangent and both operands, to the derivatives by the first and by the second.
 ad.defbilinear(_nn, lambda y, _, b: _nt.bind(y, b), lambda y, a, _: _tn.bind(a, y))
 ad.defbilinear(_nt, lambda y, _, b: _nn.bind(y, b), lambda y, a, _: _tn.bind(y, a))
 ad.defbilinear(_tn, lambda y, _, b: _nt.bind(b, y), lambda y, a, _: _nn.bind(a, y))
 
-
-def _more_rows(
-    primitive: Primitive, operands: tuple[jax.Array, jax.Array], axes: tuple[int | None, int | None]
-) -> tuple[jax.Array, int]:
-    a, b = operands
-    if axes[1] is not None or axes[0] is None:
-        return by_groups(primitive, operands, axes)
-    a = jnp.moveaxis(a, axes[0], 1)  # one right side for all: more rows on the left
-    y = primitive.bind(a.reshape(a.shape[0], -1, a.shape[-1]), b)
-    return y.reshape(*a.shape[:-1], -1), 1
-
-
-batching.primitive_batchers[_nn] = functools.partial(_more_rows, _nn)
-batching.primitive_batchers[_nt] = functools.partial(_more_rows, _nt)
+batching.primitive_batchers[_nn] = functools.partial(by_rows, _nn)
+batching.primitive_batchers[_nt] = functools.partial(by_rows, _nt)
 batching.primitive_batchers[_tn] = functools.partial(by_groups, _tn)
 
 
