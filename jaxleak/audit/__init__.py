@@ -1,19 +1,32 @@
 """Two loops: over the rounds of a protocol (`run`), and over one recorded round (`invert`). Jitted in chunks."""
 
+from jaxleak._memory import require_bytes
+from jaxleak.audit._agreement import Agreement, agreement
+from jaxleak.audit._checks import Finding, check_client, check_update
 from jaxleak.audit._chunks import EXECUTORS, Executor
-from jaxleak.audit._invert import InversionRun, frozen_trials, invert
-from jaxleak.audit._memory import require_bytes
+from jaxleak.audit._invert import InversionRun, all_starts, frozen_trials, invert
 from jaxleak.audit._recorded import replay, watch
+from jaxleak.audit._report import write_report
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
+from jaxleak.audit._verdict import EXIT_STATUS, Answer, Verdict, update
 
 __all__ = [
     "EXECUTORS",
+    "EXIT_STATUS",
+    "Agreement",
+    "Answer",
     "Callback",
     "Executor",
+    "Finding",
     "InversionRun",
     "RunState",
+    "Verdict",
+    "agreement",
+    "all_starts",
     "best_restart",
+    "check_client",
+    "check_update",
     "frozen_trials",
     "init_key",
     "invert",
@@ -22,5 +35,7 @@ __all__ = [
     "run",
     "start",
     "template_of",
+    "update",
     "watch",
+    "write_report",
 ]

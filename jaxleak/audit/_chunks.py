@@ -21,6 +21,7 @@ def in_chunks(
     chunk: int,
     callbacks: Iterable[Callable[[int, State, dict[str, np.ndarray]], None]],
     checkpoints: Checkpoints | None,
+    history: dict[str, np.ndarray] | None = None,
 ) -> tuple[State, dict[str, np.ndarray]]:
     """Run `run_chunk(state, length)` from step `done` to `total`; a chunk's length may not change any result.
 
@@ -28,23 +29,27 @@ def in_chunks(
     when the run resumes, while a line lost after the checkpoint would be lost for good. A callback may stop the run by
     raising; the chunk's checkpoint is then still written.
 
+    With a `history`, the stacked infos of the steps before `done` as far as they are known, every checkpoint carries
+    the infos of all steps until then. Without, it carries none, which long runs of small steps do without.
+
     Returns:
-        The final state, and the stacked infos of the steps that this call ran (empty if none were left).
+        The final state, and the stacked infos of the steps that this call ran, behind those of the history (empty if
+        there are none).
     """
-    history = []
+    known = history or {}
     while done < total:
         length = min(chunk, total - done)
         state, infos = run_chunk(state, length)
         infos = jax.tree.map(np.asarray, infos)
         done += length
-        history.append(infos)
+        known = jax.tree.map(lambda *leaves: np.concatenate(leaves), known, infos) if known else infos
         try:
             for callback in callbacks:
                 callback(done, state, infos)
         finally:
             if checkpoints is not None:
-                checkpoints.save(done, state)
-    return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *history) if history else {}
+                checkpoints.save(done, state, None if history is None else known)
+    return state, known
 
 
 def one_by_one(

@@ -12,9 +12,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._memory import within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
-from jaxleak.audit._memory import within_memory
-from jaxleak.audit._restarts import best_restart, trial_keys
+from jaxleak.audit._restarts import best_restart, start_trials, step_trials
 from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
@@ -68,8 +68,8 @@ def invert(
             None of them (the default) means the default device.
 
     Returns:
-        The reconstruction, the final `InversionRun`, and the stacked infos of the iterations run in this call (with an
-        axis of restarts behind that of iterations when there are several).
+        The reconstruction, the final `InversionRun`, and the stacked infos of all iterations, those before a checkpoint
+        that was resumed included (with an axis of restarts behind that of iterations when there are several).
 
     Raises:
         FloatingPointError: if what was observed is not finite.
@@ -88,8 +88,9 @@ def invert(
     _validate.in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
+    history: dict[str, np.ndarray] = {}
     if checkpoints is not None:
-        state = checkpoints.restore_latest(state)
+        state, history = checkpoints.restore_with_history(state)
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:
         images = jax.eval_shape(attack.reconstruct, state.attack, observation).x.shape[0] if restarts == 1 else 0
@@ -108,11 +109,31 @@ def invert(
     elif first < iterations and executor == "step":
         lowered = _step.lower(trials, state, observation, key)
     with within_memory(lowered, _what_lowers_memory(trials)):
-        state, infos = in_chunks(run_chunk, state, first, iterations, chunk, callbacks, checkpoints)
-    for line in frozen_trials(infos, first):
+        state, infos = in_chunks(run_chunk, state, first, iterations, chunk, callbacks, checkpoints, history)
+    for line in frozen_trials(infos):
         _log.warning(line)
     answers = _answers(attack, restarts, state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, restarts: int) -> Reconstruction:
+    """The answers of all restarts, of which `invert` returns the best.
+
+    Args:
+        attack: as given to `invert`.
+        run: what `invert` ended with.
+        observation: as given to `invert`.
+        restarts: as given to `invert`, > 1.
+
+    Returns:
+        One stacked `Reconstruction`, every field with a leading axis of `restarts`.
+
+    Raises:
+        ValueError: if there was one restart only.
+    """
+    if restarts < 2:
+        raise ValueError(f"restarts must be > 1: a single start is what invert returns, got {restarts}")
+    return _answers(attack, restarts, run.attack, observation)
 
 
 def _length(attack: Attack, iterations: int | None) -> int:
@@ -129,12 +150,11 @@ def _length(attack: Attack, iterations: int | None) -> int:
     return iterations
 
 
-def frozen_trials(infos: dict[str, np.ndarray], first: int = 0) -> list[str]:
+def frozen_trials(infos: dict[str, np.ndarray]) -> list[str]:
     """One line for each trial that froze: which, from which iteration on, and why.
 
     Args:
         infos: of `invert`; an attack that never freezes has no "frozen" among them.
-        first: the iteration that they begin with, not 0 in a resumed run; a trial may have frozen before that.
     """
     if "frozen" not in infos:
         return []
@@ -144,7 +164,7 @@ def frozen_trials(infos: dict[str, np.ndarray], first: int = 0) -> list[str]:
         since = int(np.argmax(frozen[:, trial]))
         value = loss[since, trial]
         cause = "the gradient of its objective was not finite" if np.isfinite(value) else f"its objective was {value}"
-        when = f"{first + since} to {first + len(frozen) - 1}"
+        when = f"{since} to {len(frozen) - 1}"
         others = "none is left" if frozen[-1].all() else "the others went on"
         lines.append(f"trial {trial} of {frozen.shape[1]} is frozen in iterations {when}: {cause}; {others}")
     return lines
@@ -167,20 +187,16 @@ class Trials(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _start(attack: Attack, template: Batch, restarts: int, key: jax.Array) -> PyTree:
-    key = jax.random.fold_in(key, 2)
-    if restarts == 1:
-        return attack.init(key, template)
-    return jax.vmap(lambda k: attack.init(k, template))(trial_keys(key, restarts))
+    return start_trials(attack, jax.random.fold_in(key, 2), template, restarts)
 
 
 def _advance(
     trials: Trials, carry: InversionRun, observation: Observation, key: jax.Array
 ) -> tuple[InversionRun, dict[str, jax.Array]]:
     k = jax.random.fold_in(jax.random.fold_in(key, 3), carry.iteration)
-    if trials.restarts == 1:
-        state, info = trials.attack.step(k, carry.attack, observation)
-    else:
-        state, info = _all_trials(trials)(trial_keys(k, trials.restarts), carry.attack, observation)
+    state, info = step_trials(
+        trials.attack, k, carry.attack, observation, trials.restarts, together=_all_trials(trials)
+    )
     return InversionRun(carry.iteration + 1, state), info
 
 

@@ -1,9 +1,11 @@
 """Several trials of one attack: the randomness of each, and the best of their answers."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import Reconstruction
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 
 
 def trial_keys(key: jax.Array, restarts: int) -> jax.Array:
@@ -17,8 +19,44 @@ def trial_keys(key: jax.Array, restarts: int) -> jax.Array:
     return jnp.concatenate([key[None], others])
 
 
+def start_trials(attack: Attack, key: jax.Array, template: Batch, restarts: int) -> PyTree:
+    """The attack's state before its first step; with several restarts, states with a leading axis of them."""
+    if restarts == 1:
+        return attack.init(key, template)
+    return jax.vmap(lambda k: attack.init(k, template))(trial_keys(key, restarts))
+
+
+def step_trials(
+    attack: Attack,
+    key: jax.Array,
+    states: PyTree,
+    observation: Observation,
+    restarts: int,
+    together: Callable[[jax.Array, PyTree, Observation], tuple[PyTree, dict[str, jax.Array]]] | None = None,
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    """One step of every trial on the same observation.
+
+    Args:
+        attack: whose step.
+        key: of the step; every trial gets one of its `trial_keys`.
+        states: of `start_trials`.
+        observation: what all trials see.
+        restarts: how many trials there are.
+        together: steps all of several trials, from their keys (restarts,), states and the observation; None vmaps.
+    """
+    if restarts == 1:
+        return attack.step(key, states, observation)
+    step = jax.vmap(attack.step, in_axes=(0, 0, None)) if together is None else together
+    return step(trial_keys(key, restarts), states, observation)
+
+
 def best_restart(reconstructions: Reconstruction) -> Reconstruction:
-    """Of R stacked reconstructions, per sample the one with the lowest score of the attacker's own; NaN is no score."""
+    """Choose per sample, of R stacked reconstructions, the one with the attacker's own lowest score; NaN is no score.
+
+    The diagnosis, which need not be about single samples, stays that of all R.
+    """
     score = reconstructions.score
     choice = jnp.argmin(jnp.where(jnp.isnan(score), jnp.inf, score), axis=0)
-    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], reconstructions)
+    samples = reconstructions._replace(diagnosis=None)
+    chosen = jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], samples)
+    return chosen._replace(diagnosis=reconstructions.diagnosis)

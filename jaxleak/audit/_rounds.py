@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
+from jaxleak._memory import require_bytes, within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
-from jaxleak.audit._memory import require_bytes, within_memory
-from jaxleak.audit._restarts import trial_keys
+from jaxleak.audit._restarts import start_trials, step_trials
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
 
@@ -55,10 +55,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
     need = restarts * sum(leaf.size * leaf.dtype.itemsize for leaf in carried)
     require_bytes(need, jax.local_devices()[0], "attack fewer samples (num_samples), or with fewer restarts")
-    if restarts == 1:
-        attack_state = attack.init(attack_key, template)
-    else:
-        attack_state = jax.vmap(lambda k: attack.init(k, template))(trial_keys(attack_key, restarts))
+    attack_state = start_trials(attack, attack_key, template, restarts)
     return RunState(protocol.init(init_key(key)), attack_state, jnp.full((), -1, jnp.int32))
 
 
@@ -116,11 +113,7 @@ def run(
         bad = ~_tree.all_finite((observation.payload, observation.party))
         bad_round = jnp.where((carry.bad_round < 0) & bad, t, carry.bad_round)
         k = jax.random.fold_in(step_key, t)
-        if restarts == 1:
-            attack_state, info = attack.step(k, carry.attack, observation)
-        else:
-            keys = trial_keys(k, restarts)
-            attack_state, info = jax.vmap(attack.step, in_axes=(0, 0, None))(keys, carry.attack, observation)
+        attack_state, info = step_trials(attack, k, carry.attack, observation, restarts)
         return RunState(protocol_state, attack_state, bad_round), info
 
     # The carry holds the attack's tables: donating it updates them in place instead of copying them every chunk.

@@ -1,7 +1,8 @@
 """Pure functional models, built from Flax Linen modules.
 
-Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`, which `classifier` makes of a
-Linen module of your own (docs/your_model.md); `Activation`, `BatchNorm`, `Conv` and `Dense` are layers for it. Models
+Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`. Networks of your own enter it as
+they are, by `from_torch`, `from_flax`, `from_equinox` or `from_function` (docs/your_model.md); `classifier` assembles
+one of a Linen module that is made of this package's layers, `Activation`, `BatchNorm`, `Conv` and `Dense`. Models
 of vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
@@ -18,6 +19,7 @@ from jaxleak.models._classifier import (
     Classifier,
     Conv,
     Dense,
+    HeadLayer,
     Outputs,
     Style,
     classifier,
@@ -26,6 +28,7 @@ from jaxleak.models._classifier import (
 from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
 from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
+from jaxleak.models._door import describe, from_equinox, from_flax, from_function, from_torch
 from jaxleak.models._mobilenet import mobilenet_v2
 from jaxleak.models._networks import all_dense, cafe_horizontal, cafe_vertical, logistic
 from jaxleak.models._normalized import IMAGENET_MEAN, IMAGENET_STD, normalized
@@ -84,6 +87,7 @@ __all__ = [
     "Classifier",
     "Conv",
     "Dense",
+    "HeadLayer",
     "Outputs",
     "SplitModel",
     "Style",
@@ -99,6 +103,11 @@ __all__ = [
     "convnet",
     "convnet_ig",
     "densenet121",
+    "describe",
+    "from_equinox",
+    "from_flax",
+    "from_function",
+    "from_torch",
     "frozen_features",
     "global_avg_pool",
     "initializers",

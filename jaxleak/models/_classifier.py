@@ -16,7 +16,7 @@ import jax
 import jax.extend as jex
 import jax.numpy as jnp
 
-from jaxleak import _validate
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation, in_units_of
 from jaxleak.models._conv import FORMS, Form, Padding, conv2d, patches
@@ -38,12 +38,31 @@ class Outputs(NamedTuple):
     batch_stats: PyTree  # running statistics after this batch ("train"), or as given ("eval", or if None was given)
 
 
+class HeadLayer(NamedTuple):
+    """The last dense layer's part of the parameters, or of a tree like them, such as a gradient."""
+
+    kernel: jax.Array  # (F, C)
+    bias: jax.Array | None  # (C,), or None where the layer has none or the tree does not hold it
+
+
+def _channels_last(name: str, leaf: jax.Array) -> jax.Array:
+    """(k, channels) of a kernel (..., channels)."""
+    del name
+    return leaf.reshape(-1, leaf.shape[-1])
+
+
+def _beside(kernel: str) -> str:
+    """The bias that stands beside a kernel."""
+    return f"{kernel.removesuffix('kernel')}bias"
+
+
 class Classifier(NamedTuple):
     """A classifier of images as pure functions.
 
     Variables are `{"params": tree, "batch_stats": tree}`. Without batch normalisation `batch_stats` is {}; it may be
-    None or {} ("not granted"), with which "train" mode computes the same and hands it back. The last dense layer is
-    `params[head]`, with "kernel" (F, C) and "bias" (C,).
+    None or {} ("not granted"), with which "train" mode computes the same and hands it back. Parameters have the names
+    and layouts of whoever made the network; leaves are named by their path, "block_0/conv/kernel". `head_of` reads the
+    last dense layer of any of them as a kernel (F, C) and a bias (C,).
     """
 
     image_shape: tuple[int, int, int]  # (H, W, channels)
@@ -51,15 +70,54 @@ class Classifier(NamedTuple):
     init: Callable[[jax.Array], PyTree]  # key -> variables
     # (variables, x (B, H, W, channels), *, mode="train", sharpness=None) -> Outputs
     apply: "ApplyFn"
-    head: str
+    head: str  # path of the last dense layer; "" where there is none
     has_batch_norm: bool
-    # As `apply`, but what linear layers read, in the order of the forward pass: by "/".join of the layer's path in the
-    # parameters, rows (n, k) such that the gradient of its kernel, as (k, channels), is rows^T times another matrix
-    # (n, channels). One row per output pixel and image; layers of several groups are left out.
+    # As `apply`, but what linear layers read, in the order of the forward pass: by the name of the kernel, rows (n, k)
+    # such that the gradient of the kernel, as (k, channels) by `matrix`, is rows^T times another matrix (n, channels).
+    # One row per output pixel and image; layers of several groups are left out.
     rows: Callable[..., dict[str, jax.Array]]
     # Per channel, what `apply` takes off its images and divides them by first; () where it reads them as they are.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    # (name, leaf) -> (k, channels): the kernel of a linear layer, or its gradient, in the order of its rows.
+    matrix: Callable[[str, jax.Array], jax.Array] = _channels_last
+    # Name of a linear layer's kernel -> that of its bias, "" where it has none.
+    bias_of: Callable[[str], str] = _beside
+    # Names of the head's kernel and, if it has one, bias; () stands for "kernel" and "bias" below `head`.
+    head_leaves: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what of the network an attack has to take as it is, in words
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        """Names of the leaves of the head: of its kernel and, if it has one, of its bias.
+
+        Raises:
+            ValueError: if the network ends in no dense layer.
+        """
+        if not self.head:
+            raise ValueError("the model has no last dense layer that is known; name its kernel by the argument head")
+        return self.head_leaves or (f"{self.head}/kernel", f"{self.head}/bias")
+
+    def head_of(self, tree: PyTree) -> HeadLayer:
+        """The head's kernel (F, C) and bias (C,) out of the parameters, or out of a tree like them.
+
+        Raises:
+            ValueError: if the tree has no such kernel.
+        """
+        kernel, *bias = self.head_names
+        leaves = _tree.named_leaves(tree)
+        if kernel not in leaves:
+            raise ValueError(f"the model's head is {self.head!r}, but these parameters do not hold {kernel}")
+        return HeadLayer(self.matrix(kernel, leaves[kernel]), leaves.get(bias[0]) if bias else None)
+
+    def with_head(self, tree: PyTree, head: HeadLayer) -> PyTree:
+        """The tree with another head, written in the layout of its owner; a bias that is None stays."""
+        kernel, *bias = self.head_names
+        leaf = _tree.named_leaves(tree)[kernel]
+        # The matrix is a rearrangement of the leaf, whose inverse is its transpose.
+        (found,) = jax.linear_transpose(lambda leaf: self.matrix(kernel, leaf), leaf)(head.kernel)
+        known = {} if head.bias is None else dict.fromkeys(bias, head.bias)
+        return _tree.replaced(tree, {kernel: found, **known})
 
     @property
     def has_kinks(self) -> bool:
@@ -71,7 +129,7 @@ class Classifier(NamedTuple):
         x = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
 
         def logits(variables: PyTree, x: jax.Array, sharpness: jax.Array) -> jax.Array:
-            return self.apply(variables, x, sharpness=sharpness).logits
+            return self.apply(variables, x, mode="eval", sharpness=sharpness).logits
 
         jaxpr = jax.make_jaxpr(logits)(variables, x, jax.ShapeDtypeStruct((), jnp.float32)).jaxpr
         live = {v for v in jaxpr.outvars if not isinstance(v, jex.core.Literal)}
@@ -168,12 +226,12 @@ def _in_call_order(sown: Any) -> Iterator[jax.Array]:
 
 
 def _by_path(sown: Any, *above: str) -> Iterator[tuple[str, jax.Array]]:
-    """In call order; what a layer sowed stands under the layer's own path."""
+    """In call order; what a layer sowed stands under the name of its kernel."""
     for name, child in sown.items():
         if isinstance(child, dict):
             yield from _by_path(child, *above, name)
         else:
-            yield "/".join(above), child
+            yield "/".join((*above, "kernel")), child
 
 
 Init = Literal["default", "he", "glorot", "wide_uniform"]

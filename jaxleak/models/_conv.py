@@ -22,7 +22,8 @@ from jaxleak.models._winograd import tiles, winograd_conv
 
 Form = Literal["auto", "patches", "winograd", "fourier", "lax"]
 FORMS: tuple[Form, ...] = ("auto", "patches", "winograd", "fourier", "lax")
-Padding = int | Literal["SAME"]
+#: Zeros on every side, on each side ((top, bottom), (left, right)), or as many as keep the size.
+Padding = int | Literal["SAME"] | tuple[tuple[int, int], tuple[int, int]]
 
 #: Fewer channels than this are narrow. Inputs are then gathered row by row first: a pixel's channels fill less than a
 #: cache line, and copying them one pixel at a time, k^2 times, would cost more than the product of matrices.
@@ -58,8 +59,9 @@ def conv2d(
         x: (B, H, W, C_in).
         kernel: (kh, kw, C_in / groups, C_out). Output channel o reads the inputs of group o // (C_out / groups).
         stride: s >= 1, of both axes.
-        padding: zeros on every side, as PyTorch counts them; or "SAME", which gives ceil(H / s) rows and puts the odd
-            zero at the end. With odd kernels the two agree at stride 1 (padding k // 2), but not at stride 2.
+        padding: zeros on every side, as PyTorch counts them; or on each, ((top, bottom), (left, right)); or "SAME",
+            which gives ceil(H / s) rows and puts the odd zero at the end. With odd kernels "SAME" and k // 2 agree at
+            stride 1, but not at stride 2.
         groups: divides C_in and C_out; groups = C_in is a depthwise convolution.
         form: "patches" (im2col); "winograd" for 3x3 kernels, or "fourier" for odd ones, of stride 1 that keep the
             size in a single group, and patches for all others; "lax"; or "auto": on CPU whichever of winograd,
@@ -79,7 +81,7 @@ def conv2d(
         raise ValueError(
             f"kernel must be (kh, kw, C_in / groups, C_out), got {kernel.shape} for C_in = {c_in}, groups = {groups}"
         )
-    rows, columns = (_pads(n, k, stride, padding) for n, k in zip(x.shape[1:3], (kh, kw), strict=True))
+    rows, columns = (_pads(x.shape[axis], (kh, kw)[axis - 1], stride, padding, axis) for axis in (1, 2))
     if form == "auto" and jax.default_backend() != "cpu":
         form = "lax"
     if form == "lax":
@@ -116,7 +118,7 @@ def conv2d(
 def patches(x: jax.Array, window: tuple[int, int], stride: int, padding: Padding) -> jax.Array:
     """What each output pixel of a `conv2d` with one group reads: (B, H, W, C) to (B, H', W', kh kw C)."""
     kh, kw = window
-    rows, columns = (_pads(n, k, stride, padding) for n, k in zip(x.shape[1:3], window, strict=True))
+    rows, columns = (_pads(x.shape[axis], window[axis - 1], stride, padding, axis) for axis in (1, 2))
     if x.shape[-1] >= NARROW:
         return _gather(_shifts(x, window, (stride, stride), (rows, columns)))
     # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
@@ -151,17 +153,18 @@ def _gather(shifts: list[jax.Array]) -> jax.Array:
     return shifts[0] if len(shifts) == 1 else jnp.concatenate(shifts, axis=-1)
 
 
-def _pads(size: int, window: int, stride: int, padding: Padding) -> tuple[int, int]:
-    """(before, after) of one axis."""
+def _pads(size: int, window: int, stride: int, padding: Padding, axis: int) -> tuple[int, int]:
+    """(before, after) of one axis, 1 or 2."""
     if padding == "SAME":
         total = max((-(-size // stride) - 1) * stride + window - size, 0)
         return total // 2, total - total // 2
-    if not isinstance(padding, int):
-        raise ValueError(f"padding must be 'SAME' or an integer, got {padding!r}")
-    _validate.non_negative(padding=padding)
-    if size + 2 * padding < window:
+    if not isinstance(padding, (int, tuple)):
+        raise ValueError(f"padding must be 'SAME', an integer or two pairs of integers, got {padding!r}")
+    before, after = padding[axis - 1] if isinstance(padding, tuple) else (padding, padding)
+    _validate.non_negative(padding=min(before, after))
+    if size + before + after < window:
         raise ValueError(f"a window of {window} does not fit into {size} pixels with padding {padding}")
-    return padding, padding
+    return before, after
 
 
 def _shifts(
@@ -242,7 +245,7 @@ def _max_along(
 ) -> jax.Array:
     """Pool one axis, 1 or 2."""
     size = z.shape[axis]
-    before, after = _pads(size, window, stride, padding)
+    before, after = _pads(size, window, stride, padding, axis)
     if axis == 1:
         shifts = _shifts(z, (window, 1), (stride, 1), ((before, after), (0, 0)), PADDING)
     else:

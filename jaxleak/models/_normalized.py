@@ -11,7 +11,8 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import Classifier, Outputs
 
-#: Of ImageNet's training images, per channel, as the weights of torchvision and timm expect them taken off.
+#: Mean and standard deviation of ImageNet's training images per channel; weights of torchvision and timm expect images
+#: that were normalised by them.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

@@ -43,12 +43,23 @@ def require_bytes(need: int, device: jax.Device, advice: str) -> None:
         raise MemoryError(_message(need, free, advice))
 
 
+def require_host_bytes(need: int, advice: str) -> None:
+    """Raise `MemoryError` if the system says that fewer than `need` bytes are free for NumPy; `advice` as above."""
+    free = _available_host_bytes()
+    if free is not None and need > free:
+        raise MemoryError(_message(need, free, advice))
+
+
 def available_bytes(device: jax.Device) -> int | None:
     """Bytes that a new program can get on `device`, or None if that is unknown."""
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         limit = stats.get("bytes_limit")
         return None if limit is None else limit - stats.get("bytes_in_use", 0)
+    return _available_host_bytes()
+
+
+def _available_host_bytes() -> int | None:
     bounds = [bound for bound in (_free_of_host(), _free_of_control_group()) if bound is not None]
     return min(bounds, default=None)
 

@@ -1,0 +1,84 @@
+"""The console command `jaxleak`; nothing heavy is imported before an option was understood."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of every subcommand."""
+    top = argparse.ArgumentParser(prog="jaxleak", description="Measure what leaks from federated learning.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    audit = commands.add_parser(
+        "audit",
+        help="attack one client's update and say whether it leaks",
+        description="Attack one client's update with what applies and say whether it leaks. Exit status 0 where there "
+        "is a verdict, 3 where the inputs contradict each other, 1 where an input is unusable.",
+    )
+    _model_options(audit)
+    _client_options(audit)
+    audit.add_argument(
+        "--truth", type=Path, help="npz file with x (B, H, W, channels) in [0, 1] and y; for scores only"
+    )
+    audit.add_argument("--minutes", type=float, default=10.0, help="time to spend in all, further sittings included")
+    audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
+    audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
+    shown = commands.add_parser(
+        "models",
+        help="print the names and shapes that a model expects",
+        description="Print the names and shapes of a model's parameters, as an update and weights must have them.",
+    )
+    _model_options(shown, weights=False)
+    return top
+
+
+def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) -> None:
+    options.add_argument(
+        "--model", required=True, help="a built-in model's name, or FILE.py:NAME of a model, a module or a function"
+    )
+    options.add_argument("--classes", type=int, default=10, metavar="C", help="number of classes (default 10)")
+    options.add_argument(
+        "--image", type=int, nargs=3, default=(32, 32, 3), metavar=("H", "W", "CHANNELS"), help="shape of an image"
+    )
+    options.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of a built-in model, such as width=16"
+    )
+    if weights:
+        options.add_argument("--weights", type=Path, required=True, help="safetensors, npz or .pt file of the weights")
+        options.add_argument("--mean", type=float, nargs="+", help="per channel, subtracted from images by the client")
+        options.add_argument("--std", type=float, nargs="+", help="per channel, by which the client divides images")
+
+
+def _client_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--update", type=Path, required=True, help="file of the update, see jaxleak.capture")
+    facts = options.add_argument_group("what the client computed", "These go before what the update's file says.")
+    facts.add_argument("--kind", choices=("gradient", "difference", "weights"), help="what the update's arrays are")
+    facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
+    facts.add_argument("--loss", choices=("cross_entropy",), help="loss function (default cross_entropy)")
+    facts.add_argument("--reduction", choices=("mean", "sum"), help="of the loss over the batch (default mean)")
+    facts.add_argument("--local-steps", type=int, metavar="E", help="steps of gradient descent (default 1)")
+    facts.add_argument("--learning-rate", type=float, metavar="RATE", help="of these steps")
+    facts.add_argument("--batch-norm", choices=("train", "eval"), help="mode of normalisation layers (default train)")
+    facts.add_argument("--defense", metavar="NAME", help="defense that the client applied, such as gaussian")
+    facts.add_argument("--strength", type=float, help="of the defense, such as the standard deviation of the noise")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        from jaxleak import _command
+
+        return {"audit": _command.audit, "models": _command.models}[options.command](options)
+    except (ValueError, OSError, FloatingPointError, MemoryError, ImportError, RuntimeError) as error:
+        from jaxleak.checkpoint import ConfigMismatchError
+
+        if isinstance(error, RuntimeError) and not isinstance(error, ConfigMismatchError):
+            raise  # a fault of the program, whose traceback says where
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""`jaxleak audit`: an update file in, a verdict and a report out."""
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxleak import capture
+from jaxleak._base import PyTree
+from jaxleak._command.models import model_of
+from jaxleak.audit import EXIT_STATUS, update, write_report
+from jaxleak.models import Classifier
+
+_PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Run the audit, print the verdict, and write results.json, reconstruction.npz and report.html."""
+    begin = time.perf_counter()
+    model = model_of(options)
+    variables = read_weights(options.weights, model)
+    sent = capture.load(options.update)
+    truth = None if options.truth is None else read_truth(options.truth)
+    facts = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(capture.Facts)
+        if getattr(options, field.name, None) is not None
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    verdict = update(
+        model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
+        show=_progress, **facts,
+    )  # fmt: skip
+    print(f"\n{verdict.verdict.upper()}")
+    for reason in verdict.reasons:
+        print(f"  {reason}")
+    if verdict.best is not None:
+        np.savez(options.out / "reconstruction.npz", x=verdict.best.x, y=verdict.best.y)
+    provenance = {
+        "weights": f"{options.weights} (SHA-256 {_sha256(options.weights)})",
+        "update": f"{options.update} (SHA-256 {sent.sha256})",
+        "model": options.model,
+        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+        "command": " ".join(sys.argv),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+    results = {
+        "experiment": "audit",
+        "status": "complete",
+        "metrics": verdict.metrics,
+        "reasons": verdict.reasons,
+        "threat": verdict.threat,
+        "findings": [finding._asdict() for finding in verdict.findings],
+        "attacks": [_numbers(answer._asdict()) for answer in verdict.answers],
+        "provenance": provenance,
+    }
+    partial = options.out / "results.json.partial"
+    partial.write_text(json.dumps(_numbers(results), indent=2) + "\n")
+    partial.replace(options.out / "results.json")
+    report = write_report(options.out / "report.html", verdict, provenance)
+    print(f"  The report is {report}.")
+    return EXIT_STATUS[verdict.verdict]
+
+
+def read_weights(path: Path, model: Classifier) -> PyTree:
+    """The model's variables out of a file of any naming; running statistics are read where the file has them.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: naming the first parameter that is missing, of another shape or not finite.
+    """
+    arrays, _ = capture.read_arrays(path)
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    variables = {name: capture.fit(arrays, tree, what=str(path)) if tree else tree for name, tree in like.items()}
+    for leaf in jax.tree.leaves(variables):
+        if not np.isfinite(np.asarray(leaf)).all():
+            raise ValueError(f"{path} holds weights that are not finite")
+    return variables
+
+
+def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Images and, where the file has them, labels.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no npz file, or has no array x.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"--truth {path} does not exist or is not a file")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays["x"], arrays.get("y")
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"--truth {path} must be an npz file with x and y: {error}") from error
+
+
+def _progress(attack: str, done: int, total: int, note: str) -> None:
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"{attack}: {done} of {total} iterations, {note}", end=end, file=sys.stderr, flush=True)
+
+
+def _numbers(value: Any) -> Any:
+    """Without images, and with what JSON can hold."""
+    if isinstance(value, dict):
+        return {name: _numbers(entry) for name, entry in value.items() if name not in ("x", "truth")}
+    if isinstance(value, list | tuple):
+        return [_numbers(entry) for entry in value]
+    if isinstance(value, np.ndarray):
+        return _numbers(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

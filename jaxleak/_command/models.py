@@ -1,0 +1,102 @@
+"""Models by name, or out of somebody's file; and `jaxleak models`."""
+
+import argparse
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxleak._tree import named_leaves
+from jaxleak.models import CLASSIFIERS, Classifier, build, from_equinox, from_flax, from_torch, normalized
+
+
+def models(options: argparse.Namespace) -> int:
+    """Print the names and shapes that a model expects."""
+    model = model_of(options)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    rows = {name: str(tuple(leaf.shape)) for name, leaf in named_leaves(shapes).items()}
+    width = max(map(len, rows))
+    for name, shape in rows.items():
+        print(f"{name:<{width}}  {shape}")
+    return 0
+
+
+def model_of(options: argparse.Namespace) -> Classifier:
+    """The model that `--model` names.
+
+    Raises:
+        ValueError: if there is none of that name, or what the file has is no model.
+        FileNotFoundError: if there is no such file.
+    """
+    height, width, channels = options.image
+    shape, classes = (height, width, channels), options.classes
+    if ":" not in options.model:
+        if options.model not in CLASSIFIERS:
+            raise ValueError(f"--model must be FILE.py:NAME or one of {', '.join(CLASSIFIERS)}, got {options.model!r}")
+        model = build(options.model, shape, classes, **_named_values(options.option))
+    else:
+        model = _classifier(_from_file(options.model), shape, classes)
+    if getattr(options, "mean", None) or getattr(options, "std", None):
+        model = normalized(model, options.mean or [0.0] * shape[2], options.std or [1.0] * shape[2])
+    return model
+
+
+def _from_file(spec: str) -> Any:
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"--model: no such file: {file}")
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise ValueError(f"--model: {file} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    found.loader.exec_module(module)
+    if not hasattr(module, name):
+        public = [other for other in vars(module) if not other.startswith("_")]
+        raise ValueError(f"--model: {file} has no {name!r}; it has {', '.join(public)}")
+    return getattr(module, name)
+
+
+def _classifier(found: Any, shape: tuple[int, int, int], classes: int) -> Classifier:
+    """A Classifier as it is, or made of a module; a class or factory is called first."""
+    modules = {
+        library: getattr(sys.modules[library], name)
+        for library, name in (("torch.nn", "Module"), ("flax.nnx", "Module"), ("equinox", "Module"))
+        if library in sys.modules
+    }
+    kinds = tuple(modules.values())
+    if callable(found) and not isinstance(found, (Classifier, *kinds)):
+        found = found()
+    if isinstance(found, Classifier):
+        return found
+    doors: dict[str, Callable[..., tuple[Classifier, Any]]] = {
+        "torch.nn": from_torch,
+        "flax.nnx": from_flax,
+        "equinox": from_equinox,
+    }
+    for library, kind in modules.items():
+        if isinstance(found, kind):
+            model, _ = doors[library](found, image_shape=shape, num_classes=classes)
+            return model
+    raise ValueError(
+        f"--model: must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got {type(found).__name__}"
+    )
+
+
+def _named_values(options: list[str]) -> dict[str, Any]:
+    found = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"--option must be NAME=VALUE, got {option!r}")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found

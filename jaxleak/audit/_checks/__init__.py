@@ -1,0 +1,57 @@
+"""Checks before any attack: whether an update can come from the client that it is said to come from."""
+
+import jax
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.audit._checks.client import check_client
+from jaxleak.audit._checks.contents import check_contents
+from jaxleak.audit._checks.finding import Finding, failed
+from jaxleak.audit._checks.head import check_head, head_of
+from jaxleak.audit._checks.symmetry import check_symmetries
+from jaxleak.protocols import ClientShare
+
+
+def check_update(
+    share: ClientShare,
+    variables: PyTree,
+    payload: PyTree,
+    *,
+    batch_size: int,
+    defended: bool = False,
+    key: jax.Array | None = None,
+) -> list[Finding]:
+    """Whether a payload can come from the stated client, and if not, the likeliest mistake.
+
+    The payload is compared with what every mean of cross-entropies and every network of this kind must obey. No image
+    is needed, and images are simulated only to learn what rounding leaves.
+
+    Args:
+        share: what the client computes, as is claimed: the model, local steps, mode of batch normalisation.
+        variables: the weights at which it did, as is claimed.
+        payload: a tree like `variables["params"]`, in units of a gradient of the mean loss.
+        batch_size: B >= 1 of each local step.
+        defended: whether the client is known to defend its update, which breaks exact equations; then only the
+            arrays' names, shapes and values are checked.
+        key: of simulated images; None uses a fixed one.
+
+    Returns:
+        One `Finding` each, in the order of cost.
+
+    Raises:
+        ValueError: if the batch size is not >= 1.
+    """
+    _validate.count(batch_size=batch_size)
+    findings = check_contents(payload, variables)
+    if failed(findings):
+        return findings
+    if defended:
+        why = "The client defends its update, which breaks exact equations."
+        return [*findings, Finding("equations of the head and the network", "not applicable", why)]
+    head = head_of(share.model, payload, variables)
+    findings += check_head(head, batch_size * share.local_steps * share.clients)
+    key = jax.random.key(0) if key is None else key
+    return findings + check_symmetries(share, variables, payload, batch_size, key)
+
+
+__all__ = ["Finding", "check_client", "check_update", "failed"]

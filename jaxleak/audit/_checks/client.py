@@ -1,0 +1,113 @@
+"""The exact check, where some of the client's images are known: what the client should have sent, and what it did."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import Batch, PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.contents import check_contents
+from jaxleak.audit._checks.finding import Finding, failed
+from jaxleak.audit._checks.symmetry import other_layouts
+from jaxleak.models import Classifier
+from jaxleak.protocols import ClientShare
+
+#: Multiples of what a change of the images by rounding changes in the gradient, that a client may be off.
+_TIMES_ROUNDING = 100.0
+_ROUNDING = 1e-6
+_RELATIVE = 1e-3
+
+
+def check_client(
+    model: Classifier,
+    variables: PyTree,
+    payload: PyTree,
+    images: Any,
+    labels: Any,
+    *,
+    batch_norm: str = "train",
+    reduction: str = "mean",
+    local_steps: int = 1,
+    learning_rate: float = 1e-4,
+) -> list[Finding]:
+    """Compare an update with what the client must have sent, for a batch whose images are known.
+
+    Args:
+        model: the network.
+        variables: the weights at which the client began.
+        payload: the update, a tree like `variables["params"]`, in units of a gradient.
+        images: (B, H, W, channels) in the units that the model reads, of all local steps in order.
+        labels: (B,) integers.
+        batch_norm: mode of the client's normalisation layers.
+        reduction: of the loss over a batch, "mean" or "sum".
+        local_steps: of the client.
+        learning_rate: of these steps.
+
+    Returns:
+        Findings on the arrays, and one on the gradient: passed, or failed with the leaf that is furthest off and the
+        mistake that explains it. A leaf that is zero in theory is compared with what rounding leaves in it.
+
+    Raises:
+        ValueError: on arguments out of range, or images and labels of other shapes.
+    """
+    findings = check_contents(payload, variables)
+    if failed(findings):
+        return findings
+    x, y = jnp.asarray(images, jnp.float32), jnp.asarray(labels, jnp.int32)
+    if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
+        raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
+    batch = Batch(x[:, None], y, jnp.arange(len(x)))
+
+    def share(mode: str) -> ClientShare:
+        return ClientShare(
+            model, local_steps=local_steps, learning_rate=learning_rate, batch_norm=mode  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    factor = len(x) / local_steps if reduction == "sum" else 1.0
+    expected = _scaled(jax.jit(share(batch_norm))(variables, batch), factor)
+    shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
+    rounding = jax.tree.map(jnp.subtract, _scaled(jax.jit(share(batch_norm))(variables, shaken), factor), expected)
+    name = "known images"
+    worst, leaf, error = _furthest(payload, expected, rounding)
+    evidence = (
+        f"The leaf furthest off is {leaf}, whose relative error is {error:.1e}, {worst:.2g} times what is allowed."
+    )
+    if worst <= 1:
+        return [*findings, Finding(name, "passed", evidence)]
+    other = "eval" if batch_norm == "train" else "train"
+    if model.has_batch_norm and (other == "train" or variables.get("batch_stats")):
+        mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
+        if _furthest(payload, mirrored, rounding)[0] <= 1:
+            cause = f'the client normalised in mode "{other}"'
+            return [*findings, Finding(name, "failed", evidence, cause, f"--batch-norm {other}")]
+    return [*findings, Finding(name, "failed", evidence, *_explained(payload, expected, rounding, len(x)))]
+
+
+def _explained(payload: PyTree, expected: PyTree, rounding: PyTree, samples: int) -> tuple[str, str]:
+    inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
+    scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
+    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale))[0] <= 1:
+        if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
+            return "the loss is a sum over the batch", "--reduction sum"
+        return f"the update is {scale:.4g} times the gradient", "--reduction, --learning-rate, --local-steps, --kind"
+    for leaf, layout, changed in other_layouts(expected, payload):
+        if _furthest(changed, expected, rounding)[0] <= 1:
+            return f"the update's {leaf} is stored in another layout: {layout}", "--update"
+    return "other weights, another loss, other images than those of the update, or a defense", "--weights, --loss"
+
+
+def _furthest(payload: PyTree, expected: PyTree, rounding: PyTree) -> tuple[float, str, float]:
+    """Over the leaves: the largest error over what is allowed, which leaf, and its relative error."""
+    found = []
+    for name, leaf in named_leaves(payload).items():
+        wanted, shaken = named_leaves(expected)[name], named_leaves(rounding)[name]
+        error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
+        allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + _RELATIVE * size + 1e-12
+        found.append((error / allowed, name, error / max(size, 1e-30)))
+    return max(found)
+
+
+def _scaled(tree: PyTree, factor: float) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf * factor, tree)

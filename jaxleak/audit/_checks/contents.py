@@ -1,0 +1,77 @@
+"""Checks of the arrays themselves: names, shapes, values, and whether they look like a gradient at all."""
+
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.attacks._observed import check_shapes
+from jaxleak.audit._checks.finding import Finding
+
+#: Cosine between the update and the model's own weights above which it is taken for weights.
+_WEIGHTS_ABOVE = 0.9
+#: Distinct values, up to sign, below which an array of many entries counts as quantised.
+_FEW_VALUES = 256
+_MANY_ENTRIES = 2000
+
+
+def check_contents(payload: PyTree, variables: PyTree) -> list[Finding]:
+    """Findings on names and shapes, finite values, zeros, quantisation, and weights in the place of a gradient.
+
+    Args:
+        payload: the update as a tree like the model's parameters; a leaf that is None is missing.
+        variables: the model's.
+
+    Returns:
+        One finding each. If names, shapes or values fail, no other check can be made.
+    """
+    try:
+        check_shapes(payload, variables)
+    except ValueError as error:
+        cause = "the update is of another model, or lacks a layer"
+        return [Finding("names and shapes", "failed", f"{error}.", cause, "--model, --weights, --update")]
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
+    found = [Finding("names and shapes", "passed", f"All {len(leaves)} leaves have the shapes of the model.")]
+    bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
+    if bad:
+        evidence = f"{bad[0]} holds values that are not finite, as {len(bad)} of {len(leaves)} leaves do."
+        cause = "the client's loss overflowed, or the file is damaged"
+        return [*found, Finding("finite values", "failed", evidence, cause, "--update")]
+    found.append(Finding("finite values", "passed", "All values are finite."))
+    return [*found, _zeros(leaves), _few_values(leaves), _weights(leaves, named_leaves(variables["params"]))]
+
+
+def _zeros(leaves: dict[str, np.ndarray]) -> Finding:
+    dead = [name for name, leaf in leaves.items() if not leaf.any()]
+    if len(dead) == len(leaves):
+        cause = "the gradients were cleared before they were recorded, or nothing was trained"
+        return Finding("zeros", "failed", "All values are zero.", cause, "--update")
+    if dead:
+        evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."
+        return Finding("zeros", "suspicious", evidence, "frozen layers, or a layer that was not recorded", "--update")
+    return Finding("zeros", "passed", "No leaf is zero throughout.")
+
+
+def _few_values(leaves: dict[str, np.ndarray]) -> Finding:
+    large = {name: leaf for name, leaf in leaves.items() if leaf.size >= _MANY_ENTRIES and leaf.any()}
+    if not large:
+        return Finding("quantisation", "not applicable", f"No leaf that is not zero has {_MANY_ENTRIES} entries.")
+    fewest, name = min((len(np.unique(np.abs(leaf))), name) for name, leaf in large.items())
+    evidence = f"{name} has {large[name].size} entries of {fewest} different sizes."
+    if fewest <= _FEW_VALUES:
+        return Finding(
+            "quantisation", "suspicious", evidence, "the update was quantised or reduced to signs", "--defense"
+        )
+    return Finding("quantisation", "passed", evidence)
+
+
+def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> Finding:
+    pairs = [(leaves[name].ravel(), np.asarray(weights[name]).ravel()) for name in leaves]
+    inner = sum(float(a @ b) for a, b in pairs)
+    norms = np.sqrt(sum(float(a @ a) for a, _ in pairs) * sum(float(b @ b) for _, b in pairs))
+    cosine = inner / norms if norms else 0.0
+    evidence = f"The cosine between the update and the model's weights is {cosine:.3f}."
+    if abs(cosine) > _WEIGHTS_ABOVE:
+        return Finding(
+            "gradient, not weights", "failed", evidence, "the file holds weights after training", "--kind weights"
+        )
+    return Finding("gradient, not weights", "passed", evidence)

@@ -1,0 +1,191 @@
+"""Checks of the last dense layer's gradient, which cross-entropy ties to the labels and to the batch size.
+
+For the mean cross-entropy of n samples with softmax outputs p and features f, the bias has the gradient `db_c = mean
+p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.attacks._inversion.label_rules`. All of
+the following are exact for every network below, and for several local steps with n the samples of all of them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak.audit._checks.finding import Finding
+from jaxleak.models import Classifier
+
+#: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
+_SUM_BELOW = 1e-3
+#: Singular values below this share of the largest are rounding.
+_RANK_ABOVE = 2e-5
+#: Relative misfit of the equations of one sample.
+_ONE_SAMPLE_BELOW = 2e-3
+_SLACK = 1e-3
+
+
+class Head(NamedTuple):
+    """The last dense layer; the bias may be missing."""
+
+    kernel_gradient: np.ndarray  # (F, C)
+    bias_gradient: np.ndarray | None  # (C,)
+    kernel: np.ndarray  # (F, C)
+    bias: np.ndarray | None  # (C,)
+
+
+def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head:
+    """The gradient and the weights of the model's last dense layer, as float64."""
+    gradient, weights = model.head_of(payload), model.head_of(variables["params"])
+
+    def read(leaf: jax.Array | None) -> np.ndarray | None:
+        return None if leaf is None else np.asarray(leaf, np.float64)
+
+    return Head(
+        np.asarray(gradient.kernel, np.float64),
+        read(gradient.bias),
+        np.asarray(weights.kernel, np.float64),
+        read(weights.bias),
+    )
+
+
+def check_head(head: Head, samples: int) -> list[Finding]:
+    """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
+
+    Args:
+        head: from `head_of`, of a gradient of the mean loss over `samples`.
+        samples: n >= 1, of all local steps and clients.
+    """
+    found = [_sums_over_classes(head), _size_of_the_bias_gradient(head, samples), _rank(head, samples)]
+    if head.bias_gradient is None:
+        return found
+    found.append(_labels_fit(head.bias_gradient, samples))
+    found.append(_one_sample(head) if samples == 1 else _counts(head, samples))
+    return found
+
+
+def proven_labels(bias_gradient: np.ndarray, samples: int) -> np.ndarray:
+    """How many samples of every class there must be at least: (C,) integers.
+
+    The mean softmax output is positive, so that `n_c > -n db_c`.
+    """
+    return np.ceil(np.maximum(-samples * bias_gradient - _SLACK, 0)).astype(int)
+
+
+def _sums_over_classes(head: Head) -> Finding:
+    name = "sums over classes"
+    rows = np.linalg.norm(head.kernel_gradient.sum(axis=1)) / np.linalg.norm(head.kernel_gradient)
+    sums = {"kernel": rows}
+    if head.bias_gradient is not None:
+        sums["bias"] = abs(head.bias_gradient.sum()) / np.linalg.norm(head.bias_gradient)
+    evidence = "The head's gradient must sum to zero over classes; relative to its norm the sums are " + ", ".join(
+        f"{value:.1e} ({part})" for part, value in sums.items()
+    )
+    if max(sums.values()) < _SUM_BELOW:
+        return Finding(name, "passed", evidence + ".")
+    cause = "noise, pruning or another defense, weight decay, a loss that is no cross-entropy, or a transposed head"
+    return Finding(name, "failed", evidence + ".", cause, "--defense, --loss")
+
+
+def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
+    name = "mean over the batch"
+    if head.bias_gradient is None:
+        return Finding(name, "not applicable", "The head has no bias.")
+    size = float(np.abs(head.bias_gradient).sum())
+    evidence = f"The L1 norm of the head's bias gradient is {size:.3g}, and at most 2 for a mean of cross-entropies."
+    if size <= 2 + _SLACK:
+        return Finding(name, "passed", evidence)
+    if samples > 1 and size <= 2 * samples:
+        return Finding(name, "failed", evidence, "the loss is a sum over the batch", "--reduction sum")
+    cause = (
+        "a difference of weights was not divided by the learning rate and the number of steps, or the loss is scaled"
+    )
+    return Finding(name, "failed", evidence, cause, "--learning-rate, --local-steps, --reduction")
+
+
+def _rank(head: Head, samples: int) -> Finding:
+    name = "batch size by rank"
+    features, classes = head.kernel_gradient.shape
+    values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
+    rank, most = int((values > _RANK_ABOVE * values[0]).sum()), min(classes - 1, features)
+    evidence = f"The head's gradient has rank {rank}, so that at least {rank} samples are behind it"
+    if rank > samples:
+        cause = f"the batch is larger than {samples}, or the update is noisy"
+        return Finding(name, "failed", f"{evidence}, but {samples} are stated.", cause, f"--batch-size {rank} or more")
+    if rank < min(samples, most):
+        evidence += f"; {samples} different samples would give {min(samples, most)}."
+        cause = f"the batch holds {rank} samples, or some of its samples are equal or fitted already"
+        return Finding(name, "suspicious", evidence, cause, f"--batch-size {rank}")
+    return Finding(name, "passed", f"{evidence}; it can show {most} at most.")
+
+
+def _labels_fit(bias_gradient: np.ndarray, samples: int) -> Finding:
+    name = "labels in the batch"
+    least = int(proven_labels(bias_gradient, samples).sum())
+    evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
+    if least <= samples:
+        return Finding(name, "passed", evidence)
+    if int(proven_labels(-bias_gradient, samples).sum()) <= samples:
+        return Finding(name, "failed", evidence, "the sign of the update is reversed", "--kind difference")
+    cause = "the batch is larger, the loss is a sum, or the update was not divided by the learning rate and the steps"
+    return Finding(name, "failed", evidence, cause, "--batch-size, --reduction, --learning-rate, --local-steps")
+
+
+def _predicted(head: Head, db: np.ndarray) -> np.ndarray | None:
+    """The softmax (C,) that the head gives the features dW db / |db|^2, or None if db is zero."""
+    square = db @ db
+    if not square:
+        return None
+    bias = 0.0 if head.bias is None else head.bias
+    return np.asarray(jax.nn.softmax(head.kernel_gradient @ db / square @ head.kernel + bias), np.float64)
+
+
+def _one_sample(head: Head) -> Finding:
+    """The features of one sample are dW db / |db|^2; the head's weights turn them into the softmax that db contains."""
+    name = "one sample's equations"
+    db = head.bias_gradient
+    assert db is not None
+    p = _predicted(head, db)
+    if p is None:
+        return Finding(name, "not applicable", "The head's bias gradient is zero.")
+    label = int(np.argmin(db))
+    expected = p - np.eye(len(db))[label]
+    scale = float(db @ expected / (expected @ expected))
+    misfit = float(np.linalg.norm(db - scale * expected) / np.sqrt(db @ db))
+    evidence = (
+        f"The features behind one sample's gradient predict the head's bias gradient to {misfit:.1e} (relative), with "
+        f"the factor {scale:.4g}"
+    )
+    if misfit > _ONE_SAMPLE_BELOW:
+        cause = (
+            "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
+        )
+        return Finding(name, "failed", evidence + ".", cause, "--weights, --batch-size, --loss, --defense")
+    if abs(scale - 1) > 0.01:
+        cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
+        return Finding(name, "failed", evidence + ", not 1.", cause, "--learning-rate, --local-steps, --defense")
+    return Finding(name, "passed", evidence + ".")
+
+
+def _counts(head: Head, samples: int) -> Finding:
+    """n_c = n (mean p_c - db_c), with p of the mean features in the place of the mean p: nearly whole numbers."""
+    name = "whole numbers of labels"
+    db = head.bias_gradient
+    assert db is not None
+    p = _predicted(head, db)
+    if p is None:
+        return Finding(name, "not applicable", "The head's bias gradient is zero.")
+
+    def error(gradient: np.ndarray) -> float:
+        counts = samples * (p - gradient)
+        return float(np.abs(counts - np.maximum(np.round(counts), 0)).max())
+
+    here = error(db)
+    evidence = f"The bias gradient and the mean features give label counts that are {here:.2f} from whole numbers"
+    if here < 0.35 or samples >= 2 * len(db):
+        return Finding(name, "passed", evidence + ".")
+    smaller = {s: error(db * s) for s in (1 / samples, samples)}
+    best = min(smaller, key=lambda s: smaller[s])
+    if smaller[best] < 0.15:
+        cause = "the loss is a sum over the batch" if best < 1 else "the update was divided by the batch size twice"
+        return Finding(name, "suspicious", f"{evidence}; scaled by {best:.3g} they would be.", cause, "--reduction")
+    cause = "a wrong learning rate, number of steps or batch size, other weights, or clipping"
+    return Finding(name, "suspicious", evidence + ".", cause, "--learning-rate, --local-steps, --batch-size, --weights")

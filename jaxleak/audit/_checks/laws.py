@@ -1,0 +1,204 @@
+"""Conservation laws of a gradient: directions in the weights that change no output, which no gradient may have.
+
+Scaling a ReLU unit's inputs up and its outputs down changes nothing, nor does scaling a convolution whose outputs a
+batch statistic normalises. Along such a direction the gradient of every loss and every batch is zero (Kunin et al.,
+*Neural mechanics*, ICLR 2021). Which directions a network has is found here by its own derivatives, so that any network
+has its laws, and an update computed at other weights, in the other mode, or stored in another layout breaks them.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import Batch, PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.models import Classifier
+from jaxleak.models._classifier import BatchNormMode
+from jaxleak.protocols import ClientShare
+
+#: Singular values of the outputs' derivatives below this share of the largest are of directions that change nothing.
+_NULL_BELOW = 1e-4
+#: A law is broken above this multiple of what simulated clients leave, which rounding alone explains.
+_TIMES_SIMULATED = 10.0
+_LEAST_TOLERANCE = 3e-6
+#: A law tells something only if weights of another draw break it by this multiple of its tolerance.
+_TELLING = 3.0
+_SIMULATED = 3
+_PAIR = 2
+_MORE_ROWS = 8
+_SMALLEST_AXIS = 4
+#: With more directions than this, layers are scaled as a whole only.
+_MOST_DIRECTIONS = 200
+
+
+class Laws(NamedTuple):
+    """The laws of one client, as computed from simulated images."""
+
+    share: ClientShare
+    directions: tuple[tuple[str, int], ...]  # leaf and axis; axis -1 scales the leaf as a whole
+    combinations: np.ndarray  # (K, laws), unit columns
+    tolerances: np.ndarray  # (laws,)
+    sizes: dict[str, tuple[float, float]]  # per leaf, least and largest share of the gradient's norm in simulations
+
+
+class Broken(NamedTuple):
+    """How an update stands to the laws."""
+
+    laws: int  # how many there are
+    worst: float  # largest violation over tolerance
+    fraction: float  # of the laws that are broken
+    violations: np.ndarray  # (laws,) over the tolerances
+
+
+def find_laws(share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array) -> Laws:
+    """The directions that leave the outputs of simulated images as they are.
+
+    Args:
+        share: what the client computes.
+        variables: at which the update was computed, as is claimed.
+        batch_size: B of each local step.
+        key: of the simulated images and labels.
+    """
+    directions = _directions(variables["params"])
+    image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)
+    slopes = np.asarray(_slopes(share.model, share.batch_norm, directions, variables, image_key), np.float64)
+    slopes /= np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), 1e-30)
+    _, values, right = np.linalg.svd(slopes)
+    combinations = right[values <= _NULL_BELOW * values[0]].T
+    samples = batch_size * share.local_steps * share.clients
+    gradients = [_simulated(share, variables, samples, k) for k in keys]
+    others = _simulated(share, _other_weights(variables, other_key), samples, keys[0])
+    violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
+    tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)
+    telling = _violations(directions, combinations, variables, others) > _TELLING * tolerances
+    shares = [_shares_of_norm(g) for g in gradients]
+    sizes = {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
+    return Laws(share, directions, combinations[:, telling], tolerances[telling], sizes)
+
+
+def against(laws: Laws, variables: PyTree, payload: PyTree) -> Broken:
+    """How far a payload breaks the laws at these variables."""
+    ratios = _violations(laws.directions, laws.combinations, variables, payload) / laws.tolerances
+    if not len(ratios):
+        return Broken(0, 0.0, 0.0, ratios)
+    return Broken(len(ratios), float(ratios.max()), float((ratios > 1).mean()), ratios)
+
+
+def vanishing(laws: Laws) -> list[str]:
+    """Leaves whose gradient is zero in theory, such as a bias in front of batch statistics."""
+    return [name for name, (_, largest) in laws.sizes.items() if largest < 1e-5]
+
+
+def shares_of_norm(payload: PyTree) -> dict[str, float]:
+    """The norm of every leaf over that of the whole payload."""
+    return _shares_of_norm(payload)
+
+
+def _directions(params: PyTree) -> tuple[tuple[str, int], ...]:
+    found: list[tuple[str, int]] = []
+    for name, leaf in named_leaves(params).items():
+        axes = [a for a, size in enumerate(leaf.shape) if size >= _SMALLEST_AXIS] if leaf.ndim < 4 else _outer(leaf)
+        found += [(name, -1), *((name, axis) for axis in axes)]
+    whole = [direction for direction in found if direction[1] < 0]
+    return tuple(found if len(found) <= _MOST_DIRECTIONS else whole)
+
+
+def _outer(leaf: Any) -> list[int]:
+    # The channel axes of a convolution's kernel, wherever the layout has them; the window is two short axes.
+    return [a for a, size in enumerate(leaf.shape) if size >= 2 * _SMALLEST_AXIS]
+
+
+def _weight(axis: int, shape: tuple[int, ...]) -> jax.Array:
+    """Along an axis the same numbers for every leaf of that size, so that units which belong together are scaled so."""
+    if axis < 0:
+        return jnp.ones((1,) * len(shape))
+    size = shape[axis]
+    numbers = np.random.default_rng(size).choice([-1.0, 1.0], size) * np.random.default_rng(size + 1).uniform(
+        0.5, 1.5, size
+    )
+    return jnp.asarray(numbers.reshape([size if a == axis else 1 for a in range(len(shape))]), jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _slopes(
+    model: Classifier, mode: BatchNormMode, directions: tuple[tuple[str, int], ...], variables: PyTree, key: jax.Array
+) -> jax.Array:
+    """(M, K): along unit directions, the slope of M random combinations of the outputs of M pairs of images.
+
+    More rows than directions, each of one backward pass; a random combination sums to zero over classes, as the
+    gradient of a softmax does.
+    """
+    names = [name for name, _ in directions]
+
+    def row(key: jax.Array) -> jax.Array:
+        image_key, output_key = jax.random.split(key)
+        x = _images(image_key, _PAIR, model.image_shape)
+        weight = jax.random.normal(output_key, (_PAIR, model.num_classes))
+        weight -= weight.mean(axis=-1, keepdims=True)
+
+        def combination(params: PyTree) -> jax.Array:
+            return jnp.vdot(weight, model.apply({**variables, "params": params}, x, mode=mode).logits)
+
+        gradients, weights = named_leaves(jax.grad(combination)(variables["params"])), named_leaves(variables["params"])
+        products = {name: weights[name] * gradients[name] for name in dict.fromkeys(names)}
+        along = []
+        for name, axis in directions:
+            scale = _weight(axis, weights[name].shape)
+            size = jnp.linalg.norm((weights[name] * scale).ravel())
+            along.append(jnp.sum(products[name] * scale) / jnp.maximum(size, 1e-30))
+        return jnp.stack(along)
+
+    return jax.lax.map(row, jax.random.split(key, len(directions) + _MORE_ROWS))
+
+
+def _violations(
+    directions: tuple[tuple[str, int], ...], combinations: np.ndarray, variables: PyTree, payload: PyTree
+) -> np.ndarray:
+    """(laws,): the payload along each law, over the norms of the leaves that the law combines."""
+    weights, gradients = named_leaves(variables["params"]), named_leaves(payload)
+    along, norms = np.zeros(len(directions)), np.zeros(len(directions))
+    for k, (name, axis) in enumerate(directions):
+        direction = np.asarray(weights[name], np.float64) * np.asarray(_weight(axis, weights[name].shape), np.float64)
+        gradient, size = np.asarray(gradients[name], np.float64), np.linalg.norm(direction)
+        along[k] = np.vdot(direction, gradient) / size if size else 0.0
+        norms[k] = np.linalg.norm(gradient)
+    total = np.sqrt((combinations**2).T @ norms**2)
+    return np.abs(combinations.T @ along) / np.maximum(total, 1e-30)
+
+
+def _shares_of_norm(payload: PyTree) -> dict[str, float]:
+    norms = {name: float(np.linalg.norm(np.asarray(leaf, np.float64))) for name, leaf in named_leaves(payload).items()}
+    total = np.sqrt(sum(value**2 for value in norms.values()))
+    return {name: value / max(total, 1e-300) for name, value in norms.items()}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Array) -> PyTree:
+    image_key, label_key = jax.random.split(key)
+    x = _images(image_key, samples, share.model.image_shape)
+    y = jax.random.randint(label_key, (samples,), 0, share.model.num_classes, jnp.int32)
+    return share(variables, Batch(x[:, None], y, jnp.arange(samples)))
+
+
+def _images(key: jax.Array, count: int, shape: tuple[int, ...]) -> jax.Array:
+    """Noise on a coarse pattern, so that convolutions see both."""
+    coarse_key, fine_key = jax.random.split(key)
+    coarse = jax.random.uniform(coarse_key, (count, *(max(1, side // 4) for side in shape[:2]), shape[2]))
+    return 0.7 * jax.image.resize(coarse, (count, *shape), "linear") + 0.3 * jax.random.uniform(
+        fine_key, (count, *shape)
+    )
+
+
+@jax.jit
+def _other_weights(variables: PyTree, key: jax.Array) -> PyTree:
+    """Weights of the same sizes in another order: those of a network that never was this one."""
+    leaves, treedef = jax.tree.flatten(variables["params"])
+    keys = jax.random.split(key, len(leaves))
+    mixed = [
+        jax.random.permutation(k, leaf.ravel()).reshape(leaf.shape) * jax.random.uniform(k, (), minval=0.7, maxval=1.4)
+        for k, leaf in zip(keys, leaves, strict=True)
+    ]
+    return {**variables, "params": jax.tree.unflatten(treedef, mixed)}

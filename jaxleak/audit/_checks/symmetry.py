@@ -1,0 +1,143 @@
+"""The check of the conservation laws, and which mistake restores them where they are broken."""
+
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.finding import Finding, Status
+from jaxleak.audit._checks.laws import Laws, against, find_laws, shares_of_norm, vanishing
+from jaxleak.protocols import ClientShare
+
+#: A leaf whose gradient vanishes in theory and has more than this share of the norm was computed in another way.
+_VANISHES_BELOW = 1e-4
+#: Multiple of a law's tolerance up to which images unlike the simulated ones may explain it: flat ones, whose variance
+#: is near the epsilon of a normalisation, gave 2.7 for a right update; weights a hundredth off give a hundred.
+_FAILED_ABOVE = 10.0
+
+
+def check_symmetries(
+    share: ClientShare, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array
+) -> list[Finding]:
+    """Findings on the weights, the layout and the mode of batch normalisation at which an update was computed.
+
+    Args:
+        share: what the client computes, as is claimed.
+        variables: at which it did.
+        payload: the update, in units of a gradient.
+        batch_size: B of each local step.
+        key: of simulated images.
+    """
+    laws = find_laws(share, variables, batch_size, key)
+    name = "symmetries of the network"
+    broken = against(laws, variables, payload)
+    mode = _mode(laws, payload) if share.model.has_batch_norm else None
+    if mode is not None and mode.status == "failed":
+        return [mode]
+    found = [] if mode is None else [mode]
+    if not broken.laws:
+        return [
+            *found,
+            Finding(name, "not applicable", "This network has no symmetries that other weights would break."),
+        ]
+    evidence = (
+        f"The network has {broken.laws} directions along which no gradient can point; the update's share "
+        f"along the worst is {broken.worst:.2g} times what rounding leaves in simulated updates"
+    )
+    if broken.worst <= 1:
+        return [*found, Finding(name, "passed", evidence + ".")]
+    cause, option = _cause(laws, variables, payload, batch_size, key)
+    status: Status = "failed" if broken.worst > _FAILED_ABOVE else "suspicious"
+    return [*found, Finding(name, status, evidence + ".", cause, option)]
+
+
+def _mode(laws: Laws, payload: PyTree) -> Finding:
+    """Leaves that vanish in one mode of batch normalisation and not in the other."""
+    name, share = "mode of batch normalisation", laws.share
+    shares = shares_of_norm(payload)
+    nothing = vanishing(laws)
+    if share.batch_norm == "train" and nothing:
+        largest, leaf = max((shares[leaf], leaf) for leaf in nothing)
+        evidence = f"{leaf} has {largest:.1e} of the gradient's norm, and none in theory in front of batch statistics"
+        if largest > _VANISHES_BELOW:
+            return Finding(
+                name, "failed", evidence + ".", "the client normalised by running statistics", "--batch-norm eval"
+            )
+        return Finding(name, "passed", evidence + ".")
+    return Finding(name, "not applicable", "No leaf's gradient vanishes in this mode alone.")
+
+
+def _cause(laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array) -> tuple[str, str]:
+    """The first mistake whose correction mends all laws."""
+    share = laws.share
+    if share.model.has_batch_norm:
+        other = "eval" if share.batch_norm == "train" else "train"
+        if other == "train" or variables.get("batch_stats"):
+            mirrored = ClientShare(
+                share.model, local_steps=share.local_steps, learning_rate=share.learning_rate,
+                clients=share.clients, batch_norm=other, loss=share.loss,  # type: ignore[arg-type]
+            )  # fmt: skip
+            there = find_laws(mirrored, variables, batch_size, key)
+            if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
+                return f'the client normalised in mode "{other}"', f"--batch-norm {other}"
+    for leaf, layout, changed in other_layouts(variables["params"], payload):
+        if against(laws, variables, changed).worst <= 1:
+            return f"the update's {leaf} is stored in another layout: {layout}", "--update"
+    decay = _weight_decay(laws, variables, payload)
+    if decay is not None:
+        return f"the client's optimiser adds weight decay of {decay:.3g}", "--update without the decay"
+    return (
+        "weights of another round or another model, a layout of several layers, noise or another defense",
+        "--weights",
+    )
+
+
+def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | None:
+    """The multiple of the weights that, taken off, mends all laws."""
+    params = variables["params"]
+
+    def worst(decay: float) -> float:
+        return against(laws, variables, jax.tree.map(lambda g, w: g - decay * w, payload, params)).worst
+
+    # What breaks the laws is linear in the decay, up to its sign and norms that hardly change with it.
+    here, unit = worst(0.0), against(laws, variables, params).worst
+    norms = [np.sqrt(sum(float(jnp.vdot(x, x)) for x in jax.tree.leaves(tree))) for tree in (payload, params)]
+    guess = here / max(unit, 1e-30) * norms[0] / max(norms[1], 1e-30)
+    candidates = [guess * factor for factor in (1.0, -1.0)] + [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2]
+    mended = [decay for decay in candidates if worst(decay) <= 1]
+    return mended[0] if mended else None
+
+
+def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:
+    """The payload with one leaf in another order, behind the leaf's name and a description of the order.
+
+    Two equal axes are exchanged, or channels are counted before positions and not after.
+    """
+    leaves, treedef = named_leaves(payload), jax.tree.structure(payload)
+    channels = {size for leaf in named_leaves(params).values() if leaf.ndim == 4 for size in leaf.shape if size > 3}
+    for name, leaf in leaves.items():
+        others = []
+        for a, b in itertools.combinations(range(leaf.ndim), 2):
+            if leaf.shape[a] == leaf.shape[b] > 1:
+                others.append((f"axes {a} and {b} are exchanged", jnp.swapaxes(leaf, a, b)))
+        if leaf.ndim == 2:
+            others += [reordered for axis in (0, 1) for reordered in _reordered(leaf, axis, channels)]
+        for layout, changed in others:
+            tree = [changed if other == name else value for other, value in leaves.items()]
+            yield name, layout, jax.tree.unflatten(treedef, tree)
+
+
+def _reordered(leaf: jax.Array, axis: int, channels: set[int]) -> Iterator[tuple[str, jax.Array]]:
+    for count in sorted(channels):
+        side = round((leaf.shape[axis] / count) ** 0.5)
+        if side < 2 or side * side * count != leaf.shape[axis]:
+            continue
+        rows = jnp.arange(leaf.shape[axis])
+        last = rows.reshape(count, side, side).transpose(1, 2, 0).ravel()
+        first = rows.reshape(side, side, count).transpose(2, 0, 1).ravel()
+        for order in (last, first):
+            yield f"axis {axis} counts channels (C) before positions (H, W) or after", jnp.take(leaf, order, axis)

@@ -1,0 +1,72 @@
+"""An audit's report: one HTML file that opens offline, in light and dark, and on paper."""
+
+import base64
+import io
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxleak.audit._verdict import Verdict
+
+_MEANING = {
+    "leaks": "Private data of this client can be read from its update.",
+    "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
+    "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
+}
+
+
+def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any]) -> Path:
+    """Write the report of a verdict; nothing in it is loaded from elsewhere.
+
+    Args:
+        path: of the file, which is replaced.
+        verdict: from `audit.update`.
+        provenance: names and values of the environment and the inputs, as they shall be shown.
+
+    Returns:
+        The path.
+    """
+    import jinja2
+
+    template = resources.files("jaxleak.audit").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    best = verdict.best
+    pictures = []
+    if best is not None:
+        for i, image in enumerate(best.x):
+            pictures.append(
+                {
+                    "found": _picture(image),
+                    "truth": None if verdict.truth is None else _picture(verdict.truth[i]),
+                    "label": int(best.y[i]),
+                    "shown": bool(best.shown[i]),
+                    "agreement": None if best.agreement is None else float(best.agreement[i]),
+                }
+            )
+    text = environment.from_string(template).render(
+        verdict=verdict,
+        meaning=_MEANING[verdict.verdict],
+        kind={"leaks": "bad", "not shown to leak": "open", "inputs inconsistent": "wrong"}[verdict.verdict],
+        pictures=pictures,
+        labels=[(c, int(count)) for c, count in enumerate(verdict.labels) if count],
+        provenance=provenance,
+    )
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _picture(image: np.ndarray) -> str:
+    """An image (H, W, 1 or 3) in [0, 1] as the address of an inline PNG."""
+    from PIL import Image  # heavy, and only a report needs it
+
+    pixels = np.round(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
+    contents = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] != 3 else pixels).save(contents, "PNG")
+    return "data:image/png;base64," + base64.b64encode(contents.getvalue()).decode()

@@ -1,0 +1,112 @@
+"""Attacks that search, within a budget: independent starts of one inversion, their answer and how far they agree."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import objectives
+from jaxleak._base import Attack, Batch, Observation, PyTree
+from jaxleak._tree import norm
+from jaxleak.audit._agreement import agreement
+from jaxleak.audit._invert import InversionRun, all_starts, invert
+from jaxleak.audit._restarts import best_restart
+from jaxleak.audit._rounds import template_of
+from jaxleak.audit._verdict.store import SpentError, Store
+from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.protocols import ClientShare
+
+#: Called as `(attack, iterations done, of how many, note)`.
+Show = Callable[[str, int, int, str], None]
+STARTS = 2
+_CHUNK = 50
+
+
+class Case(NamedTuple):
+    """One audited update."""
+
+    share: ClientShare
+    observation: Observation  # params and payload, nothing else
+    samples: int  # of all local steps and clients
+    store: Store
+    key: jax.Array
+    show: Show
+
+    @property
+    def template(self) -> Batch:
+        """Shapes of the private batch."""
+        empty = jnp.zeros((self.samples, 1, *self.share.model.image_shape))
+        return template_of(Batch(empty, jnp.zeros(self.samples, jnp.int32), jnp.zeros(self.samples, jnp.int32)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _misfits(share: ClientShare, variables: PyTree, payload: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
+    simulated = share(variables, Batch(x, y, jnp.arange(len(y))))
+    difference = jax.tree.map(jnp.subtract, simulated, payload)
+    return jnp.stack([norm(difference) / norm(payload), objectives.cosine(payload, simulated)])
+
+
+def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
+    """An answer with its misfit: x (B, H, W, channels) and labels y (B,)."""
+    x = np.clip(np.asarray(x, np.float32), 0, 1)
+    misfit, cosine = _misfits(
+        case.share, case.observation.params, case.observation.payload, jnp.asarray(x)[:, None], jnp.asarray(y)
+    )
+    return Answer(name, x, np.asarray(y), float(misfit), float(cosine), **fields)
+
+
+def search(
+    case: Case, name: str, attack: Attack, observation: Observation, *, y: np.ndarray | None = None
+) -> tuple[Answer | None, float]:
+    """Run independent starts of an attack until they are done or the budget is spent.
+
+    Args:
+        case: the audited update.
+        name: of the attack, for checkpoints and progress.
+        attack: with a schedule.
+        observation: what it sees.
+        y: labels (B,) of the answer where the attack infers none.
+
+    Returns:
+        The answer of the best start by the attack's own score, None where not one chunk was done; and the seconds of
+        an iteration of all starts.
+    """
+    total = attack.iterations
+    assert total is not None
+    begin = time.monotonic()
+    last: list[tuple[int, InversionRun]] = []
+    pace: list[float] = []
+    marks = [begin]
+
+    def callback(done: int, run: InversionRun, infos: dict[str, np.ndarray]) -> None:
+        last[:] = [(done, run)]
+        pace.append((time.monotonic() - marks[-1]) / len(infos["distance"]))
+        marks.append(time.monotonic())
+        case.show(name, done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
+        case.store.note()
+        if case.store.left <= 0 and done < total:
+            raise SpentError
+
+    finished = True
+    try:
+        _, run, _ = invert(
+            attack, observation, case.template, key=case.key, iterations=total, chunk=min(_CHUNK, total),
+            restarts=STARTS, callbacks=(callback,), checkpoints=case.store.checkpoints(name),
+        )  # fmt: skip
+        last[:] = [(total, run)]
+    except SpentError:
+        finished = False
+    if not last:
+        return None, 0.0
+    done, run = last[0]
+    starts = all_starts(attack, run, observation, restarts=STARTS)
+    best = best_restart(starts)
+    answer = graded(
+        case, name, np.asarray(best.x[:, 0]), np.asarray(best.y) if y is None else y,
+        agreement=agreement(starts).value, seconds=time.monotonic() - begin, iterations=done, finished=finished,
+    )  # fmt: skip
+    return answer, float(np.median(pace[1:] or pace)) if pace else 0.0

@@ -1,0 +1,172 @@
+"""The attacks of an audit in the order of their cost, and which of them apply."""
+
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import attacks
+from jaxleak._base import Attack, Observation
+from jaxleak.attacks import presets
+from jaxleak.attacks._inversion.patch_embedding import patch_embedding
+from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
+from jaxleak.audit._invert import invert
+from jaxleak.audit._verdict.search import Case, graded, search
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
+
+#: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
+_FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
+_PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
+_ROW_SPACE = 4250
+#: Defenses whose likelihood an attack knows, and the noise that it takes.
+_LIKELIHOODS = {"gaussian": "gaussian", "laplace": "laplace"}
+
+
+def run_stages(case: Case, defense: tuple[str, float] | None) -> Iterator[Answer | str]:
+    """Answers, and sentences on what was not tried and why.
+
+    Args:
+        case: the audited update.
+        defense: name and strength that the client states, or None.
+    """
+    certain = False
+    if case.samples == 1 and defense is None:
+        for found in _closed_forms(case):
+            certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
+            yield found
+    else:
+        why = "the client defends its update" if defense else f"{case.samples} samples are behind it"
+        yield f"Closed forms of one exact gradient were not tried: {why}."
+    if certain:
+        return
+    for found in _gradient_matching(case, defense):
+        certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
+        yield found
+    if not certain:
+        yield from _row_space(case)
+
+
+def _closed_forms(case: Case) -> Iterator[Answer | str]:
+    model, seen, begin = case.share.model, case.observation, time.monotonic()
+    try:
+        attack = patch_embedding(model)
+    except ValueError:
+        pass  # no vision transformer of this kind
+    else:
+        found, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
+        if found.answered.all():
+            yield graded(
+                case, "patch_embedding", np.asarray(found.x[:, 0]), np.asarray(found.y), solved=True,
+                seconds=time.monotonic() - begin,
+            )  # fmt: skip
+            return
+    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
+    if peeled is None:
+        yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
+        return
+    y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
+    x = affine_solution(peeled)
+    if x is not None:
+        yield graded(case, "dense_inputs", np.asarray(x)[None], y, solved=True, seconds=time.monotonic() - begin)
+        return
+    stored = case.store.answer("peeling")
+    answer = stored or search(case, "peeling", _peeling(peeled), _with_labels(peeled, y), y=y)[0]
+    if answer is None:
+        yield "Peeling was not tried: the time was spent."
+        return
+    if answer.finished:
+        case.store.keep("peeling", answer)
+    yield answer
+
+
+def _head_bias_gradient(case: Case) -> jax.Array:
+    """The entry of the label is the only negative one; without a bias the column sums of the kernel say the same."""
+    head = case.share.model.head_of(case.observation.payload)
+    return head.kernel.sum(axis=0) if head.bias is None else head.bias
+
+
+def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:
+    return peeled.observation._replace(labels=jnp.asarray(y))
+
+
+def _peeling(peeled: Peeled) -> Attack:
+    settings = (
+        presets.fedleak(_PEELED)
+        ._replace(
+            labels="given",  # the product with dL/dh has no label in it
+            smoothing=attacks.client_updates.smoothing(1.0, _PEELED_SHARPNESS) if peeled.model.has_kinks else None,
+        )
+        .weighing(activation=0.0, tv=_PEELED_TV)
+    )
+    return attacks.inversion(peeled.model, peeled.share, settings, batch_size=1)
+
+
+def _gradient_matching(case: Case, defense: tuple[str, float] | None) -> Iterator[Answer | str]:
+    """FedLeak with the homotopy, or the likelihood of a stated noise: a short search, then a longer one."""
+    name, make = "fedleak", presets.fedleak
+    if defense is not None:
+        kind, strength = defense
+        if kind in _LIKELIHOODS and strength > 0:
+            name = f"bayes_{kind}"
+
+            def make(iterations: int) -> attacks.Settings:  # type: ignore[misc]
+                return presets.bayes(iterations, noise=_LIKELIHOODS[kind], scale=strength)
+        else:
+            yield f"No attack that knows the defense {kind} was tried; FedLeak attacks the update as it is."
+
+    def one(iterations: int) -> tuple[Answer | None, float]:
+        stored = case.store.answer(f"{name}_{iterations}")
+        if stored is not None:
+            return stored, stored.seconds / max(stored.iterations, 1)
+        attack = attacks.inversion(case.share.model, case.share, make(iterations), batch_size=case.samples)
+        answer, pace = search(case, f"{name}_{iterations}", attack, case.observation)
+        if answer is not None and answer.finished:
+            case.store.keep(f"{name}_{iterations}", answer)
+        return answer, pace
+
+    answer, pace = one(_FIRST)
+    if answer is None:
+        yield f"{name} was not tried: the time was spent."
+        return
+    yield answer
+    if answer.shown.all() or not answer.finished:
+        return
+    # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
+    fitting = [n for n in _LATER if n * pace < case.store.left]
+    if not fitting:
+        yield f"A longer search was not tried: {_LATER[0]} iterations take {_LATER[0] * pace:.0f} s more."
+        return
+    for iterations in dict.fromkeys((fitting[min(1, len(fitting) - 1)], fitting[-1])):
+        if iterations * pace > case.store.left:
+            yield f"A search of {iterations} iterations was not tried: the time was spent."
+            return
+        answer, _ = one(iterations)
+        if answer is None:
+            return
+        yield answer
+        if (answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()) or not answer.finished:
+            return
+
+
+def _row_space(case: Case) -> Iterator[Answer | str]:
+    """For networks with normalisation, whose gradients lead nowhere from afar."""
+    model = case.share.model
+    if not model.has_batch_norm:
+        return
+    if case.store.left <= 0:
+        yield "Row spaces were not tried: the time was spent."
+        return
+    try:
+        attack = attacks.inversion(
+            model, case.share, presets.row_space(_ROW_SPACE)._replace(labels="calibrated"), batch_size=case.samples
+        )
+    except ValueError as error:
+        yield f"Row spaces were not tried: {error}."
+        return
+    answer = case.store.answer("row_space") or search(case, "row_space", attack, case.observation)[0]
+    if answer is not None:
+        if answer.finished:
+            case.store.keep("row_space", answer)
+        yield answer

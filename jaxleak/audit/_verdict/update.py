@@ -1,0 +1,174 @@
+"""From somebody's update to a verdict."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import _validate, capture
+from jaxleak._base import Observation, PyTree
+from jaxleak.audit._checks import Finding, check_update, failed
+from jaxleak.audit._checks.head import head_of, proven_labels
+from jaxleak.audit._verdict.search import Case, Show
+from jaxleak.audit._verdict.stages import run_stages
+from jaxleak.audit._verdict.store import SpentError, Store
+from jaxleak.audit._verdict.truth import check_truth, scores
+from jaxleak.audit._verdict.verdict import Answer, Verdict, best_of, decide, unexplained
+from jaxleak.checkpoint import fingerprint
+from jaxleak.models import Classifier
+from jaxleak.protocols import ClientShare
+
+
+def update(
+    model: Classifier,
+    variables: PyTree,
+    update: Any,
+    *,
+    minutes: float = 10.0,
+    truth: tuple[Any, Any] | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+    show: Show | None = None,
+    **facts: Any,
+) -> Verdict:
+    """Attack one update with what applies, in the order of cost, and say whether it leaks.
+
+    First the update is checked against what the client is said to have computed (`check_update`). Then follow closed
+    forms, a search with FedLeak's objective, and row spaces; where the client states Gaussian or Laplace noise, a
+    search that knows it. An audit with `out` goes on where an earlier one of the same inputs ended.
+
+    Args:
+        model: the network.
+        variables: the weights at which the client began.
+        update: a `capture.Update`, the path of a file that `capture.load` reads, or a tree of arrays.
+        minutes: budget > 0 of all sittings; the chunk that is running when it is spent is finished.
+        truth: `(images, labels)` of the client, for scores alone: images (B, H, W, channels) or (B, channels, H, W) in
+            [0, 1], labels (B,) or None. No attack sees them.
+        out: folder for what was found.
+        seed: of the searches, >= 0.
+        names: of a list's entries, as in `capture.fit`.
+        show: called as `show(attack, done, total, note)` after every chunk.
+        facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
+            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics.
+
+    Returns:
+        A `Verdict`.
+
+    Raises:
+        ValueError: on facts out of range or unknown, a truth of another shape, or a folder of another audit.
+        FileNotFoundError: if the update is a path and there is no such file.
+    """
+    _validate.positive(minutes=minutes)
+    _validate.non_negative(seed=seed)
+    sent, known = _sent(update, facts)
+    if known.batch_size is None:
+        raise ValueError("batch_size must be given: the update does not say how many samples are behind it")
+    if known.loss not in (None, "cross_entropy"):
+        raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
+    share = ClientShare(
+        model, local_steps=known.local_steps or 1, learning_rate=known.learning_rate or 1e-4,
+        batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
+    )  # fmt: skip
+    samples = known.batch_size * share.local_steps
+    checked = check_truth(truth, samples, model.image_shape, model.num_classes)
+    threat = _threat(known, samples)
+    try:
+        payload = capture.gradient_of(sent, variables["params"], names=names)
+    except ValueError as error:
+        cause = "the update is of another model, lacks a layer, or its learning rate is not known"
+        return _inconsistent(
+            [Finding("names and shapes", "failed", f"{error}.", cause, "--model, --update")], model, threat
+        )
+    if known.reduction == "sum":
+        payload = jax.tree.map(lambda leaf: leaf / known.batch_size, payload)
+    defended = known.defense not in (None, "none")
+    findings = check_update(share, variables, payload, batch_size=known.batch_size, defended=defended)
+    if failed(findings):
+        return _inconsistent(findings, model, threat)
+    store = Store(None if out is None else Path(out), _identity(variables, payload, known, seed), minutes)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+    case = Case(share, seen, samples, store, jax.random.key(seed), show or (lambda *_: None))
+    answers, said = _attacked(case, (known.defense, known.strength or 0.0) if known.defense and defended else None)
+    labels = np.zeros(model.num_classes, int)
+    head = head_of(model, payload, variables)
+    if head.bias_gradient is not None and not defended:
+        labels = proven_labels(head.bias_gradient, samples)
+    best = best_of(answers)
+    tried = [_told(answer) for answer in answers]
+    findings = findings + (unexplained(best) if best is None or not best.shown.any() else [])
+    outcome, reasons = decide(findings, labels, best, tried, said)
+    numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.sum())}
+    ordered = None
+    if best is not None:
+        numbers["gradient_misfit"] = best.misfit
+        if best.agreement is not None:
+            numbers["agreement"] = float(np.mean(best.agreement))
+        if checked is not None:
+            scored, ordered = scores(checked, best)
+            numbers |= scored
+    return Verdict(outcome, reasons, tuple(findings), tuple(answers), best, labels, threat, numbers, ordered)
+
+
+def _sent(update: Any, facts: dict[str, Any]) -> tuple[capture.Update, capture.Facts]:
+    if isinstance(update, str | Path):
+        update = capture.load(update)
+    if not isinstance(update, capture.Update):
+        arrays = capture.named_arrays(update)
+        update = capture.Update(arrays, capture.Facts())
+    unknown = sorted(facts.keys() - {field.name for field in dataclasses.fields(capture.Facts)})
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not a fact about a client; see capture.Facts")
+    known = dataclasses.replace(update.facts, **{name: fact for name, fact in facts.items() if fact is not None})
+    return update._replace(facts=known), known
+
+
+def _attacked(case: Case, defense: tuple[str, float] | None) -> tuple[list[Answer], list[str]]:
+    answers: list[Answer] = []
+    said: list[str] = []
+    try:
+        for found in run_stages(case, defense):
+            if not isinstance(found, Answer):
+                said.append(found)
+                continue
+            answers.append(found)
+            if case.store.left <= 0:
+                raise SpentError
+    except SpentError:
+        said.append("The time was spent; a longer --minutes goes on from here.")
+    case.store.note()
+    return answers, said
+
+
+def _inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Verdict:
+    labels = np.zeros(model.num_classes, int)
+    outcome, reasons = decide(findings, labels, None, [], [])
+    return Verdict(outcome, reasons, tuple(findings), (), None, labels, threat, {"verdict": outcome, "label_count": 0})
+
+
+def _told(answer: Answer) -> str:
+    agreement = (
+        "" if answer.agreement is None else f", independent starts agree to an SSIM of {answer.agreement.mean():.2f}"
+    )
+    ended = "" if answer.finished else ", ended by the budget"
+    return (
+        f"Tried {answer.attack} ({answer.iterations} iterations, {answer.seconds:.0f} s{ended}): the gradient's cosine "
+        f"distance is {answer.cosine_distance:.2g}{agreement}."
+    )
+
+
+def _threat(known: capture.Facts, samples: int) -> str:
+    defended = "" if known.defense in (None, "none") else f", the defense ({known.defense}) and its strength"
+    return (
+        f"The attacker knows the network and its weights, one update of {samples} "
+        f"sample{'s' if samples > 1 else ''}, and how the client computed it{defended}; it knows no image and no label."
+    )
+
+
+def _identity(variables: PyTree, payload: PyTree, known: capture.Facts, seed: int) -> dict[str, Any]:
+    found = {"weights": fingerprint(variables), "update": fingerprint(payload)}
+    return {**found, "client": known.as_text(), "seed": seed}

@@ -1,0 +1,118 @@
+"""The three verdicts, and what decides between them."""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._checks import Finding, failed
+
+Outcome = Literal["leaks", "not shown to leak", "inputs inconsistent"]
+
+#: Exit status of the command for every verdict.
+EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs inconsistent": 3}
+
+#: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
+#: how often images that agree this well are wrong.
+AGREE_ABOVE = 0.95
+#: Relative misfit of the gradient above which an attack has explained nothing, so that the inputs may be mistaken.
+_UNEXPLAINED_ABOVE = 0.3
+
+
+class Answer(NamedTuple):
+    """What one attack found."""
+
+    attack: str
+    x: np.ndarray  # (B, H, W, channels) in [0, 1]
+    y: np.ndarray  # (B,) int32
+    misfit: float  # |g' - g| / |g| of the whole update, with g' simulated at the answer on the exact model
+    cosine_distance: float  # between the same two
+    agreement: np.ndarray | None = None  # (B,) SSIM between two independent starts; None for a closed form
+    solved: bool = False  # whether equations gave the images, without a search
+    seconds: float = 0.0
+    iterations: int = 0
+    finished: bool = True  # False where the budget ended it
+
+    @property
+    def shown(self) -> np.ndarray:
+        """(B,) bool: images that have a certificate which needs no truth."""
+        if self.cosine_distance >= MATCHED_BELOW:
+            return np.zeros(len(self.x), bool)
+        if self.solved:
+            return np.ones(len(self.x), bool)
+        return np.zeros(len(self.x), bool) if self.agreement is None else self.agreement >= AGREE_ABOVE
+
+
+class Verdict(NamedTuple):
+    """The answer of an audit.
+
+    Attributes:
+        verdict: "leaks", "not shown to leak" or "inputs inconsistent".
+        reasons: sentences.
+        findings: of the checks.
+        answers: of the attacks, in the order in which they ran.
+        best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
+        labels: (C,) how many samples of every class are proven to be in the batch.
+        threat: what the attacker is granted, in a sentence.
+        metrics: verdict, label_count, gradient_misfit, agreement; with truth psnr, ssim and label_accuracy.
+        truth: (B, H, W, channels) in the order of the best answer, where it was given.
+    """
+
+    verdict: Outcome
+    reasons: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    answers: tuple[Answer, ...]
+    best: Answer | None
+    labels: np.ndarray
+    threat: str
+    metrics: dict[str, Any]
+    truth: np.ndarray | None = None
+
+
+def best_of(answers: list[Answer]) -> Answer | None:
+    """The answer with certified images first, then the one with the least misfit; nothing here knows the truth."""
+    finite = [answer for answer in answers if np.isfinite(answer.misfit)]
+    return min(finite, key=lambda answer: (-int(answer.shown.sum()), answer.misfit)) if finite else None
+
+
+def unexplained(best: Answer | None) -> list[Finding]:
+    """A finding where no attack came near the gradient, which a mistake that no check sees looks like."""
+    if best is None or best.misfit <= _UNEXPLAINED_ABOVE:
+        return []
+    evidence = f"The best attack left {best.misfit:.2f} of the gradient's norm unexplained."
+    cause = (
+        "a search that failed, or inputs that are mistaken in a way that the checks cannot see here: weights of "
+        "another round, another batch size, mode, layout or loss, or a defense"
+    )
+    return [Finding("gradient explained", "suspicious", evidence, cause, "--truth of a known batch, --minutes")]
+
+
+def decide(
+    findings: list[Finding], labels: np.ndarray, best: Answer | None, tried: list[str], not_tried: list[str]
+) -> tuple[Outcome, tuple[str, ...]]:
+    """The verdict and its reasons.
+
+    Args:
+        findings: of the checks.
+        labels: (C,) proven samples of every class.
+        best: of `best_of`.
+        tried: what was tried and how far it got, in sentences.
+        not_tried: what was not, and why.
+    """
+    wrong = failed(findings)
+    if wrong:
+        return "inputs inconsistent", tuple(str(finding) for finding in wrong)
+    reasons = []
+    if labels.any():
+        classes = ", ".join(f"{count} of class {c}" for c, count in enumerate(labels) if count)
+        reasons.append(f"The head's gradient proves {labels.sum()} labels: {classes}.")
+    if best is not None and best.shown.any():
+        how = "are the solution of equations" if best.solved else "are what independent starts agree on"
+        reasons.append(
+            f"{int(best.shown.sum())} of {len(best.x)} images {how} ({best.attack}); the gradient of the answer has a "
+            f"cosine distance of {best.cosine_distance:.1e} from the update."
+        )
+    warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
+    if reasons:
+        return "leaks", (*reasons, *warnings)
+    return "not shown to leak", (*tried, *not_tried, *warnings)

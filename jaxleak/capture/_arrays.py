@@ -1,0 +1,134 @@
+"""Arrays by name out of files that nobody vouches for: safetensors, npz and PyTorch; nothing is unpickled."""
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+#: The most that the arrays of one npz file may occupy unless their shapes are known, in bytes.
+LARGEST = 2**34
+
+
+def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of a file by their names, and the texts of its header.
+
+    Args:
+        path: of a safetensors file, an npz file, or a PyTorch file (`torch.save` of a state dict, which needs PyTorch
+            to be read; only tensors are loaded). The contents decide which it is, not the name.
+
+    Returns:
+        Arrays, floating-point ones as float32, and the header, which only safetensors have.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: in one line, naming the file and what is wrong with it.
+        ImportError: if it is a PyTorch file and PyTorch is not installed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is not a file")
+    with path.open("rb") as file:
+        begin = file.read(16)
+    header: dict[str, str] = {}
+    try:
+        if begin[:1] == b"\x80" or (zipfile.is_zipfile(path) and _is_torch_archive(path)):
+            arrays = _read_torch(path)
+        elif begin[:2] == b"PK":
+            arrays = _read_npz(path)
+        else:
+            arrays, header = _read_safetensors(path)
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # zipfile, zlib, NumPy, PyTorch and safetensors raise many types for a damaged file
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"{path} cannot be read as safetensors, npz or PyTorch tensors: {reason}") from error
+    if not arrays:
+        raise ValueError(f"{path} holds no arrays")
+    return arrays, header
+
+
+def read_npz_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...] | None = None) -> np.ndarray:
+    """One floating-point array of an npz file, whose header is not trusted.
+
+    `numpy.load` allocates what the header promises before it looks at what is there.
+
+    Args:
+        archive: the npz file.
+        name: of the array, without ".npy".
+        expected: its shape, where that is known.
+
+    Returns:
+        A float32 array.
+
+    Raises:
+        ValueError: on another shape, a dtype that is not floating-point, or contents of another size.
+    """
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with archive.open(name + ".npy") as file:
+        shape, fortran_order, dtype = readers[np.lib.format.read_magic(file)](file)
+        if expected is not None and shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {shape}")
+        if dtype.kind != "f" or dtype.itemsize > 8:
+            raise ValueError(f"{name} must hold floats of at most 64 bits, got {dtype}")
+        size = math.prod(shape) * dtype.itemsize
+        if expected is None and size > LARGEST:
+            raise ValueError(f"{name} claims {size} bytes, more than {LARGEST}")
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise ValueError(f"{name} must have {size} bytes of content, got {'more' if len(content) > size else 'fewer'}")
+    return _single(np.frombuffer(content, dtype)).reshape(shape, order="F" if fortran_order else "C")
+
+
+def _single(array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold is reported later as not finite
+        return array.astype(np.float32) if array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
+            raise ValueError(f"its arrays claim more than {LARGEST} bytes")
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        return {name: read_npz_array(archive, name) for name in names}
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with safetensors.safe_open(path, framework="numpy") as file:
+        names = list(file.keys())
+        return {name: _single(file.get_tensor(name)) for name in names}, dict(file.metadata() or {})
+
+
+def _is_torch_archive(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{path} is a PyTorch file, and PyTorch is not installed: pip install torch") from error
+    try:
+        stored: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        kind = "more than tensors, which are all that is loaded" if "eights only" in str(error) else "damaged data"
+        raise ValueError(f"it holds {kind}") from error
+    # A training checkpoint often keeps the state dict beside an optimiser's state.
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(stored, dict) and isinstance(stored.get(name), dict):
+            stored = stored[name]
+    if isinstance(stored, list | tuple):
+        stored = {str(i): value for i, value in enumerate(stored)}
+    if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
+        raise ValueError("it must hold a state dict: names with tensors")
+    return {str(name): tensor_to_numpy(value) for name, value in stored.items()}
+
+
+def tensor_to_numpy(tensor: Any) -> np.ndarray:
+    """A PyTorch tensor as an array; floating-point ones as float32."""
+    tensor = tensor.detach().cpu()
+    return np.array((tensor.float() if tensor.is_floating_point() else tensor).numpy())

@@ -1,0 +1,82 @@
+"""What is known of how a client computed its update."""
+
+import dataclasses
+import json
+from typing import Any, Literal, get_args
+
+from jaxleak import _validate
+
+#: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
+#: after the local steps.
+Kind = Literal["gradient", "difference", "weights"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_REDUCTIONS = ("mean", "sum")
+_MODES = ("train", "eval")
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the file says of the client; None means that the file does not say.
+
+    Attributes:
+        kind: what the arrays are: "gradient", "difference" (weights after minus weights before) or "weights" (after).
+        framework: that wrote the arrays, for example "torch" or "jax".
+        loss: name of the loss function, for example "cross_entropy".
+        reduction: over the batch, "mean" or "sum".
+        local_steps: E >= 1 steps of gradient descent.
+        learning_rate: of these steps, > 0.
+        batch_size: B >= 1 samples of each step.
+        batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
+        defense: name of the defense that the client applied, as `jaxleak.defenses` calls it; "none" for none.
+        strength: of that defense, >= 0.
+
+    Raises:
+        ValueError: naming the field, on a value out of its range.
+    """
+
+    kind: Kind = "gradient"
+    framework: str | None = None
+    loss: str | None = None
+    reduction: str | None = None
+    local_steps: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    batch_norm: str | None = None
+    defense: str | None = None
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _validate.one_of(KINDS, kind=self.kind)
+        for name, allowed in (("reduction", _REDUCTIONS), ("batch_norm", _MODES)):
+            if getattr(self, name) is not None:
+                _validate.one_of(allowed, **{name: getattr(self, name)})
+        for name in ("framework", "loss", "defense"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} must be a text, got {getattr(self, name)!r}")
+        _validate.count(**self._given("local_steps", "batch_size"))
+        _validate.positive(**self._given("learning_rate"))
+        _validate.non_negative(**self._given("strength"))
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def as_text(self) -> str:
+        """The facts that are known, as JSON."""
+        return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value is not None})
+
+    @staticmethod
+    def from_text(text: str) -> "Facts":
+        """What `as_text` wrote.
+
+        Raises:
+            ValueError: if it is not JSON, has a field that is not known, or a value out of its range.
+        """
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ValueError("the header must be a JSON object")
+        known = {field.name for field in dataclasses.fields(Facts)}
+        if unknown := sorted(given.keys() - known):
+            raise ValueError(f"the header has unknown fields: {', '.join(unknown[:3])}")
+        return Facts(**given)

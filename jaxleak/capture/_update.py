@@ -1,0 +1,129 @@
+"""The update file: safetensors whose header says how the client computed it."""
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from jaxleak._base import PyTree
+from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
+from jaxleak.capture._facts import Facts
+from jaxleak.capture._names import fit
+
+_HEADER = "jaxleak"
+
+
+class Update(NamedTuple):
+    """What a client sent, by the client's own names."""
+
+    arrays: dict[str, np.ndarray]
+    facts: Facts
+    source: str = "update"  # the file, for messages
+    sha256: str = ""  # of the file's contents
+
+
+def save(path: str | Path, update: Any, **facts: Any) -> None:
+    """Write an update file, from whichever framework the client uses.
+
+    In PyTorch, after `loss.backward()`: `capture.save("update.safetensors", net, batch_size=4, reduction="mean")`, or
+    with a state dict, `kind="weights"`. In JAX, with the tree of gradients that `jax.grad` gave.
+
+    Args:
+        path: of the file; an existing one is replaced once the new one is complete.
+        update: a PyTorch module, whose parameters' `.grad` are written; a dictionary of names with tensors or arrays,
+            which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such as those of Flax
+            and Equinox.
+        facts: what is known of the client, the fields of `Facts`.
+
+    Raises:
+        TypeError: on a fact that `Facts` does not have.
+        ValueError: on a fact out of its range, or if there are no arrays, or a module's gradients are missing.
+    """
+    arrays = named_arrays(update)
+    if not arrays:
+        raise ValueError("update must hold arrays, got none")
+    known = Facts(**{"framework": _framework(update), **facts})
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: known.as_text()})
+    partial.replace(path)
+
+
+def load(path: str | Path) -> Update:
+    """Read an update file, or plain safetensors, npz or PyTorch tensors, of which the facts are unknown.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: in one line, naming the file and what is wrong with it.
+        ImportError: if it is a PyTorch file and PyTorch is not installed.
+    """
+    arrays, header = read_arrays(path)
+    try:
+        facts = Facts.from_text(header[_HEADER]) if _HEADER in header else Facts()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} has a header that cannot be understood: {error}") from error
+    return Update(arrays, facts, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
+
+
+def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None = None) -> PyTree:
+    """The update in units of a gradient, as a tree like `params`.
+
+    A difference of weights or the weights themselves become `(before - after) / (learning_rate * local_steps)`, as
+    `protocols.ClientShare` computes them.
+
+    Args:
+        update: from `load`.
+        params: the model's parameters before the client's steps.
+        names: as in `fit`.
+
+    Raises:
+        ValueError: as `fit`; and for differences and weights if the learning rate is not known.
+    """
+    tree = fit(update.arrays, params, names=names, what=update.source)
+    facts = update.facts
+    if facts.kind == "gradient":
+        return tree
+    if facts.learning_rate is None:
+        raise ValueError(f"{update.source}: learning_rate must be given to turn {facts.kind} into a gradient")
+    scale = 1 / (facts.learning_rate * (facts.local_steps or 1))
+    if facts.kind == "weights":
+        return jax.tree.map(lambda before, after: (before - after) * scale, params, tree)
+    return jax.tree.map(lambda difference: -difference * scale, tree)
+
+
+def _framework(update: Any) -> str:
+    leaves = [update] if hasattr(update, "named_parameters") else jax.tree.leaves(update)
+    return next((type(leaf).__module__.split(".")[0].removesuffix("lib") for leaf in leaves if _is_torch(leaf)), "jax")
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor | torch.nn.Module)
+
+
+def named_arrays(update: Any) -> dict[str, np.ndarray]:
+    """What `save` would write of an update: arrays by name."""
+    if hasattr(update, "named_parameters"):
+        gradients = {name: parameter.grad for name, parameter in update.named_parameters()}
+        if missing := [name for name, gradient in gradients.items() if gradient is None]:
+            raise ValueError(f"{missing[0]} has no gradient: call loss.backward() before")
+        return {name: tensor_to_numpy(gradient) for name, gradient in gradients.items()}
+    if isinstance(update, Mapping):
+        update = dict(update)  # an OrderedDict's keys are paths of another form
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(update):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        array = tensor_to_numpy(leaf) if _is_torch(leaf) else np.asarray(leaf)
+        if array.dtype == object:
+            raise ValueError(f"{name} must be an array, got {type(leaf).__name__}")
+        arrays[name] = array
+    # A state of Flax's NNX ends every path with the attribute that holds the array.
+    if arrays and all(name.endswith(".value") for name in arrays):
+        arrays = {name.removesuffix(".value"): array for name, array in arrays.items()}
+    return arrays

@@ -1,0 +1,142 @@
+"""Flax modules, of Linen and of NNX, as classifiers."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+import flax.errors
+import flax.linen as nn
+import jax
+from flax import nnx
+
+from jaxleak._base import PyTree
+from jaxleak.models._classifier import BatchNormMode, Classifier
+from jaxleak.models._door.function import Computed, Function, Layout, assemble
+
+#: What Linen modules call the argument that tells training from evaluation, and its value in training.
+_TRAINING: dict[str, bool] = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+
+
+#: Kinds of NNX variables in the order in which they are split: parameters, running statistics, all others.
+_KINDS: Any = (nnx.Param, nnx.BatchStat, ...)
+
+
+def from_flax(
+    module: nn.Module | nnx.Module,
+    variables: PyTree = None,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int | None = None,
+    train_arguments: Mapping[str, Any] | None = None,
+    eval_arguments: Mapping[str, Any] | None = None,
+    layout: Layout = "NHWC",
+    head: str | None = None,
+) -> tuple[Classifier, PyTree]:
+    """A `Classifier` of a Flax module, which is left as it is; see `jaxleak.models.from_function`.
+
+    Args:
+        module: of Linen, called as `module.apply(variables, x, train=...)`; or of NNX, called as `module(x)`, whose
+            mode `nnx.Module.train` and `eval` set.
+        variables: of a Linen module, from its `init` or from training: "params", "batch_stats" and other collections.
+            A module of NNX holds its own.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2; by default as many as there are logits.
+        train_arguments: keywords of the call in training. By default `train=True`, `training=True`,
+            `is_training=True`, `deterministic=False` or `use_running_average=False`, whichever the module of Linen
+            takes; none for NNX.
+        eval_arguments: keywords of the call in evaluation; by default the opposite.
+        layout: of the images that the module reads.
+        head: name of the last dense layer; by default the last one with C outputs.
+
+    Returns:
+        The classifier, and its variables. Parameters are nested dictionaries with the module's own names, as in
+        "Dense_0/kernel"; those of NNX are what `nnx.to_pure_dict` gives of the parameters, or of their gradient.
+
+    Raises:
+        ValueError: on arguments out of range; if a layer draws random numbers in training, such as dropout; if the
+            module gives no logits (B, C).
+        TypeError: if it is no Flax module.
+    """
+    if isinstance(module, nnx.Module):
+        functions, known = _of_nnx(module, train_arguments or {}, eval_arguments or {})
+    elif isinstance(module, nn.Module):
+        functions, known = _of_linen(module, variables, train_arguments, eval_arguments)
+    else:
+        raise TypeError(f"module must be a Flax module, of Linen or NNX, got {type(module).__name__}")
+    return assemble(functions, known, image_shape=image_shape, num_classes=num_classes, layout=layout, head=head)
+
+
+def _of_linen(
+    module: nn.Module, variables: PyTree, train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None
+) -> tuple[dict[BatchNormMode, Function], PyTree]:
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        raise ValueError('variables of a Linen module must hold "params", as its init gives them')
+    taken = inspect.signature(type(module).__call__).parameters
+    name = next((name for name in _TRAINING if name in taken), None)
+    train = ({name: _TRAINING[name]} if name else {}) if train is None else train
+    evaluate = ({name: not _TRAINING[name]} if name else {}) if evaluate is None else evaluate
+    others = {key: value for key, value in variables.items() if key not in ("params", "batch_stats")}
+    stats = variables.get("batch_stats", {})
+
+    def called(arguments: Mapping[str, Any], mutable: bool) -> Function:
+        def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
+            known = {**others, "params": params, **({"batch_stats": batch_stats} if stats else {})}
+            try:
+                if mutable and stats:
+                    logits, new = module.apply(known, x, **arguments, mutable=["batch_stats"])
+                    return Computed(logits, new["batch_stats"])
+                logits = module.apply(known, x, **arguments)
+                return Computed(cast(jax.Array, logits))
+            except flax.errors.InvalidRngError as error:
+                raise ValueError(
+                    "the module draws random numbers in training, which no attacker knows: set its dropout rate to 0, "
+                    f"if the client trained without ({error})"
+                ) from error
+
+        return function
+
+    functions: dict[BatchNormMode, Function] = {"train": called(train, True), "eval": called(evaluate, False)}
+    return functions, {"params": variables["params"], "batch_stats": stats}
+
+
+def _of_nnx(
+    module: nnx.Module, train: Mapping[str, Any], evaluate: Mapping[str, Any]
+) -> tuple[dict[BatchNormMode, Function], PyTree]:
+    _refuse_dropout(module)
+    # A copy, so that what is done to the module later does not change the classifier.
+    graph, *states = nnx.split(nnx.clone(module), *_KINDS)
+    params_state, stats_state, rest = states
+
+    def filled(state: Any, values: PyTree) -> Any:
+        state = jax.tree.map(lambda leaf: leaf, state)
+        nnx.replace_by_pure_dict(state, values)
+        return state
+
+    def called(training: bool, arguments: Mapping[str, Any]) -> Function:
+        def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
+            # A copy, or Flax refuses to change batch statistics that belong to another trace.
+            mine = nnx.merge(graph, filled(params_state, params), filled(stats_state, batch_stats), rest, copy=True)
+            mine.train() if training else mine.eval()
+            logits = mine(x, **arguments)
+            new = nnx.to_pure_dict(nnx.state(mine, nnx.BatchStat))
+            return Computed(logits, new if training and new else None)
+
+        return function
+
+    functions: dict[BatchNormMode, Function] = {"train": called(True, train), "eval": called(False, evaluate)}
+    return functions, {"params": nnx.to_pure_dict(params_state), "batch_stats": nnx.to_pure_dict(stats_state)}
+
+
+def _refuse_dropout(module: nnx.Module) -> None:
+    for path, part in nnx.iter_graph(module):
+        if isinstance(part, nnx.Dropout) and part.rate > 0:
+            raise ValueError(
+                f"{'/'.join(map(str, path))} is dropout with rate {part.rate:g}, whose random masks no attacker knows: "
+                "set its rate to 0, if the client trained without"
+            )

@@ -1,0 +1,93 @@
+"""Transposes that are put off: networks of other layouts run in the library's, (B, H, W, C), from end to end.
+
+PyTorch's images are (B, C, H, W), and the fast convolutions read (B, H, W, C). To move every image there and back
+around each layer costs a quarter of a step. So a result keeps the order of axes that it was computed in, with a note of
+the order that is meant, and functions that act entry by entry, sums and joins compute in that order. Anything else gets
+what is meant.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak.models._door.program import Step
+
+#: Primitives that act entry by entry and whose parameters say nothing of shapes.
+_ELEMENTWISE = frozenset(
+    [
+        *("add", "sub", "mul", "div", "neg", "max", "min", "clamp", "select_n", "abs", "sign", "rem", "square"),
+        *("exp", "exp2", "log", "log1p", "expm1", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"),
+        *("integer_pow", "sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "is_finite", "and", "or", "not"),
+        *("gt", "ge", "lt", "le", "eq", "ne", "convert_element_type", "stop_gradient", "copy"),
+    ]
+)
+
+_REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
+
+#: Calls with a derivative of their own that are known for any shape.
+_ANY_SHAPE: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": jax.nn.relu, "relu6": jax.nn.relu6}
+
+
+class Moved(NamedTuple):
+    """What is meant is `transpose(array, axes)`."""
+
+    array: jax.Array
+    axes: tuple[int, ...]
+
+
+def moved(array: jax.Array, axes: Sequence[int]) -> Any:
+    """`transpose(array, axes)`, put off."""
+    return array if list(axes) == list(range(len(axes))) else Moved(array, tuple(axes))
+
+
+def plain(value: Any) -> Any:
+    """What is meant."""
+    return jnp.transpose(value.array, value.axes) if isinstance(value, Moved) else value
+
+
+def in_order(value: Any, order: Sequence[int]) -> jax.Array:
+    """`transpose(value, order)`, at no cost where it was computed in that order."""
+    if isinstance(value, Moved):
+        value, order = value.array, [value.axes[axis] for axis in order]
+    return value if list(order) == list(range(len(order))) else jnp.transpose(value, tuple(order))
+
+
+def inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    """The order that undoes an order."""
+    return tuple(sorted(range(len(axes)), key=lambda i: axes[i]))
+
+
+def entry_by_entry(function: Callable[[jax.Array], jax.Array], value: Any) -> Any:
+    """A function of single entries, or of all of them in any order."""
+    return moved(function(value.array), value.axes) if isinstance(value, Moved) else function(value)
+
+
+def bind(step: Step, inputs: Sequence[Any]) -> list[Any]:
+    """Apply the step's primitive in the order that its inputs were computed in, if it has one."""
+    if step.name == "transpose":
+        (value,), order = inputs, step.params["permutation"]
+        if isinstance(value, Moved):
+            return [moved(value.array, [value.axes[axis] for axis in order])]
+        return [moved(value, order)]
+    first = next((value for value in inputs if isinstance(value, Moved)), None)
+    if first is None:
+        return step.bind(inputs)
+    axes, ranks = first.axes, {value.array.ndim if isinstance(value, Moved) else jnp.ndim(value) for value in inputs}
+    own = _ANY_SHAPE.get(step.params.get("name", "")) if step.inside else None
+    if own is not None:
+        return [entry_by_entry(own, inputs[0])]
+    if step.name in _ELEMENTWISE and ranks <= {0, len(axes)}:
+        back = inverse(axes)
+        (out,) = step.bind([in_order(v, back) if isinstance(v, Moved) or jnp.ndim(v) else v for v in inputs])
+        return [moved(out, axes)]
+    if step.name == "concatenate" and all(isinstance(value, Moved) and value.axes == axes for value in inputs):
+        dimension = axes[step.params["dimension"]]
+        return [moved(jax.lax.concatenate([value.array for value in inputs], dimension), axes)]
+    if step.name in _REDUCTIONS and len(inputs) == 1:
+        gone = tuple(sorted(axes[axis] for axis in step.params["axes"]))
+        left = [axis for i, axis in enumerate(axes) if i not in step.params["axes"]]
+        out = step.equation.primitive.bind(first.array, **{**step.params, "axes": gone})
+        return [moved(out, [sorted(left).index(axis) for axis in left])]
+    return step.bind([plain(value) for value in inputs])

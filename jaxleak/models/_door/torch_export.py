@@ -1,0 +1,124 @@
+"""PyTorch modules as classifiers, by way of `torch.export`."""
+
+import copy
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.models._classifier import BatchNormMode, Classifier
+from jaxleak.models._door.function import Computed, Function, assemble
+from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
+from jaxleak.models._door.torch_layers import ActiveDropoutError
+
+
+def from_torch(
+    module: Any,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int | None = None,
+    dropout: Dropout = "refuse",
+    head: str | None = None,
+) -> tuple[Classifier, PyTree]:
+    """A `Classifier` of a PyTorch module, which is left as it is; see `jaxleak.models.from_function`.
+
+    `torch.export` traces the module once in training and once in evaluation mode, and its graph is computed in JAX:
+    nothing of PyTorch runs during an attack.
+
+    Args:
+        module: an `nn.Module` that reads images (B, channels, H, W) and gives logits (B, C), on the CPU or not, in
+            either mode; or a `torch.export.ExportedProgram`, which has the mode that it was exported in.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2; by default as many as there are logits.
+        dropout: "refuse" raises where dropout or stochastic depth is active in training, since nobody outside of the
+            client knows the masks; "off" takes the module without them, as of a client that trained without.
+        head: name of the last dense layer, as in "fc"; by default the last one with C outputs.
+
+    Returns:
+        The classifier, and its variables. Parameters are a dictionary by the names of the state dict,
+        "layer1.0.conv1.weight", in PyTorch's own layouts, and so are gradients, which `jaxleak.capture.named_arrays`
+        reads off a module. Running statistics are "batch_stats".
+
+    Raises:
+        ImportError: without the package torch (`pip install jaxleak[torch]`).
+        ValueError: on arguments out of range; naming operators that are not known here; if dropout is active; if
+            PyTorch cannot export the module; if it gives no logits (B, C).
+        TypeError: if it is no module and no exported program.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("from_torch needs the package torch: pip install 'jaxleak[torch]'") from error
+    _validate.one_of(DROPOUTS, dropout=dropout)
+    height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
+    _validate.positive(height=height, width=width, channels=channels)
+    if isinstance(module, torch.export.ExportedProgram):
+        # A program has one mode, which is told by whether it normalises by the batch.
+        graph = _readable(module, dropout)
+        functions: dict[BatchNormMode, Function] = dict.fromkeys(("train", "eval"), _function(graph))
+        mode = graph.mode()
+        if mode is not None:
+            functions = {mode: functions[mode]}
+    elif isinstance(module, torch.nn.Module):
+        images = torch.zeros(2, channels, height, width)
+        graphs: dict[BatchNormMode, Graph] = {}
+        for name in ("train", "eval"):
+            graphs[name] = _readable(_exported(torch, module, name, images), dropout)
+        graph = graphs["train"]
+        functions = {name: _function(graph) for name, graph in graphs.items()}
+    else:
+        raise TypeError(f"module must be an nn.Module or an ExportedProgram, got {type(module).__name__}")
+    names = graph.statistics()
+    variables = {
+        "params": {name: graph.tensors[name] for name in graph.parameters.values()},
+        "batch_stats": {name: graph.tensors[name] for name in names},
+    }
+    try:
+        return assemble(
+            functions, variables, image_shape=image_shape, num_classes=num_classes, layout="NCHW", head=head
+        )
+    except ActiveDropoutError as error:
+        raise ValueError(
+            f"{error}: nobody outside of the client knows its random masks. If the client trained without it, say "
+            'dropout="off"'
+        ) from None
+
+
+def _exported(torch: Any, module: Any, mode: BatchNormMode, images: Any) -> Any:
+    """The exported program for batches of any size, else for any that PyTorch can tell."""
+    ours = copy.deepcopy(module).to("cpu").float().train(mode == "train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's about itself
+        try:
+            return torch.export.export(ours, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        except Exception as error:
+            raise ValueError(
+                f"PyTorch cannot export this module in mode {mode!r} for batches of any size of images "
+                f"{tuple(images.shape[1:])}: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _readable(exported: Any, dropout: Dropout) -> Graph:
+    """The graph as it is, else decomposed into core operators, which has no changes in place."""
+    try:
+        return Graph(exported, dropout)
+    except UnknownOperatorsError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Graph(exported.run_decompositions(), dropout)
+
+
+def _function(graph: Graph) -> Function:
+    statistics = graph.statistics()
+
+    def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
+        logits, changed = graph(params, batch_stats, x)
+        if not statistics:
+            return Computed(logits)
+        new: dict[str, jax.Array] = {name: changed.running[name] for name in statistics}
+        return Computed(logits, new, {name: jnp.asarray(changed.batch[name]) for name in statistics})
+
+    return function

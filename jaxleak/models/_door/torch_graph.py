@@ -1,0 +1,214 @@
+"""A graph of `torch.export` computed in JAX."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak.models._door import torch_entries, torch_shapes  # noqa: F401, they fill the table of operators
+from jaxleak.models._door.torch_layers import WITHOUT_DROPOUT, ActiveDropoutError, normalised
+from jaxleak.models._door.torch_table import OPERATORS, PYTHON
+
+Dropout = Literal["refuse", "off"]
+DROPOUTS: tuple[Dropout, ...] = ("refuse", "off")
+
+#: Operators of batch normalisation, and where they have what: whether they normalise by the batch, momentum, epsilon.
+_BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
+    "batch_norm": (5, 6, 7),
+    "native_batch_norm": (5, 6, 7),
+    "cudnn_batch_norm": (5, 6, 7),
+    "_native_batch_norm_legit": (5, 6, 7),
+    "_native_batch_norm_legit_functional": (5, 6, 7),
+    "_native_batch_norm_legit_no_training": (None, 5, 6),
+}
+
+#: Results of these share memory with their input: what is done to them in place happens to the input as well.
+_VIEWS = frozenset(
+    ["view", "reshape", "select", "slice", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "narrow",
+     "split", "chunk", "unbind", "flatten", "unflatten", "python.getitem", "detach", "alias", "view_as", "expand_as"]
+)  # fmt: skip
+
+
+class Buffers(NamedTuple):
+    """What a pass did to running statistics."""
+
+    running: dict[str, jax.Array]  # after the batch
+    batch: dict[str, jax.Array]  # mean and biased variance of the batch, by the names of the running ones
+
+
+class Graph:
+    """An exported program without its weights."""
+
+    def __init__(self, exported: Any, dropout: Dropout):
+        """Read an `ExportedProgram`.
+
+        Raises:
+            ValueError: naming operators that are not known, or changes in place that cannot be followed.
+        """
+        self.nodes = tuple(exported.graph.nodes)
+        signature = exported.graph_signature
+        self.parameters: dict[str, str] = dict(signature.inputs_to_parameters)
+        self.buffers: dict[str, str] = dict(signature.inputs_to_buffers)
+        self.constants: dict[str, Any] = dict(signature.inputs_to_lifted_tensor_constants)
+        self.operators = {**OPERATORS, **(WITHOUT_DROPOUT if dropout == "off" else {})}
+        if len(signature.user_inputs) != 1:
+            raise ValueError(f"the program must take images alone, got inputs {', '.join(signature.user_inputs)}")
+        self.image = signature.user_inputs[0]
+        self.given_back: tuple[str, ...] = tuple(signature.user_outputs)
+        self.tensors = {
+            name: jnp.asarray(numpy_of(tensor))
+            for name, tensor in {**exported.state_dict, **exported.constants}.items()
+            if hasattr(tensor, "numpy")
+        }
+        self.check()
+
+    def check(self) -> None:
+        """Raise for operators that are not known and for changes in place that cannot be followed."""
+        unknown = sorted({str(node.target) for node in self.calls() if self.function(name_of(node)) is None})
+        if unknown:
+            raise UnknownOperatorsError(unknown)
+        for node in self.calls():
+            changed = node.args[0] if node.args and in_place(node) else None
+            if changed is not None and getattr(changed, "op", "") == "call_function" and name_of(changed) in _VIEWS:
+                raise UnknownOperatorsError([f"{node.target} on a part of another array"])
+
+    def calls(self) -> list[Any]:
+        """Nodes that compute something that is used."""
+        calls = [node for node in self.nodes if node.op in ("call_function", "call_module")]
+        return [node for node in calls if node.users or in_place(node)]
+
+    def function(self, name: str) -> Callable[..., Any] | None:
+        """What computes the operator of this name."""
+        if name in _BATCH_NORMS:
+            return normalised
+        library, _, function = name.rpartition(".")
+        return PYTHON.get(function) if library == "python" else self.operators.get(name)
+
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the buffers that are running statistics of batch normalisation."""
+        found: dict[str, None] = {}
+        for node in self.calls():
+            if name_of(node) in _BATCH_NORMS:
+                found.update(dict.fromkeys(self.buffers[arg.name] for arg in node.args[3:5] if arg is not None))
+        return tuple(found)
+
+    def __call__(
+        self, parameters: Mapping[str, jax.Array], statistics: Mapping[str, jax.Array], x: jax.Array
+    ) -> tuple[Any, Buffers]:
+        """The program's output for images (B, channels, H, W).
+
+        Raises:
+            ActiveDropoutError: naming the node, where dropout acts and was not said to be off.
+        """
+        table: dict[str, Any] = {self.image: x}
+        table.update({node: parameters[name] for node, name in self.parameters.items()})
+        buffers = {**self.tensors, **statistics}
+        table.update({node: buffers[name] for node, name in {**self.buffers, **self.constants}.items()})
+        changed = Buffers({}, {})
+
+        def read(argument: Any) -> Any:
+            if hasattr(argument, "op") and hasattr(argument, "name"):
+                return table[argument.name]
+            if isinstance(argument, (list, tuple)):
+                return [read(entry) for entry in argument]
+            return argument
+
+        for node in self.calls():
+            name = name_of(node)
+            arguments, keywords = [read(a) for a in node.args], {k: read(v) for k, v in node.kwargs.items()}
+            try:
+                if name in _BATCH_NORMS:
+                    table[node.name] = self._batch_norm(name, node, arguments, changed)
+                else:
+                    function = self.function(name)
+                    assert function is not None
+                    table[node.name] = function(*arguments, **keywords)
+            except ActiveDropoutError as error:
+                raise ActiveDropoutError(f"{error}, in {where(node)}") from None
+            except (TypeError, NotImplementedError) as error:
+                raise ValueError(
+                    f"operator {node.target} in {where(node)} is not known in this form: {error}"
+                ) from error
+            if in_place(node):
+                table[node.args[0].name] = table[node.name]
+        found = [table[name] for name in self.given_back]
+        return (found[0] if len(found) == 1 else found), changed
+
+    def mode(self) -> Literal["train", "eval"] | None:
+        """The mode that batch normalisation was exported in; None without any."""
+        flags = [self._by_batch(node) for node in self.calls() if name_of(node) in _BATCH_NORMS]
+        return None if not flags else "train" if any(flags) else "eval"
+
+    @staticmethod
+    def _by_batch(node: Any) -> bool:
+        flag = _BATCH_NORMS[name_of(node)][0]
+        return flag is not None and bool(node.args[flag])
+
+    def _batch_norm(self, name: str, node: Any, arguments: list[Any], changed: Buffers) -> Any:
+        _, momentum_at, eps_at = _BATCH_NORMS[name]
+        x, weight, bias, running_mean, running_var = arguments[:5]
+        momentum, eps = arguments[momentum_at], arguments[eps_at]
+        axes = (0, *range(2, x.ndim))
+        mean = x.mean(axis=axes)
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        # Not x.var, whose derivatives write out constants of the size of x.
+        variance = ((x - mean.reshape(shape)) ** 2).mean(axis=axes)
+        by_batch = self._by_batch(node)
+        new_mean, new_var = running_mean, running_var
+        if running_mean is not None:
+            names = [self.buffers[arg.name] for arg in node.args[3:5]]
+            changed.batch.update(zip(names, (mean, variance), strict=True))
+            if by_batch:
+                count = x.size // x.shape[1]
+                unbiased = variance * (count / max(count - 1, 1))
+                new_mean = running_mean + momentum * (mean - running_mean)
+                new_var = running_var + momentum * (unbiased - running_var)
+            changed.running.update(zip(names, (new_mean, new_var), strict=True))
+        if not by_batch:
+            mean, variance = running_mean, running_var
+        y = normalised(x, mean, variance, weight, bias, eps)
+        return y if name == "batch_norm" else (y, None, None, new_mean, new_var)
+
+
+class UnknownOperatorsError(ValueError):
+    """Operators for which there is no rule."""
+
+    def __init__(self, names: list[str]):
+        """`names` of the operators, as the exported program has them."""
+        super().__init__(f"the program has operators that are not known here: {', '.join(names)}")
+        self.names = names
+
+
+def name_of(node: Any) -> str:
+    """An operator's name without library and overload: "conv2d" of aten.conv2d.default, "relu" of aten.relu_.
+
+    A function of Python is "python.add"; what belongs to neither has the name of its library in front.
+    """
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return f"python.{getattr(node.target, '__name__', node.target)}"
+    library, name = schema.name.split("::")
+    if library != "aten":
+        return schema.name
+    return name.removesuffix("_") if name.endswith("_") and not name.endswith("__") else name
+
+
+def in_place(node: Any) -> bool:
+    """Whether the operator changes its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.name.endswith("_") and not schema.name.endswith("__")
+
+
+def where(node: Any) -> str:
+    """The module that a node belongs to, as far as the program tells."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    return str(paths[-1]) if paths else node.name
+
+
+def numpy_of(tensor: Any) -> np.ndarray:
+    """The numbers of a PyTorch tensor, in double precision no more than in single."""
+    array = tensor.detach().cpu().numpy()
+    return array.astype(np.float32) if array.dtype == np.float64 else array
