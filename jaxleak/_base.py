@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 from typing import Protocol as TypingProtocol
 
-import chex
 import jax
 
 PyTree = Any
@@ -69,9 +68,14 @@ class Reconstruction(NamedTuple):
     x: jax.Array  # (N, P, *slice)
     y: jax.Array  # (N,) int32
     score: jax.Array  # (N,) the attacker's own misfit, lower is better; computed without the truth
-    # (N,) bool, False where the attack knows that it has no answer. True is its own opinion, not a check on the truth,
-    # and an attack that cannot tell says True.
-    recovered: jax.Array
+    # (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not determined by what
+    # was seen); x and y hold nothing of worth there. True is no claim that the answer is right.
+    answered: jax.Array
+    # (N,) bool, whether the answer reproduces the observed gradient, or None where the attack does not compare the two.
+    # True says nothing about whether the sample is right: many different images have nearly the same gradient.
+    gradient_matched: jax.Array | None = None
+    # What the attack knows of its answer besides, such as the ranks of the systems that it solved; a tree of its own.
+    diagnosis: PyTree = None
 
 
 class Attack(NamedTuple):
@@ -115,12 +119,12 @@ class Protocol(NamedTuple):
 
 
 class InitFn(TypingProtocol):
-    def __call__(self, key: chex.PRNGKey, template: Batch) -> PyTree: ...
+    def __call__(self, key: jax.Array, template: Batch) -> PyTree: ...
 
 
 class StepFn(TypingProtocol):
     def __call__(
-        self, key: chex.PRNGKey, state: PyTree, observation: Observation
+        self, key: jax.Array, state: PyTree, observation: Observation
     ) -> tuple[PyTree, dict[str, jax.Array]]: ...
 
 
@@ -129,11 +133,11 @@ class ReconstructFn(TypingProtocol):
 
 
 class ProtocolInitFn(TypingProtocol):
-    def __call__(self, key: chex.PRNGKey) -> ProtocolState: ...
+    def __call__(self, key: jax.Array) -> ProtocolState: ...
 
 
 class RoundFn(TypingProtocol):
-    def __call__(self, key: chex.PRNGKey, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]: ...
+    def __call__(self, key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]: ...
 
 
 class ShareFn(TypingProtocol):

@@ -1,7 +1,7 @@
 """One writer per folder: a lock of the operating system, which the death of its holder releases by itself."""
 
+import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -9,10 +9,17 @@ import sys
 import weakref
 from pathlib import Path
 
+import filelock
+
 LOCK_FILE = ".lock"
+#: The file that names the holder. The lock file cannot do it, since Windows lets nobody else read a locked file.
+HOLDER_FILE = ".lock.holder"
 
 #: What file systems without locks answer; runs on them are not protected from each other.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+#: Seconds to ask for the lock: a holder that ends takes its file away, and who asks just then has to ask again.
+_PATIENCE = 0.1
 
 _held: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()
 
@@ -26,27 +33,37 @@ class FolderLock:
 
     def __init__(self, folder: Path):
         """Use `lock_folder`, which shares one lock among all who ask within a process."""
-        self._descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        weakref.finalize(self, os.close, self._descriptor)
+        lock = filelock.FileLock(folder / LOCK_FILE, timeout=_PATIENCE, thread_local=False)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.acquire()
+        except filelock.Timeout:
             raise FolderInUseError(
-                f"{folder} is in use by {self._holder()}; wait until it has finished, or choose another folder"
+                f"{folder} is in use by {_holder(folder)}; wait until it has finished, or choose another folder"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
             print(f"note: {folder} has no file locks; no other run may write to it meanwhile", file=sys.stderr)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        weakref.finalize(self, _give_back, lock, folder, os.getpid())
+        (folder / HOLDER_FILE).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
 
-    def _holder(self) -> str:
-        try:
-            holder = json.loads(os.pread(self._descriptor, 4096, 0))
-            return f"process {holder['pid']} on {holder['host']}"
-        except (ValueError, KeyError, TypeError):  # it has the lock, and has not written its name yet
-            return "another process"
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / HOLDER_FILE).read_bytes())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has the lock, and has not written its name yet
+        return "another process"
+
+
+def _give_back(lock: filelock.BaseFileLock, folder: Path, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child shares the lock, and must leave it to its parent
+        return
+    # While the lock is held: whoever waits for a file that is gone asks for a new one.
+    for name in (HOLDER_FILE, LOCK_FILE):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+    lock.release()
 
 
 def lock_folder(folder: Path) -> FolderLock:

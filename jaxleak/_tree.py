@@ -1,6 +1,6 @@
 """PyTree arithmetic, and optimisers that act on selected rows of a table."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -49,8 +49,15 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
+def replaced(tree: PyTree, leaves: Mapping[str, Any]) -> PyTree:
+    """The tree with other leaves under these names."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaves.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), tree
+    )
+
+
 def below(names: Iterable[str], paths: Collection[str] | None) -> list[str]:
-    """Those names that are a path, or of a leaf below one; all where paths are None."""
+    """The names that are one of the paths or lie below one; all names if paths are None."""
     return [name for name in names if paths is None or any(f"{name}/".startswith(f"{path}/") for path in paths)]
 
 

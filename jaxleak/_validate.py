@@ -6,6 +6,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 
 import math
 from collections.abc import Collection
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -31,6 +32,23 @@ def count(**named: int) -> None:
             raise ValueError(f"{name} must be a whole number, got {value}")
         if value > np.iinfo(np.int32).max:
             raise ValueError(f"{name} must be at most {np.iinfo(np.int32).max}, got {value}")
+
+
+def seeds(**named: int | Collection[int]) -> None:
+    """Raise `ValueError` unless every value is a seed, or at least one seed and none of them twice.
+
+    A seed is a whole number in [0, 2^32): `jax.random.key` reads 32 bits only, so that 2^32 would be the seed 0 again.
+    """
+    for name, value in named.items():
+        several = tuple(value) if isinstance(value, Collection) else (value,)
+        if not several:
+            raise ValueError(f"{name} must hold at least one seed")
+        for seed in several:
+            if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+                raise ValueError(f"{name} must be whole numbers in [0, 2^32), got {seed!r}")
+        twice = [seed for seed in dict.fromkeys(several) if several.count(seed) > 1]
+        if twice:
+            raise ValueError(f"{name} must not hold a seed twice, got {twice[0]} {several.count(twice[0])} times")
 
 
 def non_negative(**named: float) -> None:

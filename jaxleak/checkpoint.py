@@ -1,10 +1,13 @@
 """Checkpoints of long reconstructions: a thin wrapper of Orbax that knows which configuration it belongs to."""
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +18,43 @@ import orbax.checkpoint as ocp
 from jaxleak import _mesh
 from jaxleak._base import PyTree
 from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak._tree import named_leaves
+
+__all__ = ["Checkpoints", "ConfigMismatchError", "FolderInUseError"]
 
 CONFIG_FILE = "config.json"
 STEPS = "steps"
 DAMAGED = "damaged"
 
-_CHECKSUM = "crc32"
+#: Orbax keeps what `save` says of a checkpoint in this file of its folder, and the arrays in this folder.
+_METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
+#: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, and its history.
+_CHECKSUM, _SHAPES, _STEP, _OWNER, _HISTORY = "crc32", "shapes", "step", "configuration", "history"
 
 
-class ConfigMismatchError(ValueError):
-    """A folder's checkpoints belong to another configuration."""
+class ConfigMismatchError(RuntimeError):
+    """A folder's checkpoints or results belong to another configuration, or come from other data."""
+
+
+def fingerprint(tree: PyTree) -> str:
+    """SHA-256 (64 hexadecimal digits) of the names, shapes, types and values of all arrays of a tree.
+
+    In the `config` of `Checkpoints` it binds them to the arrays that were attacked, whatever their file is called.
+    """
+    found = hashlib.sha256()
+    for name, leaf in named_leaves(tree).items():
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{name} {np.shape(leaf)} {array.dtype.str} ".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 class Checkpoints:
     """Numbered checkpoints of one run in one folder; the newest two are kept.
 
     Orbax writes into a temporary folder and renames it when complete, so a kill or a full disk in the middle of a
-    save leaves the previous checkpoint valid. Each carries a checksum, since damaged values would be read as they are.
+    save leaves the previous checkpoint valid. Each carries a checksum, since damaged values would be read as they are,
+    and the name of the configuration, since a folder may have been copied from elsewhere.
     While this object lives, other processes are kept out of the folder. In a run of several processes each of them
     makes and calls this alike, on a folder that all of them see; the first one writes what is not sharded.
     """
@@ -41,7 +64,7 @@ class Checkpoints:
 
         Args:
             folder: where the checkpoints live.
-            config: what the run depends on; JSON-serialisable.
+            config: what the run depends on; JSON-serialisable. `fingerprint` names arrays.
             fresh: delete what is there.
 
         Raises:
@@ -51,16 +74,16 @@ class Checkpoints:
         """
         self.folder = Path(folder).absolute()
         self._config = json.loads(json.dumps(config))
+        self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         try:
             if _mesh.is_writer():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.folder)
                 if fresh:
                     self._delete_all()
-            if _mesh.several_processes():
-                ocp.utils.sync_global_processes("jaxleak:checkpoints_opened")
-            self._manager = self._open()
+            _all_wait("checkpoints_opened")
             self._bind()
+            self._manager = self._open()
         except FolderInUseError:
             raise
         except OSError as error:
@@ -77,41 +100,96 @@ class Checkpoints:
             # What a kill left of a save; the lock is ours, so nobody writes there. Orbax cleans up later, if at all.
             for leftover in (self.folder / STEPS).glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(leftover)
+            # Orbax reads all of them when it opens, and takes the form of all from the newest, so none may be a wreck.
+            for step in self._steps():
+                if (problem := self._problem(step)) is not None:
+                    self._set_aside(step, problem)
+        _all_wait("damaged_checkpoints_moved")
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         return ocp.CheckpointManager(self.folder / STEPS, options=options)
+
+    def _steps(self) -> list[int]:
+        """Numbers of all that looks like a checkpoint by its name, the newest first."""
+        names = [path.name for path in (self.folder / STEPS).glob("[0-9]*") if path.name.isdecimal()]
+        return sorted((int(name) for name in names if str(int(name)) == name), reverse=True)
+
+    def _metadata(self, step: int) -> dict[str, Any]:
+        """What `save` said of a checkpoint; `ValueError` says what is wrong with the checkpoint's folder."""
+        folder = self.folder / STEPS / str(step)
+        if not (folder / _ARRAYS).is_dir():
+            raise ValueError("its arrays are missing")
+        try:
+            said = json.loads((folder / _METADATA_FILE).read_bytes())["custom_metadata"]
+            found = {**said, _CHECKSUM: said[_CHECKSUM]}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"its file {_METADATA_FILE} is missing or damaged") from error
+        if found.get(_STEP, step) != step:
+            raise ValueError(f"it is a copy of checkpoint {found[_STEP]}")
+        return found
+
+    def _problem(self, step: int) -> str | None:
+        """What is wrong with a checkpoint as far as can be seen without reading its arrays."""
+        try:
+            found = self._metadata(step)
+        except ValueError as error:
+            return str(error)
+        return None if found.get(_OWNER, self._owner) == self._owner else "it belongs to another configuration"
 
     def _bind(self) -> None:
         """Compare the configuration with that of the checkpoints, and write it down."""
         file = self.folder / CONFIG_FILE
         # A run that never reached its first checkpoint binds nobody to its configuration.
-        if self.latest_step() is not None and file.exists():
+        owners = {found.get(_OWNER, self._owner) for found in map(self._metadata_if_any, self._steps()) if found}
+        if owners and file.exists():
             try:
-                then = json.loads(file.read_text())
-            except ValueError as error:
+                then = dict(json.loads(file.read_text()).items())
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise ConfigMismatchError(
                     f"{file} is damaged, so nobody knows what its checkpoints belong to; "
                     "choose another folder or start over with fresh=True (--fresh)"
                 ) from error
             _check_same(self._config, then, self.folder)
+        elif owners and self._owner not in owners:
+            raise ConfigMismatchError(
+                f"{file} is missing, and its checkpoints belong to another configuration; "
+                "choose another folder or start over with fresh=True (--fresh)"
+            )
         if _mesh.is_writer():
             partial = file.with_name(file.name + ".partial")
             partial.write_text(json.dumps(self._config, indent=2))
             os.replace(partial, file)
 
-    def save(self, step: int, tree: PyTree) -> None:
+    def _metadata_if_any(self, step: int) -> dict[str, Any]:
+        try:
+            return self._metadata(step)
+        except ValueError:
+            return {}
+
+    def save(self, step: int, tree: PyTree, history: dict[str, np.ndarray] | None = None) -> None:
         """Write checkpoint `step`.
+
+        Args:
+            step: number.
+            tree: its arrays; their shapes are the same in every checkpoint of a folder.
+            history: further arrays, of what happened until then; their shapes may change from one to the next.
 
         Raises:
             OSError: if it cannot be written (a full disk, say); earlier checkpoints stay valid.
         """
-        tree = jax.tree.map(lambda leaf: np.zeros(()) if _is_empty(leaf) else leaf, tree)
+        tree = _storable(tree)
+        said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree)}
+        if history:
+            history = _storable(history)
+            said[_HISTORY] = {name: [list(array.shape), array.dtype.name] for name, array in history.items()}
+            tree = (tree, history)
         try:
-            self._manager.save(
-                step,
-                args=ocp.args.StandardSave(tree),
-                custom_metadata={_CHECKSUM: _checksum(tree)},
-                force=True,
-            )
+            with _quiet():
+                self._manager.save(
+                    step,
+                    args=ocp.args.StandardSave(tree),
+                    custom_metadata={**said, _CHECKSUM: _checksum(tree)},
+                    force=True,
+                )
         except Exception as error:
             valid = self._manager.latest_step()
             kept = "no earlier checkpoint exists" if valid is None else f"checkpoint {valid} stays valid"
@@ -122,47 +200,90 @@ class Checkpoints:
         """The newest readable checkpoint, shaped like `tree`; `tree` itself if there is none.
 
         A checkpoint that cannot be read is named, moved to `damaged/`, and the one before it is tried.
-        """
-        abstract = jax.tree.map(
-            lambda leaf: np.zeros(()) if _is_empty(leaf) else ocp.utils.to_shape_dtype_struct(leaf), tree
-        )
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            problem, restored = self._restore(step, abstract)
-            if not _mesh.any_process(problem is not None):
-                return jax.tree.map(lambda leaf, stored: leaf if _is_empty(leaf) else stored, tree, restored)
-            if _mesh.is_writer():
-                print(
-                    f"checkpoint {step} in {self.folder} cannot be read ({problem or 'in another process'}); it is now "
-                    f"in {DAMAGED}/{step}, trying the one before"
-                )
-                (self.folder / DAMAGED).mkdir(exist_ok=True)
-                shutil.rmtree(self.folder / DAMAGED / str(step), ignore_errors=True)
-                os.replace(self.folder / STEPS / str(step), self.folder / DAMAGED / str(step))
-            if _mesh.several_processes():
-                ocp.utils.sync_global_processes("jaxleak:damaged_checkpoint_moved")
-            self._manager.reload()
-        return tree
 
-    def _restore(self, step: int, abstract: PyTree) -> tuple[str | None, PyTree]:
-        """What is wrong with a checkpoint, and its tree if nothing is."""
-        # Orbax reports a damaged file with a traceback of its own, beside the exception that says it in one line.
-        logger = logging.getLogger("absl")
-        before = logger.level
-        logger.setLevel(logging.CRITICAL)
+        Raises:
+            ConfigMismatchError: if it is whole and holds other arrays than `tree` has.
+        """
+        return self.restore_with_history(tree)[0]
+
+    def restore_with_history(self, tree: PyTree) -> tuple[PyTree, dict[str, np.ndarray]]:
+        """As `restore_latest`, and the history that was saved with that checkpoint, empty if there is none."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _storable(tree))
+        while (step := self._manager.latest_step()) is not None:
+            problem, restored, history = self._restore(step, abstract)
+            if not _mesh.any_process(problem is not None):
+                return jax.tree.map(lambda leaf, stored: leaf if _is_empty(leaf) else stored, tree, restored), history
+            if _mesh.is_writer():
+                self._set_aside(step, problem or "in another process")
+            _all_wait("damaged_checkpoint_moved")
+            self._manager.close()
+            self._manager = self._open()
+        return tree, {}
+
+    def _restore(self, step: int, abstract: PyTree) -> tuple[str | None, PyTree, dict[str, np.ndarray]]:
+        """What is wrong with a checkpoint; and its tree and history, if nothing is."""
+        if (problem := self._problem(step)) is not None:
+            return problem, None, {}
+        said = self._metadata(step)
+        if said.get(_SHAPES, _shapes(abstract)) != _shapes(abstract):
+            raise ConfigMismatchError(
+                f"checkpoint {step} in {self.folder} holds other arrays than this run has, as another version of the "
+                "program writes them; choose another folder or start over with fresh=True (--fresh)"
+            )
         try:
-            restored = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
-            stored = (self._manager.metadata(step).custom_metadata or {}).get(_CHECKSUM)
+            shapes = said.get(_HISTORY, {})
+            history = {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
+            target = (abstract, history) if history else abstract
+            with _quiet():
+                restored = self._manager.restore(step, args=ocp.args.StandardRestore(target))
             found = _checksum(restored)
         except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
-            return _first_line(error), None
-        finally:
-            logger.setLevel(before)
-        damaged = None not in (stored, found) and stored != found
-        return ("its checksum does not fit its values" if damaged else None), restored
+            return _first_line(error), None, {}
+        if None not in (said[_CHECKSUM], found) and said[_CHECKSUM] != found:
+            return "its checksum does not fit its values", None, {}
+        restored, history = restored if history else (restored, {})
+        return None, restored, {name: np.asarray(array) for name, array in history.items()}
+
+    def _set_aside(self, step: int, problem: str) -> None:
+        print(
+            f"checkpoint {step} in {self.folder} cannot be read ({problem}); it is now in {DAMAGED}/{step}, and the "
+            "newest one that can be read is used"
+        )
+        aside = self.folder / DAMAGED / str(step)
+        aside.parent.mkdir(exist_ok=True)
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        os.replace(self.folder / STEPS / str(step), aside)
 
     def latest_step(self) -> int | None:
         """Number of the newest checkpoint, or None."""
         return self._manager.latest_step()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax from printing a traceback of its own, beside the exception that says in one line what is wrong."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _all_wait(where: str) -> None:
+    if _mesh.several_processes():
+        ocp.utils.sync_global_processes(f"jaxleak:{where}")
+
+
+def _storable(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: np.zeros(()) if _is_empty(leaf) else leaf, tree)
+
+
+def _shapes(tree: PyTree) -> str:
+    shapes = {name: list(np.shape(leaf)) for name, leaf in named_leaves(tree).items()}
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
 
 def _is_empty(leaf: Any) -> bool:

@@ -13,6 +13,16 @@ import jax
 from jaxleak._base import Observation, PyTree, Transcript
 from jaxleak._tree import below, named_leaves
 
+__all__ = [
+    "BIAS_GRADIENT_ONLY",
+    "FIRST_LAYER_ONLY",
+    "HONEST_BUT_CURIOUS_SERVER",
+    "SERVER_WITHOUT_INDICES",
+    "Threat",
+    "party_view",
+    "view",
+]
+
 
 class Threat(NamedTuple):
     """What the attacker is granted of each round."""

@@ -1,12 +1,34 @@
 """Whether an observation holds what an attack reads, and whether that belongs to the model."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jaxleak._base import Observation, PyTree
+from jaxleak._base import Observation, PartyRecord, PyTree
 from jaxleak._tree import below, named_leaves
+
+
+class Reads(NamedTuple):
+    """What an attack on one update reads of an observation besides the model's parameters."""
+
+    who: str  # begins the messages
+    leaves: Collection[str] | None = None  # paths of the payload, as in `check_payload`; None is the whole payload
+    labels: bool = False  # the true labels
+    statistics: bool = False  # the batch's activation statistics
+
+
+def require(observation: Observation, reads: Reads) -> None:
+    """Raise `ValueError` if the threat withholds what is read, or the payload does not fit the model."""
+    params = require_params(observation)
+    require_leaves(observation, params["params"], reads.leaves, why=reads.who)
+    # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
+    check_shapes(observation.payload, params, reads.leaves)
+    if reads.labels:
+        require_labels(observation)
+    if reads.statistics:
+        require_statistics(observation)
 
 
 def check_payload(payload: PyTree, variables: PyTree, read: Collection[str] | None = None) -> None:
@@ -89,6 +111,26 @@ def require_index(observation: Observation) -> jax.Array:
             "the attack aligns fake with private samples and needs batch indices; the threat must grant index"
         )
     return observation.index
+
+
+def require_labels(observation: Observation) -> jax.Array:
+    """The true labels of the batch, or `ValueError`."""
+    if observation.labels is None:
+        raise ValueError("the attack is given the true labels; the threat must grant labels")
+    return observation.labels
+
+
+def require_first_layer(observation: Observation, *, why: str) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Batch indices (K,) and the first dense layer's gradient, whose kernel may be missing; or `ValueError`."""
+    require_leaf(observation, "first", "bias", why=why)
+    return require_index(observation), observation.payload["first"]
+
+
+def require_party(observation: Observation) -> tuple[jax.Array, PartyRecord]:
+    """Sample ids and one party's own record, or `ValueError`."""
+    if observation.party is None or observation.index is None:
+        raise ValueError("this attack needs a threat that grants a party's record and the sample ids")
+    return observation.index, observation.party
 
 
 def require_statistics(observation: Observation) -> PyTree:

@@ -12,10 +12,19 @@ import optax
 from jaxleak import _validate
 from jaxleak.attacks._inversion.candidates import generator_latents, generator_weights, pixels
 from jaxleak.attacks._inversion.evolution import cma_es
+from jaxleak.attacks._inversion.gradient_term import Gradients
 from jaxleak.attacks._inversion.median_filter import median_5x5
+from jaxleak.attacks._inversion.priors import (
+    activation_prior,
+    latent_prior,
+    size_prior,
+    statistics_prior,
+    variation_prior,
+)
 from jaxleak.attacks._inversion.public_generator import PublicGenerator
-from jaxleak.attacks._inversion.row_space import FAR, NEAR, RowSpace
+from jaxleak.attacks._inversion.row_space import RowSpaces
 from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks._inversion.shift_search import FAR, NEAR
 from jaxleak.attacks._inversion.smoothing import smoothing
 from jaxleak.objectives import (
     cosine,
@@ -30,6 +39,29 @@ from jaxleak.objectives import (
     top_share,
     weighted,
 )
+
+__all__ = [
+    "FILTERED_FROM",
+    "GENERATIVE",
+    "GGL_POPULATION",
+    "PRESETS",
+    "bayes",
+    "cosine_decay_adam",
+    "dlg",
+    "fedleak",
+    "fedleak_paper",
+    "fedleak_upstream",
+    "ggl",
+    "gradinversion",
+    "idlg",
+    "inverting_gradients",
+    "preset",
+    "rog",
+    "row_space",
+    "sapag",
+    "signed",
+    "step_decay_adam",
+]
 
 
 def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -50,10 +82,10 @@ def step_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTran
 
 def dlg(iterations: int = 300) -> Settings:
     """Deep leakage from gradients (Zhu et al. 2019): squared L2, L-BFGS, labels optimised jointly, free pixels."""
-    return Settings(pixels("normal", box=None), squared_l2, optax.lbfgs(), iterations, labels="joint")
+    return Settings(pixels("normal", box=None), Gradients(squared_l2), optax.lbfgs(), iterations, labels="joint")
 
 
-def idlg(iterations: int = 300, labels: str = "idlg") -> Settings:
+def idlg(iterations: int = 300, labels: str = "single_label") -> Settings:
     """iDLG (Zhao et al. 2020): DLG with the label read off the last layer; for batches name another rule."""
     return dlg(iterations)._replace(labels=labels)
 
@@ -66,13 +98,13 @@ def inverting_gradients(iterations: int = 4800, *, tv: float = 0.1) -> Settings:
         tv: weight; the paper's range is 1e-6 to 1e-1 on differently normalised images.
     """
     optimizer = signed(step_decay_adam(0.1, iterations))
-    return Settings(pixels("normal"), cosine, optimizer, iterations, tv=tv)
+    return Settings(pixels("normal"), Gradients(cosine), optimizer, iterations, priors=((tv, variation_prior()),))
 
 
 def sapag(iterations: int = 4000) -> Settings:
     """SAPAG (Wang et al. 2020): the adaptive Gaussian-kernel distance, AdamW, labels optimised jointly."""
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.05, iterations))
-    return Settings(pixels("normal", box=None), gaussian_kernel, optimizer, iterations, labels="joint")
+    return Settings(pixels("normal", box=None), Gradients(gaussian_kernel), optimizer, iterations, labels="joint")
 
 
 def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False, group: int = 4) -> Settings:
@@ -86,13 +118,15 @@ def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False,
     """
     return Settings(
         pixels("normal"),
-        weighted([(1e-3, squared_l2)]),
+        Gradients(weighted([(1e-3, squared_l2)])),
         cosine_decay_adam(0.1, iterations),
         iterations,
         labels="yin",
-        tv=1e-4,
-        l2=1e-6,
-        batch_norm=0.1 if granted_statistics else 0.0,
+        priors=(
+            (1e-4, variation_prior()),
+            (1e-6, size_prior()),
+            (0.1 if granted_statistics else 0.0, statistics_prior()),
+        ),
         group=group,
         consistency=0.01 if group > 1 else 0.0,
     )
@@ -112,7 +146,8 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", scale: float = 1e-
     """
     _validate.one_of(("gaussian", "laplace"), noise=noise)
     likelihood = gaussian_likelihood(scale) if noise == "gaussian" else laplace_likelihood(scale)
-    return Settings(pixels("uniform"), likelihood, cosine_decay_adam(0.05, iterations), iterations, tv=tv)
+    optimizer = cosine_decay_adam(0.05, iterations)
+    return Settings(pixels("uniform"), Gradients(likelihood), optimizer, iterations, priors=((tv, variation_prior()),))
 
 
 def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
@@ -128,11 +163,10 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
     """
     return Settings(
         pixels("uniform"),
-        weighted([(1.0, relative_l1), (1.0, cosine)]),
+        Gradients(weighted([(1.0, relative_l1), (1.0, cosine)])),
         cosine_decay_adam(0.05, iterations),
         iterations,
-        tv="auto",
-        activation=1e-4,
+        priors=(("auto", variation_prior()), (1e-4, activation_prior())),
         smoothing="auto" if homotopy else None,
         white_point=0.999,
     )
@@ -151,13 +185,12 @@ def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
     )
     return Settings(
         pixels("nearly_grey"),
-        squared_l2,
+        RowSpaces(),
         optax.adam(rate, b2=0.99),  # begins anew with every shift, and then a first step is no longer than the others
         iterations,
-        tv=0.1,
-        tv_kind="relative",
+        priors=((0.1, variation_prior("relative")),),
         smoothing=smoothing(1.0, 60.0),
-        row_space=RowSpace(shifts=FAR if far else NEAR),
+        shifts=FAR if far else NEAR,
         white_point=0.999,
     )
 
@@ -173,15 +206,11 @@ def fedleak_paper(iterations: int = 10_000) -> Settings:
     """
     return Settings(
         pixels("uniform"),
-        weighted([(1.0, l1), (1.0, cosine)]),
+        Gradients(weighted([(1.0, l1), (1.0, cosine)]), top_share(50)),
         optax.adam(1e-4),
         iterations,
         labels="fedleak",
-        selection=top_share(50),
-        tv=1e-5,
-        tv_kind="sum",
-        activation=1e-4,
-        activation_reduction="sum",
+        priors=((1e-5, variation_prior("sum")), (1e-4, activation_prior("sum"))),
         regularization=gradient_regularization(0.7),
     )
 
@@ -206,12 +235,11 @@ def fedleak_upstream(iterations: int = 10_000, *, median_filter: bool | None = N
     optimizer = signed(optax.adamw(optax.cosine_decay_schedule(1e-2, iterations)))
     return Settings(
         generator_weights(),
-        weighted([(2.0, mean_l1), (1.0, cosine)]),
+        Gradients(weighted([(2.0, mean_l1), (1.0, cosine)]), top_share(50, per_tensor=True)),
         optimizer,
         iterations,
         labels="given",
-        selection=top_share(50, per_tensor=True),
-        tv=1e-5,
+        priors=((1e-5, variation_prior()),),
         regularization=gradient_regularization(0.3, probe="step"),
         enhance={None: _filtered_where_large, True: median_5x5, False: None}[median_filter],
     )
@@ -247,10 +275,9 @@ def ggl(
         ImportError: for "cma_es" without evosax.
     """
     _validate.one_of(("cma_es", "adam"), search=search)
-    free = search == "cma_es"
-    optimizer = cma_es(population=population) if free else optax.adam(0.1)
+    optimizer = cma_es(population=population) if search == "cma_es" else optax.adam(0.1)
     candidate = generator_latents(generator, generator.latent_size)
-    return Settings(candidate, squared_l2, optimizer, iterations, latent=0.1, gradient_free=free)
+    return Settings(candidate, Gradients(squared_l2), optimizer, iterations, priors=((0.1, latent_prior()),))
 
 
 def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
@@ -265,7 +292,7 @@ def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
     """
     candidate = generator_latents(generator, generator.latent_size, bound=5.0)
     optimizer = cosine_decay_adam(0.05, iterations)
-    return Settings(candidate, squared_l2, optimizer, iterations, enhance=generator.enhance)
+    return Settings(candidate, Gradients(squared_l2), optimizer, iterations, enhance=generator.enhance)
 
 
 #: Presets that take a generator, hence public data.

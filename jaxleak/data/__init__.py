@@ -18,9 +18,9 @@ from jaxleak.data._client_partitions import (
     quantity_skew,
 )
 from jaxleak.data._dataset import Dataset
-from jaxleak.data._encoding import Encoding, Table, check_classes, encode, fit_encoding, load_table
+from jaxleak.data._encoding import Table, TableEncoding, check_classes, encode, fit_encoding, load_table
 from jaxleak.data._feature_partitions import partition_features, party_slices
-from jaxleak.data._load import load
+from jaxleak.data._load import OVERLAPPING, load
 from jaxleak.data._partitions import (
     ColumnLayout,
     TileLayout,
@@ -32,9 +32,10 @@ from jaxleak.data._partitions import (
 
 __all__ = [
     "CLIENT_PARTITIONS",
+    "OVERLAPPING",
     "ColumnLayout",
     "Dataset",
-    "Encoding",
+    "TableEncoding",
     "Table",
     "TileLayout",
     "assemble_columns",

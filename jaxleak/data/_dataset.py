@@ -135,12 +135,12 @@ def build(
 
 
 def check_request(n: int | None, seed: int) -> None:
-    """Raise `ValueError` unless n is None or an integer > 0, and seed >= 0."""
+    """Raise `ValueError` unless n is None or an integer > 0, and seed an integer in [0, 2^32)."""
     if n is not None:
         if not isinstance(n, Integral):
             raise ValueError(f"n must be an integer or None, got {n!r}")
         _validate.positive(n=n)
-    _validate.non_negative(seed=seed)
+    _validate.seeds(seed=seed)
 
 
 def _check_largest(y: np.ndarray, bound: int, where: str) -> None:

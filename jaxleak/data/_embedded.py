@@ -2,11 +2,13 @@
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from jaxleak._memory import require_host_bytes
 from jaxleak.data._dataset import Dataset, build, unit_pixels
 
 # Colour photographs that the wheels contain as files. The tuple fixes the labels, so its order must not change.
@@ -26,16 +28,22 @@ _PATCH_SIZE = 32
 _SMALLEST_PATCH = 8  # below this nearly every crop of a smooth photograph is constant
 _LARGEST_PATCH = 300  # the shorter side of the smallest photograph
 _PATCHES = 1000  # crops are not a finite set, so "all of them" needs a number
+_VIEWS = 200  # likewise; shrinking a large view takes longer than cutting a small patch
+_SMALLEST_VIEW = 0.6  # of the photograph's shorter side: what it shows can still be recognised
+_BYTES_PER_PIXEL = 15  # three channels, first as bytes and then as 32-bit floats
 _FLAT = 0.03  # a crop whose most varied channel deviates less than this is sky or background: nothing to leak
 
 
 def lfw_faces(spec: str, n: int | None, seed: int) -> Dataset:
-    """100 faces of LFW and 100 crops that are not a face, (200, 25, 25, 1)."""
+    """100 faces of LFW, (100, 25, 25, 1); all are of the second of two classes, "not a face" and "face".
+
+    The file holds 100 crops of the background too, which are left out: they are nobody's private images.
+    """
     # skimage.data.lfw_subset reads the same file, but asks for a download where a wheel lacks it.
     path = _shipped("skimage", "data/lfw_subset.npy")
-    x = np.load(path, allow_pickle=False).astype(np.float32)
-    y = np.repeat([1, 0], 100)
-    return build(spec, str(path), x, y, ("not a face", "face"), n, seed)
+    faces = np.load(path, allow_pickle=False)[:100].astype(np.float32)
+    # A classifier of one class has no gradient, so there are two.
+    return build(spec, str(path), faces, np.ones(100, np.int32), ("not a face", "face"), n, seed)
 
 
 def digits(spec: str, n: int | None, seed: int) -> Dataset:
@@ -68,17 +76,56 @@ def natural_patches(spec: str, n: int | None, seed: int) -> Dataset:
 
     Raises:
         ValueError: if SIZE is not a number from 8 to 300.
+        MemoryError: if that many crops do not fit in memory.
     """
     size = _patch_size(spec)
-    photographs = [_photograph(package, file) for package, file in _PHOTOGRAPHS]
     rng = np.random.default_rng(seed)
-    crops, labels = [], []
-    for _ in range(_PATCHES if n is None else n):
-        label = int(rng.integers(len(photographs)))
-        crops.append(_varied_crop(photographs[label], size, rng))
+    count = _PATCHES if n is None else n
+    return _views(spec, count, size, rng, lambda photograph: _varied_crop(photograph, size, rng))
+
+
+def photographs(spec: str, n: int | None, seed: int) -> Dataset:
+    """Random views of ten colour photographs, shrunk; the label says of which photograph. (n, size, size, 3).
+
+    A view is a square crop whose side is between 60 % and 100 % of the photograph's shorter side, so a person can
+    recognise what it shows even at 32 pixels. Views are drawn one after another, so the first k of a larger draw are
+    the draw of k. Views of one photograph overlap.
+
+    Args:
+        spec: `photographs`, or `photographs:SIZE` for another side than 32, from 8 to 300 pixels.
+        n: number of views, None for 200.
+        seed: seed of the views.
+
+    Raises:
+        ValueError: if SIZE is not a number from 8 to 300.
+        MemoryError: if that many views do not fit in memory.
+    """
+    size = _patch_size(spec)
+    rng = np.random.default_rng(seed)
+
+    def view(photograph: np.ndarray) -> np.ndarray:
+        shorter = min(photograph.shape[:2])
+        side = int(rng.integers(int(_SMALLEST_VIEW * shorter), shorter + 1))
+        # No photograph is flat over so large a part of it.
+        crop = Image.fromarray(_crop(photograph, side, rng))
+        return np.asarray(crop.resize((size, size), Image.Resampling.BOX))
+
+    return _views(spec, _VIEWS if n is None else n, size, rng, view)
+
+
+def _views(
+    spec: str, count: int, size: int, rng: np.random.Generator, view: Callable[[np.ndarray], np.ndarray]
+) -> Dataset:
+    """Labelled views: of each, the photograph is drawn first, uniformly, and `view` cuts it from that photograph."""
+    sources = [_photograph(package, file) for package, file in _PHOTOGRAPHS]
+    views, labels = [], []
+    require_host_bytes(count * size**2 * _BYTES_PER_PIXEL, f"{count} samples of {spec} were asked for: take fewer")
+    for _ in range(count):
+        label = int(rng.integers(len(sources)))
+        views.append(view(sources[label]))
         labels.append(label)
     classes = tuple(Path(file).stem for _, file in _PHOTOGRAPHS)
-    return Dataset(unit_pixels(np.stack(crops)), np.asarray(labels, np.int32), classes, spec)
+    return Dataset(unit_pixels(np.stack(views)), np.asarray(labels, np.int32), classes, spec)
 
 
 def _patch_size(spec: str) -> int:
@@ -91,11 +138,15 @@ def _patch_size(spec: str) -> int:
 def _varied_crop(photograph: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     # Every photograph has detail at every size (the flattest accepts one crop in ten), so this ends.
     while True:
-        row = int(rng.integers(photograph.shape[0] - size + 1))
-        column = int(rng.integers(photograph.shape[1] - size + 1))
-        crop = photograph[row : row + size, column : column + size]
+        crop = _crop(photograph, size, rng)
         if crop.std(axis=(0, 1)).max() >= 255 * _FLAT:
             return crop
+
+
+def _crop(photograph: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    row = int(rng.integers(photograph.shape[0] - size + 1))
+    column = int(rng.integers(photograph.shape[1] - size + 1))
+    return photograph[row : row + size, column : column + size]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.data._dataset import checked_labels
-from jaxleak.data._files import existing_file
+from jaxleak.data._files import UNREADABLE, existing_file
 from jaxleak.data._load import HOW_TO_MAKE, load
 
 Scaling = Literal["minmax", "quantile"]
@@ -39,7 +39,7 @@ class Table(NamedTuple):
         return self.numeric.shape[1] + self.categorical.shape[1]
 
 
-class Encoding(NamedTuple):
+class TableEncoding(NamedTuple):
     """What `fit_encoding` learned from the shadow rows."""
 
     numeric: tuple[int, ...]  # kept columns of `Table.numeric`
@@ -81,7 +81,7 @@ def fit_encoding(
     categories: Categories = "hashed",
     buckets: int = 100,
     max_categories: int = 20,
-) -> Encoding:
+) -> TableEncoding:
     """Learn an encoding to [0, 1] from the rows of the attacker's shadow part.
 
     Numeric columns are scaled so that the fitted rows fill [0, 1]; values outside are clipped, missing ones become 0.
@@ -125,10 +125,10 @@ def fit_encoding(
     codes = [known[:max_categories] for known in codes]
     sizes = [1] * len(numeric) + [max(len(known), 1) for known in codes]
     columns = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return Encoding(tuple(numeric), tuple(categorical), tuple(grids), tuple(codes), buckets, tuple(columns))
+    return TableEncoding(tuple(numeric), tuple(categorical), tuple(grids), tuple(codes), buckets, tuple(columns))
 
 
-def encode(encoding: Encoding, table: Table) -> np.ndarray:
+def encode(encoding: TableEncoding, table: Table) -> np.ndarray:
     """Encode every row: (N, width) float32 in [0, 1]."""
     blocks = [_scaled(table.numeric[:, c], grid) for c, grid in zip(encoding.numeric, encoding.grids, strict=True)]
     for column, known in zip(encoding.categorical, encoding.codes, strict=True):
@@ -190,8 +190,8 @@ def _read_members(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in _MEMBERS if name in archive.files}
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read, it may be corrupt: {error}") from error
+    except UNREADABLE as error:
+        raise ValueError(f"{path} cannot be read, it may be corrupt: {str(error) or type(error).__name__}") from error
 
 
 def _table(numeric: np.ndarray, categorical: np.ndarray, y: np.ndarray, name: str) -> Table:

@@ -42,7 +42,7 @@ def partition_features(
         kind: as above.
         x: (n, F) samples whose correlations "gibbs" uses: public, or the attacker's own.
         beta: inverse temperature of "gibbs", >= 0; 0 is "random".
-        seed: >= 0.
+        seed: in [0, 2^32).
 
     Returns:
         Per party the sorted features that it holds: disjoint, none empty, all F together.
@@ -51,7 +51,8 @@ def partition_features(
         ValueError: if there are more parties than features, or an argument is out of range.
     """
     _validate.one_of(("random", "gaussian", "gibbs"), kind=kind)
-    _validate.non_negative(seed=seed, beta=beta)
+    _validate.seeds(seed=seed)
+    _validate.non_negative(beta=beta)
     if parties < 2 or parties > num_features:
         raise ValueError(f"parties must be from 2 to the number of features, {num_features}, got {parties}")
     _validate.in_range(0, parties - 1, adversary=adversary)

@@ -12,7 +12,8 @@ from jaxleak.data._dataset import Dataset, build
 
 _IDX_IMAGES = 0x00000803  # unsigned bytes, three dimensions
 _IDX_LABELS = 0x00000801  # unsigned bytes, one dimension
-_UNREADABLE = (
+#: What reading a damaged archive raises.
+UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
@@ -21,6 +22,7 @@ _UNREADABLE = (
     MemoryError,
     NotImplementedError,
     OSError,
+    OverflowError,
     ValueError,
 )
 
@@ -61,7 +63,7 @@ def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Those of the members `x`, `y` and `class_names` that an npz file has.
+    """The members `x`, `y` and `class_names` of an npz file, as far as it has them.
 
     Raises:
         ValueError: if the file is no npz file, is damaged, or a member would have to be unpickled.
@@ -72,8 +74,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in ("x", "y", "class_names") if key in archive.files}
-    except _UNREADABLE as error:
-        raise ValueError(f"{path} cannot be read, it may be corrupt: {error}") from error
+    except UNREADABLE as error:
+        raise ValueError(f"{path} cannot be read, it may be corrupt: {str(error) or type(error).__name__}") from error
 
 
 def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Dataset:
@@ -124,7 +126,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
             size = int(np.prod(shape, dtype=object))
             # One byte more than stated: enough to see that the file is longer.
             content = file.read(size + 1)
-    except (*_UNREADABLE, OverflowError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} is no idx file of {axes} dimensions, or is corrupt: {error}") from error
     if len(content) != size:
         longer = "more" if len(content) > size else f"only {len(content)}"

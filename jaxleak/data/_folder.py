@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from jaxleak._memory import require_host_bytes
 from jaxleak.data._dataset import Dataset, draw, unit_pixels
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
@@ -14,6 +15,8 @@ _HAM10000_CSV = "HAM10000_metadata.csv"
 _GRAY_MODES = frozenset({"1", "L"})
 # Pillow converts these to RGB without loss of range; 16-bit and float modes it would clip.
 _COLOUR_MODES = frozenset({"CMYK", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"})
+#: Three channels, first as bytes and then as 32-bit floats.
+_BYTES_PER_PIXEL = 15
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 
@@ -42,6 +45,7 @@ def folder(spec: str, n: int | None, seed: int) -> Dataset:
         Images (n, H, W, C); the classes in alphabetical order.
 
     Raises:
+        MemoryError: if images of the size asked for do not fit in memory.
         FileNotFoundError: if DIR, or an image that the CSV file lists, does not exist.
         ValueError: if the layout is neither of the two, or an image is unreadable or of another size than the
             first; the message names the file.
@@ -51,6 +55,9 @@ def folder(spec: str, n: int | None, seed: int) -> Dataset:
         raise FileNotFoundError(f"{root} does not exist or is not a folder")
     listing = _list_ham10000(root) if (root / _HAM10000_CSV).is_file() else _list_classes(root)
     picks = draw(len(listing.files), n, seed, spec)
+    if size is not None:
+        need = len(picks) * size**2 * _BYTES_PER_PIXEL
+        require_host_bytes(need, f"{spec} makes {len(picks)} images of {size} x {size}: take a smaller size")
     images = [_read(listing.files[pick], size) for pick in picks]
     for pick, image in zip(picks, images, strict=True):
         if image.size != images[0].size:

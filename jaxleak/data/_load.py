@@ -12,7 +12,10 @@ _EMBEDDED = {
     "digits": _embedded.digits,
     "lfw_faces": _embedded.lfw_faces,
     "natural_patches": _embedded.natural_patches,
+    "photographs": _embedded.photographs,
 }
+#: Embedded data that are overlapping crops of one set of photographs, whose side in pixels may follow a colon.
+OVERLAPPING = ("natural_patches", "photographs")
 _NAMED = (
     "adult",
     "cifar10",
@@ -20,11 +23,20 @@ _NAMED = (
     "credit_default",
     "ham10000",
     "imagenet_sample",
+    "lc25000_lung",
+    "lc25000_lung32",
     "mnist",
     "sensorless",
     "yale32",
 )
-_PATTERNS = ("folder:DIR", "idx:IMAGES,LABELS", "natural_patches:SIZE", "npz:FILE", "tfds:NAME/SPLIT")
+_PATTERNS = (
+    "folder:DIR",
+    "idx:IMAGES,LABELS",
+    "natural_patches:SIZE",
+    "npz:FILE",
+    "photographs:SIZE",
+    "tfds:NAME/SPLIT",
+)
 #: Ends the message about a file that is not there.
 HOW_TO_MAKE = "docs/data.md says what is in it and how to make it"
 _MNIST_IMAGES = "raw/mnist/train-images-idx3-ubyte.gz"
@@ -36,24 +48,28 @@ def load(spec: str, n: int | None = None, seed: int = 0) -> Dataset:
 
     | spec | samples |
     |---|---|
-    | `lfw_faces` | 100 faces and 100 other crops of LFW, 25x25x1, from scikit-image |
+    | `lfw_faces` | 100 faces of LFW, 25x25x1, from scikit-image |
     | `natural_patches`, `natural_patches:SIZE` | random crops of ten photographs, 32x32x3 or SIZExSIZEx3 |
+    | `photographs`, `photographs:SIZE` | random large views of the same ten photographs, shrunk to 32x32x3 or \
+SIZExSIZEx3 |
     | `digits` | 1797 digits, 8x8x1, from scikit-learn |
     | `breast_cancer` | table of 569 rows and 30 features, from scikit-learn |
     | `tfds:NAME`, `tfds:NAME/SPLIT` | images prepared with tensorflow-datasets in array_record format |
     | `folder:DIR`, `folder:DIR?size=S` | jpg, png or bmp files, one subfolder per class, or HAM10000 |
     | `npz:FILE` | arrays `x` and `y`, optionally `class_names` |
     | `idx:IMAGES,LABELS` | MNIST's file format, raw or gzip |
-    | `adult`, `cifar10`, `cifar100`, `credit_default`, `ham10000`, `imagenet_sample`, `mnist`, `sensorless`, \
-`yale32` | the npz file of that name in the folder that the environment variable JAXLEAK_DATA_DIR names |
+    | `adult`, `cifar10`, `cifar100`, `credit_default`, `ham10000`, `imagenet_sample`, `lc25000_lung`, \
+`lc25000_lung32`, `mnist`, `sensorless`, `yale32` | the npz file of that name in the folder that the environment \
+variable JAXLEAK_DATA_DIR names |
 
     `mnist` with more samples than its npz file has is read from `raw/mnist/train-*-ubyte.gz` in that folder.
 
     Args:
         spec: which data, as above.
         n: number of samples, drawn without replacement: the first n of one permutation by
-            `numpy.random.default_rng(seed)`. None takes all (shuffled too; 1000 of `natural_patches`).
-        seed: seed of the draw, >= 0.
+            `numpy.random.default_rng(seed)`. None takes all (shuffled too; 1000 of
+            `natural_patches`, 200 of `photographs`).
+        seed: seed of the draw, in [0, 2^32).
 
     Returns:
         A `Dataset`: x float32 in [0, 1], (n, H, W, C) for images or (n, F) for tables, whose columns are min-max
@@ -68,7 +84,7 @@ def load(spec: str, n: int | None = None, seed: int = 0) -> Dataset:
     kind, colon, rest = spec.partition(":")
     if not colon and spec in _NAMED:
         return _named(spec, n, seed)
-    if kind in _EMBEDDED and (not colon or kind == "natural_patches"):
+    if kind in _EMBEDDED and (not colon or kind in OVERLAPPING):
         return _EMBEDDED[kind](spec, n, seed)
     if kind == "tfds" and rest:
         return _tfds.tfds(spec, n, seed)

@@ -7,7 +7,7 @@ from jaxleak.defenses._accounting import (
     noise_multiplier_of,
     noise_multiplier_shorthand,
 )
-from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, Encoding, chain
+from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, PayloadEncoding, chain
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
@@ -23,7 +23,7 @@ from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
 __all__ = [
     "Defense",
-    "Encoding",
+    "PayloadEncoding",
     "HORIZONTAL_PLACES",
     "Reading",
     "SPLIT_PLACES",

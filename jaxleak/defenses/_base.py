@@ -20,7 +20,7 @@ SPLIT_PLACES = ("bottom_output", "top_output", "top_output_gradient", "cut_gradi
 HORIZONTAL_PLACES = ("payload", "per_example_gradient", "representation", "client_payloads", "server_view")
 
 
-class Encoding(NamedTuple):
+class PayloadEncoding(NamedTuple):
     """How a payload is written on the wire; the default is every entry as a float32."""
 
     value_bits: float = 32  # per value that is sent
@@ -28,10 +28,10 @@ class Encoding(NamedTuple):
     scales: int = 0  # float32 numbers per tensor that decoding needs
 
 
-def dense(encoding: Encoding) -> Encoding:
+def dense(encoding: PayloadEncoding) -> PayloadEncoding:
     """What noise does to an encoding: nothing before it survives, every entry is an arbitrary float32 again."""
     del encoding
-    return Encoding()
+    return PayloadEncoding()
 
 
 class Defense(NamedTuple):
@@ -57,7 +57,7 @@ class Defense(NamedTuple):
 
     place: str
     transform: optax.GradientTransformationExtraArgs
-    encode: Callable[[Encoding], Encoding] = dense
+    encode: Callable[[PayloadEncoding], PayloadEncoding] = dense
     one_step: bool = False
 
     def init(self, payload: PyTree) -> PyTree:
@@ -116,7 +116,7 @@ def chain(*defenses: Defense) -> Defense:
             new.append(member_state)
         return updates, tuple(new)
 
-    def encode(encoding: Encoding) -> Encoding:
+    def encode(encoding: PayloadEncoding) -> PayloadEncoding:
         for defense in defenses:
             encoding = defense.encode(encoding)
         return encoding
@@ -128,7 +128,7 @@ def chain(*defenses: Defense) -> Defense:
 def stateless(
     place: str,
     update: Callable[..., PyTree],
-    encode: Callable[[Encoding], Encoding] = dense,
+    encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
     *,
     one_step: bool = False,
 ) -> Defense:
@@ -154,7 +154,7 @@ def stateless(
 def per_leaf(
     place: str,
     change: Callable[[jax.Array, jax.Array], jax.Array],
-    encode: Callable[[Encoding], Encoding] = dense,
+    encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
 ) -> Defense:
     """A defense that changes every leaf on its own: `change(key, leaf) -> leaf`, each leaf with a key of its own."""
 

@@ -9,7 +9,7 @@ import optax
 
 from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
-from jaxleak.defenses._base import Defense, Encoding, per_leaf, stateless
+from jaxleak.defenses._base import Defense, PayloadEncoding, per_leaf, stateless
 
 BITS = (32, 16, 8, 4, 1)
 
@@ -50,10 +50,10 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
         up = position - below > (jax.random.uniform(key, leaf.shape) if stochastic else 0.5)
         return (below + up) * (largest / steps)
 
-    def encode(encoding: Encoding) -> Encoding:
+    def encode(encoding: PayloadEncoding) -> PayloadEncoding:
         # One bit cannot say zero, so entries that were left out before are sent again.
         share = 1.0 if bits == 1 else encoding.share
-        return Encoding(min(bits, encoding.value_bits), share, scales=1)
+        return PayloadEncoding(min(bits, encoding.value_bits), share, scales=1)
 
     if bits == 32:
         return per_leaf("payload", lambda key, leaf: leaf, lambda encoding: encoding)
@@ -91,7 +91,7 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
     return Defense(
         "payload",
         optax.GradientTransformationExtraArgs(init, update),
-        # Of a tensor of single bits all magnitudes tie, and ties are sent.
+        # In a tensor of single bits all magnitudes tie, and ties are sent.
         lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
     )
 
@@ -117,7 +117,7 @@ def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
         del key, extra
         return _split_largest(payload, percent)[1] if percent else payload
 
-    def encode(encoding: Encoding) -> Encoding:
+    def encode(encoding: PayloadEncoding) -> PayloadEncoding:
         # Ciphertexts are counted as if encryption did not expand them.
         return encoding if encrypted else encoding._replace(share=max(0.0, encoding.share - percent / 100))
 
@@ -140,7 +140,7 @@ def bits_on_the_wire(defense: Defense | None, payload: PyTree) -> int:
     """
     leaves = jax.tree.leaves(payload)
     entries = sum(math.prod(leaf.shape) for leaf in leaves)
-    encoding = Encoding() if defense is None else defense.encode(Encoding())
+    encoding = PayloadEncoding() if defense is None else defense.encode(PayloadEncoding())
     if not entries or not encoding.share:
         return 0
     sent = _magnitudes.share_count(entries, 100 * encoding.share)

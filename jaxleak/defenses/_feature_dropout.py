@@ -52,9 +52,9 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
         def dropped_loss(params: PyTree) -> jax.Array:
             features = model.apply({**variables, "params": params}, x, mode=mode, sharpness=sharpness).features
             kept = jax.random.bernoulli(key, 1 - rate, features.shape)
-            head = params[model.head]
-            logits = jnp.where(kept, features / (1 - rate), 0.0) @ head["kernel"]
-            return loss(logits + head["bias"] if "bias" in head else logits, y)
+            head = model.head_of(params)
+            logits = jnp.where(kept, features / (1 - rate), 0.0) @ head.kernel
+            return loss(logits if head.bias is None else logits + head.bias, y)
 
         return jax.grad(dropped_loss)(variables["params"])
 

@@ -47,13 +47,13 @@ def soteria(ratio: float) -> Defense:
     ) -> PyTree:
         del key, extra
         model, x = needs_batch("soteria", model, variables, x)
-        kernel = payload[model.head]["kernel"]
-        hidden = round(ratio * kernel.shape[0])
+        head = model.head_of(payload)
+        hidden = round(ratio * head.kernel.shape[0])
         if not hidden:
             return payload
         rank = jnp.argsort(jnp.argsort(leakage_ratios(model, variables, x, mode)))
-        kept = jnp.where(rank[:, None] < hidden, 0.0, kernel)
-        return {**payload, model.head: {**payload[model.head], "kernel": kept}}
+        kept = jnp.where(rank[:, None] < hidden, 0.0, head.kernel)
+        return model.with_head(payload, head._replace(kernel=kept))
 
     return stateless("representation", update)
 

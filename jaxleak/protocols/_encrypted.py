@@ -117,7 +117,7 @@ def encrypted_first(
 def _plain_product(
     alpha: jax.Array, weights: jax.Array, blind: jax.Array, mask: jax.Array, gradient_mask: jax.Array
 ) -> jax.Array:
-    # Its derivatives are delta (W - eps)^T + delta eps^T and alpha^T delta; the mask of the second one cancels.
+    # Derivatives of the product: delta (W - eps)^T + delta eps^T and alpha^T delta; the mask of the second one cancels.
     del gradient_mask
     masked = alpha @ (weights - blind) + mask
     return masked + alpha @ blind - mask

@@ -98,17 +98,76 @@ def federated_averaging(
     chosen_size = len(parts) if clients_per_round is None else clients_per_round
     _validate.in_range(1, len(parts), clients_per_round=chosen_size)
     place = None if defense is None else defense.place
-    if place is not None:
-        _validate.one_of(HORIZONTAL_PLACES, place=place)
-    if place == "per_example_gradient" and model.has_batch_norm and batch_norm == "train":
-        raise ValueError(
-            "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
-        )
-    if defense is not None and defense.one_step and local_steps > 1:
-        raise ValueError(f"this defense replaces a single step's gradient: needs local_steps = 1, got {local_steps}")
     own, counts = _padded(parts)
-    if place == "client_payloads" and weighting == "samples" and len(set(map(len, parts))) > 1:
-        raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
+    if defense is not None:
+        _check_defense(
+            defense,
+            mixes_examples=model.has_batch_norm and batch_norm == "train",
+            local_steps=local_steps,
+            by_samples=weighting == "samples" and len(set(map(len, parts))) > 1,
+        )
+    upload = _local_training(
+        model, own, counts, batch_size, local_steps, learning_rate, batch_norm=batch_norm, loss=loss, defense=defense
+    )
+
+    def one_round(key: jax.Array, state: FederatedState, data: Batch) -> FederatedState:
+        key = jax.random.fold_in(key, state.round)
+        chosen = jax.random.permutation(jax.random.fold_in(key, 0), len(parts))[:chosen_size]
+        keys = jax.random.split(jax.random.fold_in(key, 1), chosen_size)
+        # One client after the other: vmapped weights would turn convolutions into slow grouped ones.
+        of_chosen = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
+        payloads, stats, of_chosen = jax.lax.map(
+            lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
+        )
+        clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
+        if defense is not None and place == "client_payloads":
+            payloads = defense.apply(jax.random.fold_in(key, 2), payloads, round=state.round)
+        share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
+        share = share / share.sum()
+        update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
+        rate = learning_rate * local_steps
+        params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
+        return FederatedState(state.round + 1, {"params": params, "batch_stats": stats}, clients)
+
+    @jax.jit
+    def advance(key: jax.Array, state: FederatedState, data: Batch, rounds: jax.Array) -> FederatedState:
+        return jax.lax.fori_loop(0, rounds, lambda _, now: one_round(key, now, data), state)
+
+    def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
+        start = model.init(key) if variables is None else variables
+        start = jax.tree.map(jnp.asarray, start)
+        clients: PyTree = ()
+        if defense is not None and place in ("payload", "representation"):
+            one = defense.init(start["params"])
+            clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), one)
+        return FederatedState(jnp.zeros((), jnp.int32), start, clients)
+
+    def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
+        _validate.non_negative(rounds=rounds)
+        last = max(int(part.max()) for part in parts)
+        if last >= len(data.y):
+            raise ValueError(f"parts name sample {last}, but there are {len(data.y)} samples")
+        new = advance(key, state, data, jnp.asarray(rounds, jnp.int32))
+        _validate.finite(new.variables, f"rounds {int(state.round)} to {int(new.round)}")
+        return new
+
+    return FederatedAveraging(init, run, _evaluation(model))
+
+
+def _local_training(
+    model: Classifier,
+    own: jax.Array,
+    counts: jax.Array,
+    batch_size: int,
+    local_steps: int,
+    learning_rate: float,
+    *,
+    batch_norm: BatchNormMode,
+    loss: Loss,
+    defense: Defense | None,
+) -> Callable[..., tuple[PyTree, PyTree, PyTree]]:
+    """One client's upload, its running statistics and its defense's state, after steps from the global model."""
+    place = None if defense is None else defense.place
     drawn = local_steps * batch_size
 
     def gradient_of(variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
@@ -153,46 +212,23 @@ def federated_averaging(
             payload, kept = defense.update(upload_key, payload, kept, **known)
         return payload, variables["batch_stats"], kept
 
-    def one_round(key: jax.Array, state: FederatedState, data: Batch) -> FederatedState:
-        key = jax.random.fold_in(key, state.round)
-        chosen = jax.random.permutation(jax.random.fold_in(key, 0), len(parts))[:chosen_size]
-        keys = jax.random.split(jax.random.fold_in(key, 1), chosen_size)
-        # One client after the other: vmapped weights would turn convolutions into slow grouped ones.
-        of_chosen = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
-        payloads, stats, of_chosen = jax.lax.map(
-            lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
+    return upload
+
+
+def _check_defense(defense: Defense, *, mixes_examples: bool, local_steps: int, by_samples: bool) -> None:
+    _validate.one_of(HORIZONTAL_PLACES, place=defense.place)
+    if defense.place == "per_example_gradient" and mixes_examples:
+        raise ValueError(
+            "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
         )
-        clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
-        if defense is not None and place == "client_payloads":
-            payloads = defense.apply(jax.random.fold_in(key, 2), payloads, round=state.round)
-        share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
-        share = share / share.sum()
-        update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
-        rate = learning_rate * local_steps
-        params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
-        return FederatedState(state.round + 1, {"params": params, "batch_stats": stats}, clients)
+    if defense.one_step and local_steps > 1:
+        raise ValueError(f"this defense replaces a single step's gradient: needs local_steps = 1, got {local_steps}")
+    if defense.place == "client_payloads" and by_samples:
+        raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
 
-    @jax.jit
-    def advance(key: jax.Array, state: FederatedState, data: Batch, rounds: jax.Array) -> FederatedState:
-        return jax.lax.fori_loop(0, rounds, lambda _, now: one_round(key, now, data), state)
 
-    def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
-        start = model.init(key) if variables is None else variables
-        start = jax.tree.map(jnp.asarray, start)
-        clients: PyTree = ()
-        if defense is not None and place in ("payload", "representation"):
-            one = defense.init(start["params"])
-            clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), one)
-        return FederatedState(jnp.zeros((), jnp.int32), start, clients)
-
-    def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
-        _validate.non_negative(rounds=rounds)
-        last = max(int(part.max()) for part in parts)
-        if last >= len(data.y):
-            raise ValueError(f"parts name sample {last}, but there are {len(data.y)} samples")
-        new = advance(key, state, data, jnp.asarray(rounds, jnp.int32))
-        _validate.finite(new.variables, f"rounds {int(state.round)} to {int(new.round)}")
-        return new
+def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], float]:
+    """The accuracy on samples x (n, H, W, c) with labels y (n,), from the weights."""
 
     @jax.jit
     def predicted(variables: PyTree, x: jax.Array) -> jax.Array:
@@ -202,7 +238,7 @@ def federated_averaging(
         pieces = [predicted(variables, x[i : i + _EVALUATED_TOGETHER]) for i in range(0, len(x), _EVALUATED_TOGETHER)]
         return float(np.mean(np.concatenate([np.asarray(piece) for piece in pieces]) == np.asarray(y)))
 
-    return FederatedAveraging(init, run, evaluate)
+    return evaluate
 
 
 def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:

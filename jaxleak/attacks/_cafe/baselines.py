@@ -20,16 +20,12 @@ from jaxleak.attacks._cafe.fake_data import (
     fake_data_step,
     require_gradient,
 )
-from jaxleak.attacks._cafe.presets import CafeOptions
-from jaxleak.attacks._cafe.three_steps import cafe
 from jaxleak.attacks._observed import require_index, require_params, require_statistics
 from jaxleak.models import SplitModel
 from jaxleak.objectives import (
     MatchingObjective,
     Quantities,
     bn_objective,
-    cafe_objective,
-    cosine,
     cosine_tv_objective,
     dlg_objective,
     gc_objective,
@@ -46,7 +42,7 @@ class MatchingState(NamedTuple):
 
 
 class MatchingOptions(TypedDict, total=False):
-    """Keyword arguments of `gradient_matching` that the baselines pass through."""
+    """Keyword arguments of `aligned_matching` that the baselines pass through."""
 
     learning_rate: float
     optimizer: Callable[[float], Optimizer]
@@ -55,7 +51,7 @@ class MatchingOptions(TypedDict, total=False):
     inner_updates: int
 
 
-def gradient_matching(
+def aligned_matching(
     model: SplitModel,
     share: ShareFn,
     *,
@@ -92,7 +88,7 @@ def gradient_matching(
     """
     _validate.positive(learning_rate=learning_rate)
     if "features" in objective.needs:
-        raise ValueError("gradient_matching recovers no features; use cafe for objectives with gamma > 0")
+        raise ValueError("aligned_matching recovers no features; use cafe for objectives with gamma > 0")
     fake = fake_data_step(
         model,
         share,
@@ -134,34 +130,34 @@ def gradient_matching(
     return Attack(init, step, reconstruct)
 
 
-def dlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+def aligned_dlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
     """Deep leakage from gradients (Zhu et al. 2019): the squared gradient distance, labels optimised jointly."""
-    return gradient_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **options)
+    return aligned_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **options)
 
 
-def idlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+def aligned_idlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
     """DLG given the labels (ICLR 2021, section 4.1, after Zhao et al. 2020); the threat must grant labels."""
     preset: MatchingOptions = {"label_mode": "given"}
     preset.update(options)
-    return gradient_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **preset)
+    return aligned_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **preset)
 
 
-def cosine_tv(
+def aligned_cosine_tv(
     model: SplitModel, share: ShareFn, *, num_samples: int, beta: float = 1e-4, **options: Unpack[MatchingOptions]
 ) -> Attack:
     """Cosine distance plus total variation (Geiping et al. 2020).
 
     CAFE's papers print no weight for the comparison: `beta` is CAFE's own. Slices that are no images need `beta=0`.
     """
-    return gradient_matching(model, share, num_samples=num_samples, objective=cosine_tv_objective(beta), **options)
+    return aligned_matching(model, share, num_samples=num_samples, objective=cosine_tv_objective(beta), **options)
 
 
-def sapag(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
+def aligned_sapag(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
     """SAPAG (Wang et al. 2020): the Gaussian-kernel distance of `jaxleak.objectives.gaussian_kernel`."""
-    return gradient_matching(model, share, num_samples=num_samples, objective=sapag_objective(), **options)
+    return aligned_matching(model, share, num_samples=num_samples, objective=sapag_objective(), **options)
 
 
-def bn_regularizer(
+def aligned_batch_statistics(
     model: SplitModel,
     share: ShareFn,
     *,
@@ -175,10 +171,10 @@ def bn_regularizer(
     The weight is not printed; `statistics` takes the value of the gamma whose term it replaces.
     """
     objective = bn_objective(alpha, statistics)
-    return gradient_matching(model, share, num_samples=num_samples, objective=objective, **options)
+    return aligned_matching(model, share, num_samples=num_samples, objective=objective, **options)
 
 
-def gc_regularizer(
+def aligned_group_consistency(
     model: SplitModel,
     share: ShareFn,
     *,
@@ -194,27 +190,11 @@ def gc_regularizer(
     it replaces.
 
     Raises:
-        ValueError: if `candidates` < 2, besides what `gradient_matching` raises.
+        ValueError: if `candidates` < 2, besides what `aligned_matching` raises.
     """
     if candidates < 2:
         raise ValueError(f"candidates must be >= 2, got {candidates}: one candidate is always consistent")
     objective = gc_objective(alpha, consistency)
-    return gradient_matching(
+    return aligned_matching(
         model, share, num_samples=num_samples, objective=objective, candidates=candidates, **options
     )
-
-
-def cafe_cosine(
-    model: SplitModel,
-    share: ShareFn,
-    *,
-    num_samples: int,
-    alpha: float = 1e-2,
-    beta: float = 1e-4,
-    gamma: float = 1e-3,
-    xi: float = 90.0,
-    **options: Unpack[CafeOptions],
-) -> Attack:
-    """CAFE with the cosine distance in place of the squared one (ICLR 2021, Table 2); all else as `cafe`."""
-    objective = cafe_objective(alpha=alpha, beta=beta, gamma=gamma, xi=xi, distance=cosine)
-    return cafe(model, share, num_samples=num_samples, objective=objective, **options)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import scipy  # whose subpackages load when they are first used
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
@@ -21,12 +21,12 @@ from jaxleak.attacks._cafe.exact import (
     Recovery,
     check_seen,
     diagnose,
-    granted,
-    invert_recovered,
+    invert_answered,
     recorded,
 )
-from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
+from jaxleak.attacks._observed import require_first_layer
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -75,7 +75,7 @@ def visible_entries(upload: jax.Array) -> jax.Array:
         ranked = ranked[np.random.default_rng(0).choice(size, _SAMPLE, replace=False)]
     ranked = -jnp.sort(-ranked)
     count = ranked.size
-    ratio = ranked / scipy.stats.norm.isf((np.arange(count) + 0.5) / count / 2).astype(np.float32)
+    ratio = ranked / -scipy.special.ndtri((np.arange(count) + 0.5) / count / 2).astype(np.float32)
     scale = jnp.median(ratio[: max(8, round(_TOP * count))])
     slack = min(_SLACK + 3 / count**0.5, 0.5)
     # Every rank up to the last one on the curve, since single ranks may dip below it.
@@ -88,7 +88,7 @@ def cafe_censored(
     plan: CafeExactPlan,
     *,
     loss: Loss = cross_entropy,
-    inversion: InversionOptions | None = None,
+    inversion: FeatureInversionOptions | None = None,
     seed: int = 0,
 ) -> Attack:
     """`cafe_exact` for rounds that fake gradients protect, by an attacker who knows the defense but not its variance.
@@ -126,7 +126,7 @@ def cafe_censored(
         key: jax.Array, state: CafeCensoredState, observation: Observation
     ) -> tuple[CafeCensoredState, dict[str, jax.Array]]:
         del key
-        index, first = granted(observation, "cafe_censored")
+        index, first = require_first_layer(observation, why="cafe_censored")
         t, visible = state.seen, visible_entries(first["bias"])
         state = state._replace(
             **recorded(state, index, first["bias"]),
@@ -153,7 +153,7 @@ def cafe_censored(
 
     def reconstruct(state: CafeCensoredState, observation: Observation) -> Reconstruction:
         recovery = recover_censored(model, observation.params, plan, state, loss=loss)
-        return invert_recovered(model, observation.params, recovery, inversion, seed)
+        return invert_answered(model, observation.params, recovery, inversion, seed)
 
     return Attack(init, step, reconstruct)
 
@@ -161,7 +161,7 @@ def cafe_censored(
 def recover_censored(
     model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, *, loss: Loss = cross_entropy
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample; see `recover`.
+    """Solve for H, recover labels and diagnose every sample; see `recover_exact`.
 
     Raises:
         ValueError: if the state has not seen all rounds.

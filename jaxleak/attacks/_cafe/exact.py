@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
-from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.labels import recover_labels
 from jaxleak.attacks._cafe.least_squares import (
     DIRECT_LIMIT,
@@ -27,6 +27,7 @@ from jaxleak.attacks._cafe.least_squares import (
 )
 from jaxleak.attacks._cafe.slice_inverter import invert_slices
 from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
+from jaxleak.attacks._observed import require_first_layer
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -36,7 +37,7 @@ Solver = Literal["auto", "direct", "matrix_free"]
 #: rounds; an iteration of the matrix-free solver grows with it.
 VISITS = {True: 20, False: 6}
 
-#: A sample is trusted when the gradient predicted from its recovered features and label meets the one of Step I
+#: A sample is trusted when the gradient predicted from its solved features and label meets the one of Step I
 #: to this relative error. Clean runs sit at 1e-5; noise on the payload sits at 1 and above.
 CONSISTENT = 1e-2
 
@@ -77,7 +78,7 @@ class Recovery(NamedTuple):
     live: np.ndarray  # (N, P) bool, False where a slice sends no gradient back (dead ReLUs)
     consistency: np.ndarray  # (N,) relative error of the gradient predicted from H and the label against V
     label_margin: np.ndarray  # (N,) the next best label's error over the best label's, > 1
-    recovered: np.ndarray  # (N,) bool, live in every slice and consistent
+    answered: np.ndarray  # (N,) bool, live in every slice and consistent; the attack has no answer for the others
     output_rank: int  # effective rank of Step I's system, of N (N - M + 1 with M workers)
     output_condition: float
     feature_rank: int  # effective rank of Step II's system, the worst party's, of N
@@ -130,7 +131,7 @@ def plan_cafe_exact(
     usable = min(batch_size, model.width)
     needed_features = math.ceil(num_samples / usable)
     output_rounds = 2 * needed_outputs if output_rounds is None else output_rounds
-    direct = num_samples <= DIRECT_LIMIT if solver == "auto" else solver == "direct"
+    direct = factorises(num_samples, solver)
     if feature_rounds is None:
         feature_rounds = max(math.ceil(VISITS[direct] * num_samples / batch_size), 4 * needed_features)
     if output_rounds < needed_outputs:
@@ -148,12 +149,17 @@ def plan_cafe_exact(
     return CafeExactPlan(num_samples, batch_size, workers, output_rounds, feature_rounds, direct)
 
 
+def factorises(num_samples: int, solver: Solver) -> bool:
+    """Whether a plan with this solver factorises N x N matrices, which takes 16 N^2 bytes."""
+    return num_samples <= DIRECT_LIMIT if solver == "auto" else solver == "direct"
+
+
 def cafe_exact(
     model: SplitModel,
     plan: CafeExactPlan,
     *,
     loss: Loss = cross_entropy,
-    inversion: InversionOptions | None = None,
+    inversion: FeatureInversionOptions | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> Attack:
@@ -173,7 +179,8 @@ def cafe_exact(
         mesh: that `shard_cafe` places the state on, if it does.
 
     Returns:
-        An `Attack`; its score is the worst relative feature residual over a sample's slices.
+        An `Attack`; its score is the worst relative feature residual over a sample's slices, and its
+        diagnosis is a `Recovery`.
     """
 
     def init(key: jax.Array, template: Batch) -> CafeExactState:
@@ -198,7 +205,7 @@ def cafe_exact(
         key: jax.Array, state: CafeExactState, observation: Observation
     ) -> tuple[CafeExactState, dict[str, jax.Array]]:
         del key
-        index, first = granted(observation, "cafe_exact")
+        index, first = require_first_layer(observation, why="cafe_exact")
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         if first.get("kernel") is not None:
@@ -218,27 +225,31 @@ def cafe_exact(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeExactState, observation: Observation) -> Reconstruction:
-        recovery = recover(model, observation.params, plan, state, loss=loss)
-        return invert_recovered(model, observation.params, recovery, inversion, seed)
+        recovery = recover_exact(model, observation.params, plan, state, loss=loss)
+        return invert_answered(model, observation.params, recovery, inversion, seed)
 
     return Attack(init, step, reconstruct)
 
 
-def invert_recovered(
-    model: SplitModel, params: PyTree, recovery: Recovery, inversion: InversionOptions | None, seed: int
+def invert_answered(
+    model: SplitModel, params: PyTree, recovery: Recovery, inversion: FeatureInversionOptions | None, seed: int
 ) -> Reconstruction:
-    """Step III on the samples that Steps I and II recovered; the others' data are NaN."""
-    wanted = np.flatnonzero(recovery.recovered)
+    """Step III on the samples that Steps I and II answer; the others' data are NaN."""
+    wanted = np.flatnonzero(recovery.answered)
     result = invert_slices(model, params, recovery.H[wanted], wanted, options=inversion, seed=seed)
     x = np.full((len(recovery.labels), model.parties, *model.slice_shape), np.nan, np.float32)
     score = np.full(len(recovery.labels), np.inf, np.float32)
     x[wanted], score[wanted] = result.x, result.residual.max(axis=1)
     return Reconstruction(
-        jnp.asarray(x), jnp.asarray(recovery.labels), jnp.asarray(score), jnp.asarray(recovery.recovered)
+        jnp.asarray(x),
+        jnp.asarray(recovery.labels),
+        jnp.asarray(score),
+        jnp.asarray(recovery.answered),
+        diagnosis=recovery,
     )
 
 
-def recover(
+def recover_exact(
     model: SplitModel,
     params: PyTree,
     plan: CafeExactPlan,
@@ -303,7 +314,7 @@ def diagnose(
         live=live,
         consistency=consistency,
         label_margin=margin,
-        recovered=live.all(axis=1) & (consistency < CONSISTENT),
+        answered=live.all(axis=1) & (consistency < CONSISTENT),
         output_rank=rank,
         output_condition=condition,
         feature_rank=features.rank,
@@ -320,13 +331,3 @@ def recorded(state: Any, index: jax.Array, bias: jax.Array) -> dict[str, jax.Arr
         # Rounds after Step I write beyond the table, which drops them.
         "bias_gradients": state.bias_gradients.at[t].set(bias, mode="drop"),
     }
-
-
-def granted(observation: Observation, attack: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Batch indices (K,) and the first dense layer's gradient; raises `ValueError` where the threat withholds them."""
-    if observation.index is None:
-        raise ValueError(f"{attack} needs the batch indices, and the threat does not grant `index`")
-    first = (observation.payload or {}).get("first")
-    if first is None or first.get("bias") is None:
-        raise ValueError(f"{attack} needs the payload leaf first/bias, and the threat does not grant it")
-    return observation.index, first

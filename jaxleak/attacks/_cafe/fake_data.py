@@ -13,7 +13,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Batch, Observation, PyTree, ShareFn
-from jaxleak.attacks._observed import require_index, require_leaves, require_params
+from jaxleak.attacks._observed import require_index, require_labels, require_leaves, require_params
 from jaxleak.models import SplitModel
 from jaxleak.objectives import TERMS, MatchingObjective, Quantities, group_consistency, soft_labels
 
@@ -108,7 +108,7 @@ def fake_data_step(
         data: FakeData, observation: Observation, observed: Quantities
     ) -> tuple[FakeData, jax.Array, dict[str, jax.Array]]:
         index = require_index(observation)
-        granted = _granted_labels(observation, model.num_classes) if label_mode == "given" else None
+        granted = soft_labels(require_labels(observation), model.num_classes) if label_mode == "given" else None
 
         def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             labels = jax.nn.softmax(y) if granted is None else granted
@@ -153,12 +153,6 @@ def fake_data_step(
 def require_gradient(observation: Observation) -> PyTree:
     """The whole payload, or `ValueError` naming the leaves that the threat withholds."""
     return require_leaves(observation, require_params(observation), why="the gradient term (alpha)")
-
-
-def _granted_labels(observation: Observation, num_classes: int) -> jax.Array:
-    if observation.labels is None:
-        raise ValueError('label_mode="given" needs the true labels; the threat must grant labels')
-    return soft_labels(observation.labels, num_classes)
 
 
 def _check_statistics(model: SplitModel) -> None:

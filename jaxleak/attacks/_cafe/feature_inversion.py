@@ -25,7 +25,7 @@ from jaxleak._base import PyTree
 FeatureFn = Callable[[PyTree, jax.Array, jax.Array | None], jax.Array]
 
 
-class InversionOptions(NamedTuple):
+class FeatureInversionOptions(NamedTuple):
     """Settings of `invert_features`; the defaults recover natural image tiles of 14 to 32 pixels."""
 
     tolerance: float = 2e-6  # relative residual at which a slice is done
@@ -38,7 +38,7 @@ class InversionOptions(NamedTuple):
     batch_size: int | None = None  # slices advanced together; None: 1 on CPU (fastest there), 64 on accelerators
 
 
-class InversionResult(NamedTuple):
+class FeatureInversionResult(NamedTuple):
     """Slices with their certificates."""
 
     x: Any  # (B, *slice) in [0, 1]
@@ -66,8 +66,8 @@ def invert_features(
     start: jax.Array,
     *,
     keys: jax.Array,
-    options: InversionOptions | None = None,
-) -> InversionResult:
+    options: FeatureInversionOptions | None = None,
+) -> FeatureInversionResult:
     """Find x in [0, 1] with features(x) = h, slice by slice. Pure and jit-able; slices do not influence each other.
 
     Args:
@@ -76,15 +76,15 @@ def invert_features(
         h: (B, d1) features to invert.
         start: (B, *slice) first guesses in [0, 1].
         keys: (B,) one key per slice, for its perturbed restarts.
-        options: see `InversionOptions`.
+        options: see `FeatureInversionOptions`.
 
     Returns:
-        An `InversionResult`. A slice that did not converge keeps its best iterate, and its residual says so.
+        An `FeatureInversionResult`. A slice that did not converge keeps its best iterate, and its residual says so.
 
     Raises:
         ValueError: if the numbers of features and starts differ, or an option is out of range.
     """
-    options = options or InversionOptions()
+    options = options or FeatureInversionOptions()
     batch_size = options.batch_size or (1 if jax.default_backend() == "cpu" else 64)
     if h.shape[0] != start.shape[0]:
         raise ValueError(f"h and start must have the same length, got {h.shape[0]} and {start.shape[0]}")
@@ -93,7 +93,7 @@ def invert_features(
     )
     _validate.non_negative(max_restarts=options.max_restarts, kick=options.kick)
 
-    def one(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> InversionResult:
+    def one(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> FeatureInversionResult:
         return _invert_one(features, extractor_params, *inputs, options)
 
     return jax.lax.map(one, (h, start, keys), batch_size=batch_size)
@@ -105,8 +105,8 @@ def _invert_one(
     h: jax.Array,
     start: jax.Array,
     key: jax.Array,
-    options: InversionOptions,
-) -> InversionResult:
+    options: FeatureInversionOptions,
+) -> FeatureInversionResult:
     h_norm = jnp.linalg.norm(h) + jnp.finfo(h.dtype).tiny
 
     def misfit(x: jax.Array) -> jax.Array:
@@ -152,7 +152,7 @@ def _invert_one(
     last = jax.lax.while_loop(
         lambda c: (c.best_residual > options.tolerance) & ~c.settled & (c.restarts <= options.max_restarts), body, first
     )
-    return InversionResult(last.best_x, last.best_residual, last.steps, last.restarts)
+    return FeatureInversionResult(last.best_x, last.best_residual, last.steps, last.restarts)
 
 
 def _gauss_newton_step(
@@ -161,7 +161,7 @@ def _gauss_newton_step(
     x: jax.Array,
     h: jax.Array,
     scale: jax.Array,
-    options: InversionOptions,
+    options: FeatureInversionOptions,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One step from x: the new point, whether the residual fell by more than rounding, and its norm."""
     r = features(extractor_params, x[None], None)[0] - h

@@ -20,9 +20,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy  # whose subpackages load when they are first used
 from jax.sharding import Mesh
 
 from jaxleak import _mesh
@@ -235,7 +233,7 @@ def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -
     return min(ranks), max(conditions)
 
 
-def _incidence(batches: np.ndarray, num_samples: int) -> scipy.sparse.csr_matrix:
+def _incidence(batches: np.ndarray, num_samples: int) -> "scipy.sparse.csr_matrix":
     rounds, batch_size = batches.shape
     return scipy.sparse.csr_matrix(
         (np.ones(rounds * batch_size), (np.repeat(np.arange(rounds), batch_size), np.asarray(batches).ravel())),

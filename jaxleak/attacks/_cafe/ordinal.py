@@ -23,12 +23,12 @@ from jaxleak.attacks._cafe.exact import (
     Recovery,
     check_seen,
     diagnose,
-    granted,
-    invert_recovered,
+    invert_answered,
     recorded,
 )
-from jaxleak.attacks._cafe.feature_inversion import InversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
+from jaxleak.attacks._observed import require_first_layer
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -63,7 +63,7 @@ def cafe_ordinal(
     kernel_scale: float = 1.0,
     sweeps: int = 4,
     loss: Loss = cross_entropy,
-    inversion: InversionOptions | None = None,
+    inversion: FeatureInversionOptions | None = None,
     seed: int = 0,
 ) -> Attack:
     """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
@@ -82,7 +82,7 @@ def cafe_ordinal(
         kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. 1 for capped uploads, and where
             paired noise is in units of each tensor. In one unit for all of them, uploads do not say how large kernel
             gradients are beside those of biases: pass the ratio of their root mean squares on samples of the
-            attacker's own, see `size_ratio`.
+            attacker's own, see `kernel_to_bias_ratio`.
         sweeps: of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
@@ -122,7 +122,7 @@ def cafe_ordinal(
         key: jax.Array, state: CafeOrdinalState, observation: Observation
     ) -> tuple[CafeOrdinalState, dict[str, jax.Array]]:
         del key
-        index, first = granted(observation, "cafe_ordinal")
+        index, first = require_first_layer(observation, why="cafe_ordinal")
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         done = t - plan.output_rounds  # of Step II
@@ -148,7 +148,7 @@ def cafe_ordinal(
 
     def reconstruct(state: CafeOrdinalState, observation: Observation) -> Reconstruction:
         recovery = recover_ordinal(model, observation.params, plan, state, sweeps=sweeps, loss=loss)
-        return invert_recovered(model, observation.params, recovery, inversion, seed)
+        return invert_answered(model, observation.params, recovery, inversion, seed)
 
     return Attack(init, step, reconstruct)
 
@@ -162,11 +162,15 @@ def recover_ordinal(
     sweeps: int = 4,
     loss: Loss = cross_entropy,
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample; see `recover`.
+    """Solve for H, recover labels and diagnose every sample; see `recover_exact`.
 
     Args:
-        model, params, plan, sweeps, loss: as the attack was built with.
-        state: its final state.
+        model: the model that the attack was built with.
+        params: the parameters of all rounds.
+        plan: the plan that the attack was built with.
+        state: the attack's final state.
+        sweeps: the number of sweeps that the attack was built with.
+        loss: the clients' loss.
 
     Raises:
         ValueError: if the state has not seen all rounds.
@@ -210,7 +214,7 @@ def _unit(upload: jax.Array, predicted: jax.Array, visible: jax.Array) -> jax.Ar
     return jnp.where(square > 0, jnp.sum(seen * upload) / jnp.where(square > 0, square, 1.0), 1.0)
 
 
-def size_ratio(gradient: PyTree) -> float:
+def kernel_to_bias_ratio(gradient: PyTree) -> float:
     """Root mean square of the first dense layer's kernel gradient over that of its bias gradient, of an own batch."""
     first = gradient["first"]
     return float(jnp.sqrt(jnp.mean(first["kernel"] ** 2) / jnp.mean(first["bias"] ** 2)))

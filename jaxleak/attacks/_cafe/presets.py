@@ -1,21 +1,20 @@
 """CAFE as its two papers and its published code configure it."""
 
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxleak import _validate
-from jaxleak._base import Attack, PyTree, ShareFn
+from jaxleak._base import PyTree
 from jaxleak._tree import RowOptimizer
-from jaxleak.attacks._cafe.fake_data import LabelMode
-from jaxleak.attacks._cafe.three_steps import CafeOptimizers, Loops, cafe
-from jaxleak.models import SplitModel
+from jaxleak.attacks._cafe.three_steps import CafeOptimizers, CafeOptions
+from jaxleak.objectives import cafe_objective, cosine
 
 
 class CafeHyperparameters(NamedTuple):
-    """One row of NeurIPS 2021, Table 9; the fields are keyword arguments of `cafe`."""
+    """One row of NeurIPS 2021, Table 9; the fields are options of `cafe`."""
 
     output_learning_rate: float
     feature_learning_rate: float
@@ -35,27 +34,8 @@ TABLE9: dict[str, CafeHyperparameters] = {
 }
 
 
-class CafeOptions(TypedDict, total=False):
-    """Keyword arguments of `cafe` that its presets pass through."""
-
-    batch_size: int | None
-    loops: Loops
-    iterations: int | tuple[int, int]
-    switch: bool
-    thresholds: tuple[float, float]
-    output_learning_rate: float
-    feature_learning_rate: float
-    data_learning_rate: float
-    optimizers: CafeOptimizers | None
-    inner_updates: int
-    label_mode: LabelMode
-    box: tuple[float, float] | None
-    output_scale: float
-    feature_scale: float
-
-
-def table9(dataset: str) -> CafeHyperparameters:
-    """Table 9's row of a dataset: `cafe(model, share, num_samples=N, **table9("mnist")._asdict())`.
+def published_hyperparameters(dataset: str) -> CafeHyperparameters:
+    """Table 9's row of a dataset: `CafeOptions(**published_hyperparameters("mnist")._asdict())`.
 
     Raises:
         ValueError: if the table has no such dataset.
@@ -106,77 +86,42 @@ def twice_corrected_adam(
     return RowOptimizer(init, update)
 
 
-def cafe_iclr(
-    model: SplitModel,
-    share: ShareFn,
-    *,
-    num_samples: int,
-    beta: float = 1e-4,
-    gamma: float = 1e-3,
-    xi: float = 90.0,
-    **options: Unpack[CafeOptions],
-) -> Attack:
-    """CAFE as in its ICLR 2021 submission (equation 8, Algorithm 1): alpha = 1, normalised gradient descent.
+#: CAFE as in its ICLR 2021 submission (equation 8, Algorithm 1): alpha = 1, normalised gradient descent. It works on
+#: vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is its k for attacking
+#: during training (section 4.4). The submission optimises the data in every iteration and does not say where the true
+#: inputs of the first dense layer come from; Steps I and II of the NeurIPS version run beside it here (`switch=False`).
+#: Learning rates, beta, gamma and xi are not printed: NeurIPS's, and 0.1 for the data.
+CAFE_ICLR = CafeOptions(
+    loops="single", switch=False, optimizers=CafeOptimizers(data=normalized_sgd), data_learning_rate=0.1, alpha=1.0
+)
 
-    It works on vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is its k for
-    attacking during training (section 4.4). The submission optimises the data in every iteration and does not say
-    where the true inputs of the first dense layer come from; Steps I and II of the NeurIPS version run beside it
-    here (`switch=False`). Learning rates, beta, gamma and xi are not printed: NeurIPS's, and 0.1 for the data.
-
-    Args:
-        model: the model under attack.
-        share: the protocol's own `share`.
-        num_samples: N.
-        beta: weight of the total variation, >= 0.
-        gamma: weight of the representation term, >= 0.
-        xi: threshold of the total variation per tile, >= 0.
-        **options: replace any other setting of `cafe`.
-
-    Raises:
-        ValueError: as `cafe` does.
-    """
-    optimizers = CafeOptimizers(data=normalized_sgd)
-    preset = CafeOptions(loops="single", switch=False, optimizers=optimizers, data_learning_rate=0.1)
-    preset.update(options)
-    return cafe(model, share, num_samples=num_samples, alpha=1.0, beta=beta, gamma=gamma, xi=xi, **preset)
+#: CAFE as the authors' published code runs it on MNIST quadrants, quirks included. Algorithm 4 with all steps in every
+#: iteration; V uniform in +-8e-4, H in [0, 0.08], data and label logits in [0, 1]; Step I plain SGD at 5e-3; Steps II
+#: and III `twice_corrected_adam` at 1e-2; the data's gradient is 1e-4 that of 100 times the squared distance, plus 1e-3
+#: that of the representation distance, plus 1e-4 that of the total variation while its mean per tile exceeds 25. Pixels
+#: are not projected. The label variable never moves: the fused cross-entropy that the code differentiates twice drops
+#: the gradient in the labels. Two quirks belong to what is attacked, so the caller chooses them: the loss applies
+#: softmax twice (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and each party's last dense
+#: layer ends in a ReLU (`output_activation=flax.linen.relu` in the model). N is 800 in the code.
+CAFE_UPSTREAM = CafeOptions(
+    loops="single",
+    switch=False,
+    output_learning_rate=5e-3,
+    feature_learning_rate=1e-2,
+    data_learning_rate=1e-2,
+    optimizers=CafeOptimizers(optax.sgd, twice_corrected_adam, twice_corrected_adam),
+    xi=25.0,
+    label_mode="fixed",
+    box=None,
+)
 
 
-def cafe_upstream(
-    model: SplitModel, share: ShareFn, *, num_samples: int, xi: float = 25.0, **options: Unpack[CafeOptions]
-) -> Attack:
-    """CAFE as the authors' published code runs it on MNIST quadrants, quirks included.
-
-    Algorithm 4 with all steps in every iteration; V uniform in +-8e-4, H in [0, 0.08], data and label logits in
-    [0, 1]; Step I plain SGD at 5e-3; Steps II and III `twice_corrected_adam` at 1e-2; the data's gradient is 1e-4
-    that of 100 times the squared distance, plus 1e-3 that of the representation distance, plus 1e-4 that of the total
-    variation while its mean per tile exceeds 25. Pixels are not projected. The label variable never moves: the fused
-    cross-entropy that the code differentiates twice drops the gradient in the labels.
-
-    Two quirks belong to what is attacked, so the caller chooses them: the loss applies softmax twice
-    (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and each party's last dense layer ends
-    in a ReLU (`output_activation=flax.linen.relu` in the model).
+def cosine_options(**options: Any) -> CafeOptions:
+    """CAFE with the cosine distance in place of the squared one (ICLR 2021, Table 2).
 
     Args:
-        model: the model under attack.
-        share: the protocol's own `share`.
-        num_samples: N (800 in the code).
-        xi: threshold of the total variation per tile.
-        **options: replace any other setting of `cafe`.
-
-    Raises:
-        ValueError: as `cafe` does.
+        **options: other fields of `CafeOptions`; alpha, beta, gamma and xi weigh the terms as in `cafe`.
     """
-    preset = CafeOptions(
-        loops="single",
-        switch=False,
-        output_learning_rate=5e-3,
-        feature_learning_rate=1e-2,
-        data_learning_rate=1e-2,
-        optimizers=CafeOptimizers(optax.sgd, twice_corrected_adam, twice_corrected_adam),
-        label_mode="fixed",
-        box=None,
-        output_scale=8e-4,
-        feature_scale=8e-2,
-    )
-    preset.update(options)
-    return cafe(model, share, num_samples=num_samples, alpha=1e-2, beta=1e-4, gamma=1e-3, xi=xi, **preset)
+    plain = CafeOptions(**options)
+    objective = cafe_objective(alpha=plain.alpha, beta=plain.beta, gamma=plain.gamma, xi=plain.xi, distance=cosine)
+    return plain._replace(objective=objective)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxleak import _mesh
 from jaxleak._base import PyTree
 from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
-from jaxleak.attacks._cafe.feature_inversion import InversionOptions, InversionResult, invert_features
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions, FeatureInversionResult, invert_features
 from jaxleak.models import SplitModel
 
 #: Synthetic slices that the first guesses are fitted on.
@@ -29,7 +29,7 @@ class SliceInverter:
         model: SplitModel,
         params: PyTree,
         *,
-        options: InversionOptions | None = None,
+        options: FeatureInversionOptions | None = None,
         seed: int = 0,
         mesh: Mesh | None = None,
     ):
@@ -53,7 +53,7 @@ class SliceInverter:
             self._invert_party, mesh=mesh, in_specs=(whole, whole, rows, rows, whole), out_specs=rows, check_vma=False
         )
 
-    def __call__(self, h: np.ndarray, index: np.ndarray) -> InversionResult:
+    def __call__(self, h: np.ndarray, index: np.ndarray) -> FeatureInversionResult:
         """Invert features h (B, P, d1) of samples `index` (B,); fields of the result have shape (B, P, ...).
 
         With a mesh, B has to be a multiple of its size.
@@ -78,16 +78,16 @@ class SliceInverter:
 
     def _invert_party(
         self, extractor: PyTree, decoder: Any, h: jax.Array, index: jax.Array, party: jax.Array
-    ) -> InversionResult:
+    ) -> FeatureInversionResult:
         start = decode(decoder, h, self._model.slice_shape)
         keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(self._key, n), party))(index)
         return invert_features(self._model.party_features, extractor, h, start, keys=keys, options=self._options)
 
-    def _copy(self, h: np.ndarray) -> InversionResult:
+    def _copy(self, h: np.ndarray) -> FeatureInversionResult:
         x = np.clip(h.reshape(*h.shape[:2], *self._model.slice_shape), 0, 1)
         zeros = np.zeros(h.shape[:2], np.int32)
         outside = np.linalg.norm(x.reshape(h.shape) - h, axis=-1) / (np.linalg.norm(h, axis=-1) + 1e-30)
-        return InversionResult(x, outside.astype(np.float32), zeros, zeros)
+        return FeatureInversionResult(x, outside.astype(np.float32), zeros, zeros)
 
 
 def invert_slices(
@@ -96,14 +96,16 @@ def invert_slices(
     h: np.ndarray,
     index: np.ndarray,
     *,
-    options: InversionOptions | None = None,
+    options: FeatureInversionOptions | None = None,
     seed: int = 0,
     chunk: int = 64,
-) -> InversionResult:
+) -> FeatureInversionResult:
     """Step III for all samples at once, in chunks of `chunk` so that memory stays bounded; see `SliceInverter`."""
     if not len(h):
         shape = (0, model.parties)
-        return InversionResult(np.zeros((*shape, *model.slice_shape), np.float32), *(np.zeros(shape) for _ in range(3)))
+        return FeatureInversionResult(
+            np.zeros((*shape, *model.slice_shape), np.float32), *(np.zeros(shape) for _ in range(3))
+        )
     inverter = SliceInverter(model, params, options=options, seed=seed)
     # The last chunk is padded with repeats, so that one compiled program serves all of them.
     padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk)

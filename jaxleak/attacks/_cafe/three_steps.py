@@ -86,31 +86,56 @@ def feature_step(h: jax.Array, v: jax.Array, kernel_gradient: jax.Array) -> tupl
     return jnp.sum(residual**2), 2.0 * jnp.einsum("pde,bpe->bpd", residual, v)
 
 
-def cafe(
-    model: SplitModel,
-    share: ShareFn,
-    *,
-    num_samples: int,
-    batch_size: int | None = None,
-    loops: Loops = "nested",
-    iterations: int | tuple[int, int] = 8000,
-    switch: bool = True,
-    thresholds: tuple[float, float] = (1e-9, 5e-9),
-    output_learning_rate: float = 5e-3,
-    feature_learning_rate: float = 8e-3,
-    data_learning_rate: float = 2e-2,
-    optimizers: CafeOptimizers | None = None,
-    alpha: float = 1e-2,
-    beta: float = 1e-4,
-    gamma: float = 1e-3,
-    xi: float = 90.0,
-    objective: MatchingObjective | None = None,
-    inner_updates: int = 1,
-    label_mode: LabelMode = "joint",
-    box: tuple[float, float] | None = (0.0, 1.0),
-    output_scale: float = 8e-4,
-    feature_scale: float = 8e-2,
-) -> Attack:
+class CafeOptions(NamedTuple):
+    """The options of `cafe`. The defaults are those of CIFAR-10 (NeurIPS 2021, Table 9).
+
+    Where the paper is silent: V starts uniform in +-`output_scale` and H in [0, `feature_scale`] as in the authors'
+    code, because V is of order 1/K times a small gradient and a start far above it outlives thousands of steps; samples
+    start uniform in the box and are projected into it; see `fake_data_step` for labels and `truncated_tv` for xi.
+    """
+
+    batch_size: int | None = None  # K < N; None checks K when the first batch is seen
+    loops: Loops = "nested"
+    iterations: int | tuple[int, int] = 8000  # batches for Steps I and II of the nested loops, > 0; one number is both
+    switch: bool = True  # in the single loop, pass on by thresholds instead of running all steps
+    thresholds: tuple[float, float] = (1e-9, 5e-9)  # F1 and F2 below which the single loop passes on, >= 0
+    output_learning_rate: float = 5e-3  # Step I, > 0; SGD is stable below 1/K
+    feature_learning_rate: float = 8e-3  # Step II, > 0
+    data_learning_rate: float = 2e-2  # Step III, > 0
+    optimizers: CafeOptimizers = CafeOptimizers()  # of the three steps, each with a state per row
+    alpha: float = 1e-2  # weight of the gradient distance, >= 0; at 0 labels are not recovered
+    beta: float = 1e-4  # weight of the total variation, >= 0; must be 0 unless slices are images
+    gamma: float = 1e-3  # weight of the representation term, >= 0
+    xi: float = 90.0  # total variation of a tile below which that term is off, >= 0
+    objective: MatchingObjective | None = None  # replaces F3, and with it alpha, beta, gamma and xi
+    inner_updates: int = 1  # Step III updates per batch, k = 10 in ICLR 2021, section 4.4
+    label_mode: LabelMode = "joint"
+    box: tuple[float, float] | None = (0.0, 1.0)  # range of the samples' values, or None
+    output_scale: float = 8e-4  # range of V's start, > 0
+    feature_scale: float = 8e-2  # range of H's start, > 0
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many batches Steps I and II of the nested loops see."""
+        return (self.iterations, self.iterations) if isinstance(self.iterations, int) else self.iterations
+
+    def check(self, num_samples: int) -> None:
+        """Raise `ValueError` naming the option that is out of range."""
+        _validate.one_of(("nested", "single"), loops=self.loops)
+        _validate.positive(num_samples=num_samples, output_scale=self.output_scale, feature_scale=self.feature_scale)
+        if self.batch_size is not None:
+            _validate.count(batch_size=self.batch_size)
+            _check_batch(self.batch_size, num_samples)
+        _validate.positive(**{f"iterations[{i}]": length for i, length in enumerate(self.lengths)})
+        _validate.non_negative(**{f"thresholds[{i}]": value for i, value in enumerate(self.thresholds)})
+        _validate.positive(
+            output_learning_rate=self.output_learning_rate,
+            feature_learning_rate=self.feature_learning_rate,
+            data_learning_rate=self.data_learning_rate,
+        )
+
+
+def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOptions | None = None) -> Attack:
     """CAFE: recover V, then H, then the data, from aggregated gradients and batch indices.
 
     Step I fits V to bias gradients (Algorithm 1), Step II fits H to kernel gradients with that V (Algorithm 2), Step
@@ -122,34 +147,11 @@ def cafe(
     (section 4.2, iv), and never goes back. Both compute one step per batch. `switch=False` is Algorithm 4 as printed:
     every batch updates V, then H with the new V, then the data with the new H.
 
-    Defaults are those of CIFAR-10 (Table 9). Where the paper is silent: V starts uniform in +-`output_scale` and H in
-    [0, `feature_scale`] as in the authors' code, because V is of order 1/K times a small gradient and a start far
-    above it outlives thousands of steps; samples start uniform in the box and are projected into it; see
-    `fake_data_step` for labels and `truncated_tv` for xi.
-
     Args:
         model: the model under attack.
         share: the protocol's own `share`.
         num_samples: N.
-        batch_size: K < N; None checks K when the first batch is seen.
-        loops: "nested" or "single".
-        iterations: batches for Step I and for Step II of the nested loops, > 0; one number stands for both.
-        switch: in the single loop, pass on by thresholds instead of running all steps.
-        thresholds: F1 and F2, summed over parties, below which the single loop passes on; >= 0.
-        output_learning_rate: of Step I, > 0; SGD is stable below 1/K.
-        feature_learning_rate: of Step II, > 0.
-        data_learning_rate: of Step III, > 0.
-        optimizers: of the three steps; None is SGD, Adam, Adam, each with a state per row.
-        alpha: weight of the gradient distance, >= 0; at 0 labels are not recovered.
-        beta: weight of the total variation, >= 0; must be 0 unless slices are images.
-        gamma: weight of the representation term, >= 0.
-        xi: total variation of a tile below which that term is off, >= 0.
-        objective: replaces F3, and with it alpha, beta, gamma and xi.
-        inner_updates: Step III updates per batch, k = 10 in ICLR 2021, section 4.4.
-        label_mode: "joint", "given" or "fixed".
-        box: range of the samples' values, or None.
-        output_scale: range of V's start, > 0.
-        feature_scale: range of H's start, > 0.
+        options: see `CafeOptions`; None takes the defaults.
 
     Returns:
         An `Attack`. Its info holds the phase, and this batch's F1, F2, F3 and unweighted terms of F3, each inf while
@@ -159,41 +161,30 @@ def cafe(
         ValueError: if K = N, on arguments out of range, and, when an observation is first seen, if the threat
             withholds indices, a payload leaf, labels or statistics that this configuration reads.
     """
-    _validate.one_of(("nested", "single"), loops=loops)
-    _validate.positive(num_samples=num_samples, output_scale=output_scale, feature_scale=feature_scale)
-    if batch_size is not None:
-        _validate.count(batch_size=batch_size)
-        _check_batch(batch_size, num_samples)
-    first, second = (iterations, iterations) if isinstance(iterations, int) else iterations
-    _validate.positive(**{"iterations[0]": first, "iterations[1]": second})
-    _validate.non_negative(**{"thresholds[0]": thresholds[0], "thresholds[1]": thresholds[1]})
-    rates = {
-        "output_learning_rate": output_learning_rate,
-        "feature_learning_rate": feature_learning_rate,
-        "data_learning_rate": data_learning_rate,
-    }
-    _validate.positive(**rates)
-    kinds = CafeOptimizers() if optimizers is None else optimizers
+    o = CafeOptions() if options is None else options
+    o.check(num_samples)
+    first, second = o.lengths
+    objective = o.objective
     if objective is None:
-        objective = cafe_objective(alpha=alpha, beta=beta, gamma=gamma, xi=xi)
-    output_rows = _rows(kinds.output(output_learning_rate))
-    feature_rows = _rows(kinds.feature(feature_learning_rate))
+        objective = cafe_objective(alpha=o.alpha, beta=o.beta, gamma=o.gamma, xi=o.xi)
+    output_rows = _rows(o.optimizers.output(o.output_learning_rate))
+    feature_rows = _rows(o.optimizers.feature(o.feature_learning_rate))
     fake = fake_data_step(
         model,
         share,
         num_samples=num_samples,
         objective=objective,
-        optimizer=kinds.data(data_learning_rate),
-        label_mode=label_mode,
-        box=box,
-        inner_updates=inner_updates,
+        optimizer=o.optimizers.data(o.data_learning_rate),
+        label_mode=o.label_mode,
+        box=o.box,
+        inner_updates=o.inner_updates,
     )
 
     def init(key: jax.Array, template: Batch) -> CafeState:
         v_key, h_key, data_key = jax.random.split(key, 3)
         shape = (num_samples, model.parties)
-        V = jax.random.uniform(v_key, (*shape, model.width), minval=-output_scale, maxval=output_scale)
-        H = jax.random.uniform(h_key, (*shape, model.feature_size), maxval=feature_scale)
+        V = jax.random.uniform(v_key, (*shape, model.width), minval=-o.output_scale, maxval=o.output_scale)
+        H = jax.random.uniform(h_key, (*shape, model.feature_size), maxval=o.feature_scale)
         zero, never = jnp.zeros((), jnp.int32), jnp.full((), jnp.inf, jnp.float32)
         data = fake.init(data_key, template)
         return CafeState(zero, zero, V, H, data, output_rows.init(V), feature_rows.init(H), never, never, never)
@@ -229,10 +220,10 @@ def cafe(
         return state, info
 
     def phase_of(state: CafeState) -> jax.Array:
-        if loops == "nested":
+        if o.loops == "nested":
             return (state.batches >= first).astype(jnp.int32) + (state.batches >= first + second)
         objective_value = jnp.where(state.phase == 0, state.F1, state.F2)
-        passed = objective_value < jnp.asarray(thresholds)[jnp.minimum(state.phase, 1)]
+        passed = objective_value < jnp.asarray(o.thresholds)[jnp.minimum(state.phase, 1)]
         return jnp.minimum(state.phase + passed, 2).astype(jnp.int32)
 
     def step(key: jax.Array, state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
@@ -245,7 +236,7 @@ def cafe(
             **{name: jax.tree.map(lambda leaf: _take(leaf, index), getattr(state, name)) for name in _TABLES}
         )
         local = observation._replace(index=jnp.arange(index.shape[0]))
-        if loops == "single" and not switch:
+        if o.loops == "single" and not o.switch:
             rows, info = all_steps(rows, local)
         else:
             rows = rows._replace(phase=phase_of(rows))

@@ -117,13 +117,14 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
         net, noise_shape = module(shape)
         weight_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, noise_shape)
-        # A zero-sized carrier of the image shape: constants are arrays, and decode must know where to crop.
-        carrier = jnp.zeros((0, *shape[1:]))
+        # A carrier of the image shape, since constants are arrays and decode must know where to crop. It is not of size
+        # zero, because `jax.lax.map` divides by the size of what it computes in batches.
+        carrier = jnp.zeros(shape[1:])
         return net.init(weight_key, noise)["params"], {"noise": noise, "image": carrier}
 
     def decode(weights: PyTree, constants: PyTree) -> jax.Array:
         noise, image = constants["noise"], constants["image"]
-        net = ImageGenerator(tuple(image.shape[1:]), channels, stages)
+        net = ImageGenerator(image.shape, channels, stages)
         out: jax.Array = net.apply({"params": weights}, noise)  # type: ignore[assignment]
         return out
 

@@ -1,48 +1,34 @@
 """Gradient inversion: one engine behind DLG, Inverting Gradients, FedLeak and every other preset.
 
-An attack is candidate x objective x optimizer x label strategy. Each step descends the objective once on the one
+An attack is candidate x data term x priors x optimizer x labels. Each step descends the objective once on the one
 payload that was observed, with the attacker's copy of the model, possibly smoothed. Nothing here sees the truth: the
 best iterate is chosen by the attacker's own objective, and a reconstruction's score is measured on the exact model.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxleak import _tree
+from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks._inversion.priors import priors, recommended_tv
-from jaxleak.attacks._inversion.reading import batch_norm_mode, check, inferred_labels, leaves_read, require
-from jaxleak.attacks._inversion.row_space import (
-    ROWS_MATCHED_BELOW,
-    Timetable,
-    distance_of_rows,
-    informative_layers,
-)
-from jaxleak.attacks._inversion.settings import Settings
-from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness, recommended_smoothing
+from jaxleak.attacks._inversion import priors
+from jaxleak.attacks._inversion.data_term import Compared, DataTerm
+from jaxleak.attacks._inversion.labels import LabelSource, label_source
+from jaxleak.attacks._inversion.settings import Settings, check_settings, leaves_read
+from jaxleak.attacks._inversion.setup import Setup, SmoothableShare, batch_norm_mode, has_kinks
+from jaxleak.attacks._inversion.shift_search import Search, search_for
+from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
-from jaxleak.objectives import (
-    apply_mask,
-    cosine,
-    group_consistency,
-    regularized_gradient,
-    soft_labels,
-)
+from jaxleak.models._activations import Sharpness
+from jaxleak.objectives import group_consistency, regularized_gradient
 
-#: `share(variables, batch, sharpness=...) -> payload`, differentiable in the batch: what the client ran.
-SmoothableShare: TypeAlias = Callable[..., PyTree]
-
-#: Above this cosine distance between the observed and the simulated gradient the attack says that it has no answer.
-#: A convention, and no more than a necessary condition: a matched gradient is not a recovered image. In our runs iDLG
-#: on a sigmoid ResNet ended at 0.0012 with 9.9 dB where a grey image scores 13.1, an attack on a vision transformer at
-#: 3.6e-6 with 12.8 dB, and digits out of a generator at 0.004 with 13 dB.
-MATCHED_BELOW = 0.01
+#: `(variables, constants, mask or None) -> (loss, Compared)`
+Objective = Callable[[dict[str, PyTree], PyTree, PyTree], tuple[jax.Array, Compared]]
 
 
 class InversionState(NamedTuple):
@@ -58,15 +44,48 @@ class InversionState(NamedTuple):
     best_sharpness: jax.Array
     failed_at: jax.Array  # () int32, the iteration whose objective was not finite and that froze the trial; or -1
     label_key: jax.Array
-    trying: Any  # `Trying` of settings that try shifts, else ()
+    search: Any  # what the search for a shift carries, () without one
 
 
-class Terms(NamedTuple):
-    """What an evaluation of the objective leaves besides its value."""
+class Parts(NamedTuple):
+    """What settings come to on one model."""
 
-    mask: PyTree
-    distance: jax.Array
-    cosine_distance: jax.Array
+    setup: Setup
+    settings: Settings
+    term: DataTerm
+    priors: tuple[tuple[float, priors.Prior], ...]
+    labels: LabelSource
+    search: Search
+    smoothing: Smoothing | None
+    optimizer: optax.GradientTransformationExtraArgs
+    reads: Reads
+
+    def objective(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
+        """What is descended on one observation at one sharpness, with labels (B, C) that are `fixed` or None."""
+        s = self.settings
+
+        def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Compared]:
+            x = s.candidate.decode(variables["x"], constants)
+            y = self.labels.soft(variables["y"], fixed)
+            found = self.term.compare(observation, x, y, mask, sharpness)
+            evidence = priors.Evidence(self.setup, s.candidate, observation, variables["x"], x, sharpness)
+            return found.distance + priors.total(self.priors, evidence), found
+
+        if s.group == 1:
+            return one
+
+        def together(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Compared]:
+            # The mask's own None is a tree without leaves, which vmap passes on.
+            losses, found = jax.vmap(one)(variables, constants, mask)
+            images = jax.vmap(s.candidate.decode)(variables["x"], constants)
+            total = losses.sum() + s.consistency * group_consistency(images)
+            return total / s.group, Compared(found.mask, found.distance.mean(), found.misfit.mean())
+
+        return together
+
+    def fresh(self, variables: dict[str, PyTree]) -> PyTree:
+        """The state of an optimizer that has learned nothing yet."""
+        return _strong(self.optimizer.init(variables))
 
 
 def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, batch_size: int) -> Attack:
@@ -81,11 +100,11 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         batch_size: B >= 1, the number of samples behind the payload, which is public.
 
     Returns:
-        An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds
-        x (B, 1, H, W, channels) and y (B,) in an order of its own, unless labels were given; y is -1 where labels are
-        "none". The score is the data distance on the exact model, before any enhancement or change of scale, and
-        `recovered` says that the gradient is matched (`MATCHED_BELOW`), or that its row spaces are
-        (`ROWS_MATCHED_BELOW`), from which no likeness follows. Inferred labels of several local steps or clients are
+        An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds x (B, 1, H,
+        W, channels) and y (B,) in an order of its own, unless labels were given; y is -1 where labels are "none". The
+        score is the data distance on the exact model, before any enhancement or change of scale, and `gradient_matched`
+        says that the gradient is matched (`MATCHED_BELOW`), or that its row spaces are (`ROWS_MATCHED_BELOW`), from
+        which no likeness follows. Every image is `answered`. Inferred labels of several local steps or clients are
         dealt out at random, since their order leaves no trace in a sum. Its info has the loss and the data distance on
         the model as smoothed, the sharpness, and whether the trial is frozen.
 
@@ -93,218 +112,197 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
         ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
             settings read or the payload does not fit the model.
     """
-    s = settings
-    kinks = functools.cache(lambda: model.has_kinks)  # tracing the model takes seconds where it is deep
-    if s.smoothing == "auto":
-        recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
-        s = s._replace(smoothing=recommended if recommended is not None and kinks() else None)
-    smoothing = s.smoothing if isinstance(s.smoothing, Smoothing) else None
-    check(model, s, batch_size)
-    image = (batch_size, *model.image_shape)
-    mode = batch_norm_mode(model, share)
-    if s.tv == "auto":
-        coupled = model.has_batch_norm and mode == "train" and kinks()
-        s = s._replace(tv=recommended_tv(coupled_kinks=coupled, batch_size=batch_size))
-    read = leaves_read(model, s, batch_size=batch_size)
-    timetable = None
-    if s.row_space is not None:
-        layers = informative_layers(model, s.row_space, batch_size)
-        row_distance = distance_of_rows(model, s.row_space, layers, mode)
-        timetable = Timetable(s.row_space, s.iterations, batch_size)
-    optimizer = optax.with_extra_args_support(s.optimizer)
-    joint = s.labels == "joint"
-    # Of the batch, that were computed one after the other or by several clients.
-    parts = getattr(share, "local_steps", 1) * getattr(share, "clients", 1)
+    parts = assemble(model, share, settings, batch_size)
 
     def init(key: jax.Array, template: Batch) -> InversionState:
-        if tuple(template.x.shape[1:]) != (1, *model.image_shape):
-            raise ValueError(f"private data must have shape (N, 1, {image[1:]}), got {tuple(template.x.shape)}")
-        label_key, start_key = jax.random.split(key)
-
-        def one(key: jax.Array) -> tuple[dict[str, PyTree], PyTree]:
-            x_key, y_key = jax.random.split(key)
-            x, constants = s.candidate.init(x_key, image)
-            y = jax.random.normal(y_key, (batch_size, model.num_classes)) if joint else ()
-            return {"x": x, "y": y}, constants
-
-        variables, constants = one(start_key) if s.group == 1 else jax.vmap(one)(jax.random.split(start_key, s.group))
-        sharpness = jnp.float32(jnp.inf if smoothing is None else smoothing.start)
-        return InversionState(
-            iteration=jnp.zeros((), jnp.int32),
-            variables=variables,
-            constants=constants,
-            optimizer=_strong(optimizer.init(variables)),
-            sharpness=sharpness,
-            best=jax.tree.map(jnp.copy, variables),
-            best_loss=jnp.float32(jnp.inf),
-            best_sharpness=sharpness,
-            failed_at=jnp.full((), -1, jnp.int32),
-            label_key=jax.random.key_data(label_key),
-            trying=() if timetable is None else Timetable.not_yet(variables["x"]),
-        )
-
-    def labels_of(state: InversionState, observation: Observation) -> jax.Array | None:
-        if joint:
-            return None
-        if s.labels == "given":
-            if observation.labels is None:
-                raise ValueError('labels="given" needs the true labels; the threat must grant labels')
-            return soft_labels(observation.labels, model.num_classes)
-        if s.labels == "none":
-            return jnp.full((batch_size, model.num_classes), 1 / model.num_classes)
-        inferred = inferred_labels(model, s, observation, batch_size, state.label_key)
-        if parts > 1:
-            # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
-            order = jax.random.fold_in(jax.random.wrap_key_data(state.label_key), parts)
-            inferred = jax.random.permutation(order, inferred)
-        return soft_labels(inferred, model.num_classes)
-
-    def compare(
-        x: jax.Array, y: jax.Array, mask: PyTree, observation: Observation, sharpness: jax.Array | None
-    ) -> Terms:
-        if s.row_space is not None:
-            distance = row_distance(observation.params, observation.payload, x, sharpness)
-            return Terms(None, distance, jax.lax.stop_gradient(distance))
-        batch = Batch(x[:, None], y, jnp.arange(batch_size))
-        observed, simulated = observation.payload, share(observation.params, batch, sharpness=sharpness)
-        if mask is None and s.selection is not None:
-            mask = s.selection(observed, simulated)
-        if mask is not None:
-            distance = s.distance(apply_mask(mask, observed), apply_mask(mask, simulated))
-        else:
-            distance = s.distance(observed, simulated)
-        return Terms(mask, distance, jax.lax.stop_gradient(cosine(observed, simulated)))
-
-    def objective_for(observation: Observation, labels: jax.Array | None, sharpness: jax.Array | None) -> Callable:
-        def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
-            x = s.candidate.decode(variables["x"], constants)
-            y = jax.nn.softmax(variables["y"]) if labels is None else labels
-            terms = compare(x, y, mask, observation, sharpness)
-            loss = terms.distance + priors(model, mode, s, observation, x, sharpness)
-            if s.latent and s.candidate.prior is not None:
-                loss += s.latent * s.candidate.prior(variables["x"])
-            return loss, terms
-
-        if s.group == 1:
-            return one
-
-        def together(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Terms]:
-            # The mask's own None is a tree without leaves, which vmap passes on.
-            losses, terms = jax.vmap(one)(variables, constants, mask)
-            images = jax.vmap(s.candidate.decode)(variables["x"], constants)
-            total = losses.sum() + s.consistency * group_consistency(images)
-            return total / s.group, Terms(terms.mask, terms.distance.mean(), terms.cosine_distance.mean())
-
-        return together
+        return _init(parts, key, template)
 
     def step(
         key: jax.Array, state: InversionState, observation: Observation
     ) -> tuple[InversionState, dict[str, jax.Array]]:
-        require(observation, s, read)
-        used = state.sharpness
-        sharpness = None if smoothing is None else used
-        if timetable is not None:
-            x, trying = timetable.shifted(state.iteration, state.variables["x"], state.trying)
-            variables = {**state.variables, "x": x}
-            opt_state = timetable.fresh(state.iteration, state.optimizer, _strong(optimizer.init(variables)))
-            state = state._replace(variables=variables, optimizer=opt_state, trying=trying)
-        objective = objective_for(observation, labels_of(state, observation), sharpness)
-
-        def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Terms]:
-            return objective(variables, state.constants, mask)
-
-        def move(direction: PyTree, value: jax.Array) -> tuple[PyTree, PyTree]:
-            return optimizer.update(
-                direction,
-                state.optimizer,
-                state.variables,
-                value=value,
-                grad=direction,
-                value_fn=lambda variables: at(variables, None)[0],
-                **({"key": key} if s.gradient_free else {}),
-            )
-
-        if s.gradient_free:
-            loss, terms = at(state.variables, None)
-            direction = jax.tree.map(jnp.zeros_like, state.variables)
-        else:
-            loss, terms, direction = regularized_gradient(
-                at,
-                state.variables,
-                s.regularization,
-                selected=lambda terms: terms.mask,
-                step=lambda gradient: move(gradient, jnp.zeros(()))[0],
-            )
-        updates, opt_state = move(direction, loss)
-        moved = optax.apply_updates(state.variables, updates)
-        moved = {**moved, "x": s.candidate.project(moved["x"])}
-        trying = state.trying
-        if timetable is not None:
-            moved["x"], trying = timetable.kept(state.iteration, moved["x"], loss, trying)
-        # The loss belongs to the variables before the move; losses at different sharpness do not compare.
-        better = (loss < state.best_loss) | (state.sharpness != state.best_sharpness)
-        finite = jnp.isfinite(loss) & _tree.all_finite(direction)
-        alive = (state.failed_at < 0) & finite
-        new = state._replace(
-            variables=moved,
-            best=_tree.where(better, state.variables, state.best),
-            best_loss=jnp.where(better, loss, state.best_loss),
-            best_sharpness=state.sharpness,
-            trying=trying,
-        )
-        if smoothing is not None:
-            if timetable is not None:
-                sharper = timetable.sharpness(smoothing, state.iteration + 1)
-            else:
-                sharper = next_sharpness(smoothing, state.sharpness, state.iteration, s.iterations, terms.distance)
-            new = new._replace(sharpness=sharper)
-        state = _tree.where(alive, new._replace(optimizer=_strong(opt_state)), state)
-        state = state._replace(
-            failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),
-            iteration=state.iteration + 1,
-        )
-        info = {
-            "loss": loss,
-            "distance": terms.distance,
-            "sharpness": used,
-            "frozen": state.failed_at >= 0,
-        }
-        return state, info
+        return _step(parts, key, state, observation)
 
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
-        labels = labels_of(state, observation)
-        exact = objective_for(observation, labels, None)
-        # The last iterate was never compared: the loss of a step belongs to the variables before its move.
-        contenders = (state.best, state.variables)
-        terms = [exact(variables, state.constants, None)[1] for variables in contenders]
-        last_wins = terms[1].distance < terms[0].distance
-        chosen, found = _tree.where(last_wins, contenders[1], contenders[0]), _tree.where(last_wins, terms[1], terms[0])
-        if s.group == 1:
-            x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
-        else:
-            x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
-            logits = chosen["y"].mean(axis=0) if joint else ()
-        soft = jax.nn.softmax(logits) if labels is None else labels
-        if s.group > 1:  # the candidates were compared one by one, and the answer is their mean
-            found = compare(x, soft, None, observation, None)
-        if s.white_point and model.has_batch_norm:
+        return _reconstruct(parts, state, observation)
 
-            def simulate(x: jax.Array) -> PyTree:
-                return share(
-                    observation.params, Batch(x[:, None], soft, jnp.arange(batch_size)), sharpness=jnp.float32(SOFT)
-                )
+    return Attack(init, step, reconstruct, settings.iterations)
 
-            x = jnp.where(hides_scale(simulate, x), stretch(x, s.white_point), x)
-        if s.enhance is not None:
-            x = s.enhance(x)
-        y = jnp.argmax(logits if labels is None else labels, axis=-1).astype(jnp.int32)
-        y = jnp.full_like(y, -1) if s.labels == "none" else y
-        score = jnp.broadcast_to(found.distance, (batch_size,))
-        below = MATCHED_BELOW if s.row_space is None else ROWS_MATCHED_BELOW
-        matched = jnp.broadcast_to(found.cosine_distance < below, (batch_size,))
-        return Reconstruction(x[:, None], y, score, matched)
 
-    return Attack(init, step, reconstruct, s.iterations)
+def assemble(model: Classifier, share: SmoothableShare, settings: Settings, batch_size: int) -> Parts:
+    """Make and check all parts; nothing is compiled. Raises `ValueError` as `inversion` does."""
+    _validate.count(batch_size=batch_size)
+    check_settings(settings)
+    setup = Setup(model, share, batch_size, batch_norm_mode(model, share))
+    smoothing = settings.smoothing if isinstance(settings.smoothing, Smoothing) else None
+    if settings.smoothing == "auto":
+        recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
+        smoothing = recommended if recommended is not None and has_kinks(model) else None
+    labels = label_source(settings.labels, setup)
+    weighed = priors.resolved(settings.priors, setup, settings.candidate)
+    reads = Reads(
+        "gradient inversion",
+        leaves=leaves_read(model, settings, batch_size=batch_size),
+        labels=labels.reads_labels,
+        statistics=any(prior.reads_statistics for _, prior in weighed),
+    )
+    return Parts(
+        setup,
+        settings,
+        settings.compare.term(setup),
+        weighed,
+        labels,
+        search_for(settings.shifts, settings.iterations, batch_size, candidate=settings.candidate, smoothing=smoothing),
+        smoothing,
+        optax.with_extra_args_support(settings.optimizer),
+        reads,
+    )
+
+
+def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:
+    s, model = parts.settings, parts.setup.model
+    image = (parts.setup.batch_size, *model.image_shape)
+    if tuple(template.x.shape[1:]) != (1, *model.image_shape):
+        raise ValueError(f"private data must have shape (N, 1, {image[1:]}), got {tuple(template.x.shape)}")
+    label_key, start_key = jax.random.split(key)
+
+    def one(key: jax.Array) -> tuple[dict[str, PyTree], PyTree]:
+        x_key, y_key = jax.random.split(key)
+        x, constants = s.candidate.init(x_key, image)
+        return {"x": x, "y": parts.labels.start(y_key)}, constants
+
+    variables, constants = one(start_key) if s.group == 1 else jax.vmap(one)(jax.random.split(start_key, s.group))
+    sharpness = jnp.float32(jnp.inf if parts.smoothing is None else parts.smoothing.start)
+    return InversionState(
+        iteration=jnp.zeros((), jnp.int32),
+        variables=variables,
+        constants=constants,
+        optimizer=parts.fresh(variables),
+        sharpness=sharpness,
+        best=jax.tree.map(jnp.copy, variables),
+        best_loss=jnp.float32(jnp.inf),
+        best_sharpness=sharpness,
+        failed_at=jnp.full((), -1, jnp.int32),
+        label_key=jax.random.key_data(label_key),
+        search=parts.search.init(variables["x"]),
+    )
+
+
+def _step(
+    parts: Parts, key: jax.Array, state: InversionState, observation: Observation
+) -> tuple[InversionState, dict[str, jax.Array]]:
+    require(observation, parts.reads)
+    used = state.sharpness
+    state = _searched(parts, state)
+    loss, found, direction, (updates, optimizer) = _descended(parts, key, state, observation)
+    moved = optax.apply_updates(state.variables, updates)
+    x = parts.settings.candidate.project(moved["x"])
+    x, search = parts.search.after(state.iteration, x, loss, state.search)
+    # The loss belongs to the variables before the move; losses at different sharpness do not compare.
+    better = (loss < state.best_loss) | (state.sharpness != state.best_sharpness)
+    finite = jnp.isfinite(loss) & _tree.all_finite(direction)
+    alive = (state.failed_at < 0) & finite
+    new = state._replace(
+        variables={**moved, "x": x},
+        best=_tree.where(better, state.variables, state.best),
+        best_loss=jnp.where(better, loss, state.best_loss),
+        best_sharpness=state.sharpness,
+        optimizer=_strong(optimizer),
+        search=search,
+    )
+    if parts.smoothing is not None:
+        sharper = parts.search.sharpness(parts.smoothing, state.sharpness, state.iteration, found.distance)
+        new = new._replace(sharpness=sharper)
+    state = _tree.where(alive, new, state)
+    state = state._replace(
+        failed_at=jnp.where((state.failed_at < 0) & ~finite, state.iteration, state.failed_at),
+        iteration=state.iteration + 1,
+    )
+    return state, {"loss": loss, "distance": found.distance, "sharpness": used, "frozen": state.failed_at >= 0}
+
+
+def _searched(parts: Parts, state: InversionState) -> InversionState:
+    """The state that this iteration starts from."""
+
+    def fresh(x: PyTree) -> PyTree:
+        return parts.fresh({**state.variables, "x": x})
+
+    x, optimizer, search = parts.search.before(
+        state.iteration, state.variables["x"], state.optimizer, state.search, fresh
+    )
+    return state._replace(variables={**state.variables, "x": x}, optimizer=optimizer, search=search)
+
+
+def _descended(
+    parts: Parts, key: jax.Array, state: InversionState, observation: Observation
+) -> tuple[jax.Array, Compared, PyTree, tuple[PyTree, PyTree]]:
+    """The objective, the comparison and the direction at the state's variables, and the optimizer's answer to them."""
+    s = parts.settings
+    fixed = parts.labels.fixed(observation, state.label_key)
+    objective = parts.objective(observation, fixed, None if parts.smoothing is None else state.sharpness)
+
+    def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Compared]:
+        return objective(variables, state.constants, mask)
+
+    def move(direction: PyTree, value: jax.Array) -> tuple[PyTree, PyTree]:
+        return parts.optimizer.update(
+            direction,
+            state.optimizer,
+            state.variables,
+            value=value,
+            grad=direction,
+            value_fn=lambda variables: at(variables, None)[0],
+            **({"key": key} if s.gradient_free else {}),
+        )
+
+    if s.gradient_free:
+        loss, found = at(state.variables, None)
+        direction = jax.tree.map(jnp.zeros_like, state.variables)
+    else:
+        loss, found, direction = regularized_gradient(
+            at,
+            state.variables,
+            s.regularization,
+            selected=lambda found: found.mask,
+            step=lambda gradient: move(gradient, jnp.zeros(()))[0],
+        )
+    return loss, found, direction, move(direction, loss)
+
+
+def _reconstruct(parts: Parts, state: InversionState, observation: Observation) -> Reconstruction:
+    require(observation, parts.reads)
+    s, size = parts.settings, parts.setup.batch_size
+    fixed = parts.labels.fixed(observation, state.label_key)
+    exact = parts.objective(observation, fixed, None)
+    # The last iterate was never compared: the loss of a step belongs to the variables before its move.
+    contenders = (state.best, state.variables)
+    compared = [exact(variables, state.constants, None)[1] for variables in contenders]
+    last_wins = compared[1].distance < compared[0].distance
+    chosen, found = (_tree.where(last_wins, last, best) for best, last in (contenders, compared))
+    if s.group == 1:
+        x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
+    else:
+        x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
+        logits = jax.tree.map(lambda leaf: leaf.mean(axis=0), chosen["y"])
+    soft = parts.labels.soft(logits, fixed)
+    if s.group > 1:  # the candidates were compared one by one, and the answer is their mean
+        found = parts.term.compare(observation, x, soft, None, None)
+    x = _finished(parts, x, soft, observation)
+    score = jnp.broadcast_to(found.distance, (size,))
+    matched = jnp.broadcast_to(found.misfit < parts.term.matched_below, (size,))
+    y = parts.labels.hard(logits, soft)
+    return Reconstruction(x[:, None], y, score, jnp.ones(size, bool), matched)
+
+
+def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observation) -> jax.Array:
+    """The answer's images after their scale was found and they were enhanced."""
+    s, (model, share, size, _) = parts.settings, parts.setup
+    if s.white_point and model.has_batch_norm:
+
+        def simulate(x: jax.Array) -> PyTree:
+            return share(observation.params, Batch(x[:, None], soft, jnp.arange(size)), sharpness=jnp.float32(SOFT))
+
+        x = jnp.where(hides_scale(simulate, x), stretch(x, s.white_point), x)
+    return x if s.enhance is None else s.enhance(x)
 
 
 def _strong(tree: PyTree) -> PyTree:

@@ -18,12 +18,21 @@ from jaxleak._base import PyTree
 DIAGONAL_ABOVE = 512
 
 
-def cma_es(*, population: int | None = None, sigma: float = 0.5) -> optax.GradientTransformationExtraArgs:
+class EvolutionStrategy(optax.GradientTransformationExtraArgs):
+    """An optimizer that evaluates the objective itself, by the extra arguments `value_fn` and `key`."""
+
+
+def is_gradient_free(optimizer: optax.GradientTransformation) -> bool:
+    """Whether an optimizer evaluates the objective itself and gets no gradients."""
+    return isinstance(optimizer, EvolutionStrategy)
+
+
+def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStrategy:
     """CMA-ES (Hansen 2016, arXiv:1604.00772) in the form of an optax optimizer; evosax computes it.
 
     The variables are the mean of the search distribution, which is also what it recommends. An update draws a
-    population around it, evaluates `value_fn` at every member, and moves mean, step size and covariance. Gradients are
-    ignored: set `gradient_free=True` in `Settings`, and none are computed. A member whose value is not finite ranks
+    population around it, evaluates `value_fn` at every member, and moves mean, step size and covariance. No
+    gradients are computed. A member whose value is not finite ranks
     last. Beyond `DIAGONAL_ABOVE` numbers the covariance is diagonal (sep-CMA-ES, Ros & Hansen 2008).
 
     Args:
@@ -65,7 +74,7 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> optax.Gradie
         state, _ = strategy.tell(tell_key, members, values, state, params)
         return restore(state.mean - mean), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return EvolutionStrategy(init, update)
 
 
 @functools.cache

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 
-# Of `calibrated`: rounds of its fixed point; weight of its estimate of the mean softmax, the rest being uniform.
+# Constants of the rule `calibrated`: the rounds of its fixed point, and the weight of its estimate of the mean softmax,
+# beside the uniform distribution.
 _ROUNDS = 5
 _TRUST = 0.5
 
@@ -36,16 +37,16 @@ class HeadGradient(NamedTuple):
 LabelRule = Callable[[HeadGradient, int], jax.Array]
 
 
-def idlg(head: HeadGradient, batch_size: int) -> jax.Array:
-    """One sample: the class with the most negative column sum, the only negative one for features >= 0.
+def single_label(head: HeadGradient, batch_size: int) -> jax.Array:
+    """The rule of iDLG for one sample: the class whose column sum is lowest, the only negative one for features >= 0.
 
-    Exact with one sample (Zhao et al., *iDLG: Improved deep leakage from gradients*, 2020).
+    It is exact with one sample (Zhao et al., *iDLG: Improved deep leakage from gradients*, 2020).
 
     Raises:
         ValueError: if the batch size is not 1.
     """
     if batch_size != 1:
-        raise ValueError(f"idlg infers the label of one sample, got batch_size {batch_size}")
+        raise ValueError(f"single_label infers the label of one sample, got batch_size {batch_size}")
     return _smallest(head.kernel_gradient.sum(axis=0), 1)
 
 
@@ -174,7 +175,7 @@ def random(head: HeadGradient, batch_size: int) -> jax.Array:
 
 
 LABEL_RULES: Mapping[str, LabelRule] = {
-    "idlg": idlg,
+    "single_label": single_label,
     "yin": yin,
     "sum_rule": sum_rule,
     "counting_rule": counting_rule,

@@ -20,5 +20,5 @@ def median_5x5(x: jax.Array) -> jax.Array:
     padded = jnp.pad(x, ((0, 0), (_REACH, _REACH), (_REACH, _REACH), (0, 0)), mode="reflect")
     size = 2 * _REACH + 1
     shifted = [padded[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
-    # Of an odd number of values, so that no two are averaged.
+    # The number of values is odd, so no two of them are averaged.
     return jnp.sort(jnp.stack(shifted), axis=0)[len(shifted) // 2]

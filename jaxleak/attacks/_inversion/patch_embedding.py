@@ -38,8 +38,9 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
     """Solve for the patches of one image (FedSGD, a single sample); no iterations, no labels, no prior.
 
     Needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing else. The
-    answer is flagged as not recovered when there are more tokens than the width, or when the equations disagree, as
-    those of several local steps or of noisy updates do. The label is that of the rule "bias_rule", which is exact here.
+    attack says that it has no answer (`answered`) when there are more tokens than the width, or when the equations
+    disagree (`gradient_matched`), as those of several local steps or of noisy updates do. The label is that of the rule
+    "bias_rule", which is exact here.
 
     Args:
         model: from `models.vit`.
@@ -82,10 +83,10 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         side = int((entries // channels) ** 0.5)
         grid = state.patches.reshape(height // side, width // side, side, side, channels)
         x = pixels_of(model, grid.transpose(0, 2, 1, 3, 4).reshape(1, 1, height, width, channels))
-        kernel, bias = (_leaf(observation, model.head, name) for name in ("kernel", "bias"))
-        y = infer_labels("bias_rule", kernel, bias, 1)
-        recovered = state.determined & (state.misfit < CONSISTENT_BELOW)
-        return Reconstruction(x, y, state.misfit[None], recovered[None])
+        head = model.head_of(observation.payload)
+        y = infer_labels("bias_rule", head.kernel, head.bias, 1)
+        matched = state.misfit < CONSISTENT_BELOW
+        return Reconstruction(x, y, state.misfit[None], (state.determined & matched)[None], matched[None])
 
     return Attack(init, step, reconstruct)
 

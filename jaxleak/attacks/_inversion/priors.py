@@ -1,14 +1,22 @@
-"""What an inversion knows of images beyond the gradient: total variation, activations, statistics, size."""
+"""What an inversion knows of images beyond the update: total variation, activations, statistics, size, a generator.
 
+`Settings.priors` weighs any number of them. A new prior is a function that makes a `Prior`, and one entry of a preset.
+"""
+
+import functools
 import math
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import Observation
-from jaxleak.attacks._inversion.settings import Settings
-from jaxleak.models import Classifier
-from jaxleak.models._classifier import BatchNormMode
+from jaxleak import _validate
+from jaxleak._base import Observation, PyTree
+from jaxleak.attacks._inversion.candidates import Candidate
+from jaxleak.attacks._inversion.setup import Setup
+from jaxleak.models import Outputs
+from jaxleak.models._activations import Sharpness
 from jaxleak.objectives import (
     activation_penalty,
     batch_norm_distance,
@@ -18,6 +26,56 @@ from jaxleak.objectives import (
     summed_total_variation,
     truncated_tv,
 )
+
+Variation = Literal["anisotropic", "isotropic", "sum", "truncated", "relative"]
+VARIATIONS: tuple[Variation, ...] = ("anisotropic", "isotropic", "sum", "truncated", "relative")
+
+
+class Evidence:
+    """What a prior may look at: one candidate, and the attacker's copy of the model on it."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        candidate: Candidate,
+        observation: Observation,
+        variables: PyTree,
+        x: jax.Array,
+        sharpness: Sharpness,
+    ):
+        """Hold images x (B, H, W, channels) that `candidate` has decoded from `variables`."""
+        self.candidate, self.observation, self.variables, self.x = candidate, observation, variables, x
+        self._setup, self._sharpness = setup, sharpness
+
+    @functools.cached_property
+    def outputs(self) -> Outputs:
+        """What the model computes of the images at the present sharpness; all priors share one forward pass."""
+        return self._setup.model.apply(
+            self.observation.params, self.x, mode=self._setup.mode, sharpness=self._sharpness
+        )
+
+
+class Prior(NamedTuple):
+    """How unlikely a candidate is.
+
+    name: by which `Settings.weighing` finds it.
+    value: `Evidence -> ()`.
+    kind: which of several priors of that name it is, or an empty string.
+    check: `(setup, candidate) -> None`; raises `ValueError` where the prior means nothing.
+    recommended: `Setup -> float`, the weight that "auto" stands for; None where nothing is recommended.
+    reads_statistics: whether the threat must grant the batch's statistics.
+    """
+
+    name: str
+    value: Callable[[Evidence], jax.Array]
+    kind: str = ""
+    check: Callable[[Setup, Candidate], None] = lambda setup, candidate: None
+    recommended: Callable[[Setup], float] | None = None
+    reads_statistics: bool = False
+
+
+#: A weight >= 0, or "auto" where the prior recommends one; and the prior.
+Weighted: TypeAlias = tuple[float | Literal["auto"], Prior]
 
 
 def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
@@ -30,33 +88,118 @@ def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
     return (0.3 if coupled_kinks else 0.1) * math.sqrt(batch_size)
 
 
-def priors(
-    model: Classifier,
-    mode: BatchNormMode,
-    s: Settings,
-    observation: Observation,
-    x: jax.Array,
-    sharpness: jax.Array | None,
-) -> jax.Array:
-    """() the weighted priors of `s` on images x (B, H, W, C), on the model of that sharpness."""
-    total = jnp.zeros(())
-    if s.tv:
-        total += float(s.tv) * variation(s, x)
-    if s.l2:
-        total += s.l2 * l2_prior(x)
-    if s.activation or s.batch_norm:
-        out = model.apply(observation.params, x, mode=mode, sharpness=sharpness)
-        if s.activation:
-            total += s.activation * activation_penalty(out.activations, s.activation_reduction)
-        if s.batch_norm:
-            total += s.batch_norm * batch_norm_distance(observation.statistics, out.statistics)
-    return total
+def variation_prior(kind: Variation = "anisotropic", *, threshold: float = 0.0) -> Prior:
+    """Total variation.
+
+    Args:
+        kind: "anisotropic" and "isotropic" are means over differences, "sum" is the sum of all of them, "truncated" is
+            CAFE's `truncated_tv`, a sum per image, and "relative" is the first over the pixels' standard deviation.
+        threshold: xi of the kind "truncated", >= 0.
+
+    Raises:
+        ValueError: on an unknown kind, or a threshold that the kind does not read.
+    """
+    _validate.one_of(VARIATIONS, tv_kind=kind)
+    _validate.non_negative(tv_threshold=threshold)
+    if threshold and kind != "truncated":
+        raise ValueError(f'tv_threshold is read by tv_kind="truncated" only, got {kind!r}')
+    measures: dict[str, Callable[[jax.Array], jax.Array]] = {
+        "anisotropic": mean_total_variation,
+        "isotropic": lambda x: mean_total_variation(x, "isotropic"),
+        "relative": relative_total_variation,
+        "sum": summed_total_variation,
+        "truncated": lambda x: truncated_tv(x, threshold),
+    }
+    measure = measures[kind]
+
+    def recommended(setup: Setup) -> float:
+        return recommended_tv(coupled_kinks=setup.coupled_kinks, batch_size=setup.batch_size)
+
+    return Prior("tv", lambda evidence: measure(evidence.x), kind, recommended=recommended)
 
 
-def variation(s: Settings, x: jax.Array) -> jax.Array:
-    """() the total variation of images (B, H, W, C) as `s` takes it, without its weight."""
-    if s.tv_kind == "relative":
-        return relative_total_variation(x)
-    if s.tv_kind == "sum":
-        return summed_total_variation(x)
-    return truncated_tv(x, s.tv_threshold) if s.tv_kind == "truncated" else mean_total_variation(x, s.tv_kind)
+def size_prior() -> Prior:
+    """The mean over the batch of each image's Euclidean norm (GradInversion)."""
+    return Prior("l2", lambda evidence: l2_prior(evidence.x))
+
+
+def activation_prior(reduction: Literal["mean", "sum"] = "mean") -> Prior:
+    """The absolute activations of the network (FedLeak, section 4.2).
+
+    Args:
+        reduction: "mean" or "sum" over their entries.
+
+    Raises:
+        ValueError: on an unknown reduction.
+    """
+    _validate.one_of(("mean", "sum"), activation_reduction=reduction)
+    return Prior("activation", lambda evidence: activation_penalty(evidence.outputs.activations, reduction), reduction)
+
+
+def statistics_prior() -> Prior:
+    """The distance between the batch's normalisation statistics, which the threat must grant, and the candidate's."""
+
+    def check(setup: Setup, candidate: Candidate) -> None:
+        del candidate
+        if not setup.model.has_batch_norm:
+            raise ValueError(
+                "batch_norm > 0 matches normalisation statistics, but this model has no batch normalisation"
+            )
+
+    def value(evidence: Evidence) -> jax.Array:
+        return batch_norm_distance(evidence.observation.statistics, evidence.outputs.statistics)
+
+    return Prior("batch_norm", value, check=check, reads_statistics=True)
+
+
+def latent_prior() -> Prior:
+    """The candidate's own prior, such as that of a generator's latents."""
+
+    def check(setup: Setup, candidate: Candidate) -> None:
+        del setup
+        if candidate.prior is None:
+            raise ValueError("latent > 0 weighs the candidate's own prior, but this candidate has none")
+
+    def value(evidence: Evidence) -> jax.Array:
+        assert evidence.candidate.prior is not None
+        return evidence.candidate.prior(evidence.variables)
+
+    return Prior("latent", value, check=check)
+
+
+#: How a prior is made that settings do not have yet, in the order in which priors are added up.
+MAKERS: dict[str, Callable[[], Prior]] = {
+    "tv": variation_prior,
+    "l2": size_prior,
+    "activation": activation_prior,
+    "batch_norm": statistics_prior,
+    "latent": latent_prior,
+}
+
+
+def resolved(priors: Iterable[Weighted], setup: Setup, candidate: Candidate) -> tuple[tuple[float, Prior], ...]:
+    """The priors that weigh anything, with numbers for weights.
+
+    Raises:
+        ValueError: naming a weight out of range, a weight "auto" that nothing is recommended for, or a prior that means
+            nothing for this model or candidate.
+    """
+    found = []
+    for weight, prior in priors:
+        if weight == "auto":
+            if prior.recommended is None:
+                raise ValueError(f'{prior.name} has no recommended weight, so it must be a number, got "auto"')
+            weight = prior.recommended(setup)
+        _validate.non_negative(**{prior.name: weight})
+        if weight:
+            prior.check(setup, candidate)
+            found.append((float(weight), prior))
+    return tuple(found)
+
+
+def total(priors: Iterable[tuple[float, Prior]], evidence: Evidence) -> jax.Array:
+    """() the weighted sum of priors."""
+    value = jnp.zeros(())
+    for weight, prior in priors:
+        value += weight * prior.value(evidence)
+    return value

@@ -21,7 +21,7 @@ from jaxleak._base import PyTree
 from jaxleak.models import conv2d
 
 #: Sides in pixels that the architecture is made for.
-SMALLEST, LARGEST = 4, 64
+SMALLEST, LARGEST = 4, 224
 #: Side of the feature map that a code is expanded to before it is doubled.
 _COARSE = 4
 
@@ -127,7 +127,7 @@ def train_generator(
 
     Args:
         key: of weights, order and noise; equal keys give equal generators.
-        images: (N, H, W, C) in [0, 1], H and W from 4 to 64; none of them the victim's.
+        images: (N, H, W, C) in [0, 1], H and W from 4 to 224; none of them the victim's.
         latent_size: numbers per code, > 0.
         epochs: passes over the images, of each network, > 0.
         batch_size: > 0; at most N are taken.

@@ -7,14 +7,9 @@ weak baseline flatters the attack, so the model is chosen and calibrated by cros
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import KFold
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 _FOLDS = 3
 _TREES = 200
@@ -65,7 +60,7 @@ def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: 
     candidates: dict[str, Callable[[], Any]] = {
         f"logistic C={c}": functools.partial(_logistic, c) for c in (0.01, 0.1, 1.0)
     }
-    candidates["trees"] = lambda: ExtraTreesClassifier(_TREES, min_samples_leaf=2, random_state=seed)
+    candidates["trees"] = lambda: _trees("ExtraTreesClassifier", _TREES, seed)
 
     def probabilities(fitted: Any, x: np.ndarray) -> np.ndarray:
         full = np.zeros((len(x), num_classes))
@@ -110,7 +105,7 @@ def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) ->
     """
     _check(x, target)
     candidates: dict[str, Callable[[], Any]] = {f"ridge {a}": functools.partial(_ridge, a) for a in (1.0, 100.0, 1e6)}
-    candidates["trees"] = lambda: ExtraTreesRegressor(_TREES // 2, min_samples_leaf=2, random_state=seed)
+    candidates["trees"] = lambda: _trees("ExtraTreesRegressor", _TREES // 2, seed)
     low, high = target.min(axis=0), target.max(axis=0)
 
     def predict(fitted: Any, x: np.ndarray) -> np.ndarray:
@@ -132,15 +127,37 @@ def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) ->
     return FeatureBaseline(lambda x: predict(fitted, x), name, losses[name])
 
 
+# scikit-learn is imported where it is used: it takes a quarter of a second that no other attack has to wait for.
+
+
+def _trees(kind: Literal["ExtraTreesClassifier", "ExtraTreesRegressor"], count: int, seed: int) -> Any:
+    from sklearn import ensemble
+
+    return getattr(ensemble, kind)(count, min_samples_leaf=2, random_state=seed)
+
+
 def _logistic(strength: float) -> Any:
-    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+    from sklearn.linear_model import LogisticRegression
+
+    return _standardised(LogisticRegression(C=strength, max_iter=1000))
 
 
 def _ridge(alpha: float) -> Any:
-    return make_pipeline(StandardScaler(), Ridge(alpha=alpha))
+    from sklearn.linear_model import Ridge
+
+    return _standardised(Ridge(alpha=alpha))
+
+
+def _standardised(model: Any) -> Any:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), model)
 
 
 def _folds(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    from sklearn.model_selection import KFold
+
     return list(KFold(_FOLDS, shuffle=True, random_state=seed).split(np.arange(count)))
 
 

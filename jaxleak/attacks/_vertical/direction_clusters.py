@@ -10,11 +10,7 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.optimize import linear_sum_assignment
-from scipy.special import logsumexp
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
+import scipy  # whose subpackages load when they are first used
 
 #: Clusters whose mean directions lie closer than this may be parts of one class. Measured on six tables and CIFAR-10:
 #: halves of one class 0.54 to 0.9, different classes at most 0.63 (-0.99 with two classes).
@@ -82,7 +78,7 @@ def label_directions(
     classes = log_prior.shape[1]
     norms = np.linalg.norm(gradients.astype(np.float64), axis=1)
     live = norms > 0
-    log_probability = log_prior - logsumexp(log_prior, axis=1, keepdims=True)
+    log_probability = log_prior - scipy.special.logsumexp(log_prior, axis=1, keepdims=True)
     means = np.zeros((classes, gradients.shape[1]))
     if live.sum() < 2 * classes:
         return DirectionLabels(log_probability, means, -np.inf, 0.0)
@@ -119,13 +115,18 @@ def label_directions(
 
 
 def _clusterings(unit: np.ndarray, classes: int, restarts: int, seed: int) -> list[np.ndarray]:
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     with warnings.catch_warnings():
         # Fewer distinct directions than clusters leave clusters empty, which is handled.
         warnings.simplefilter("ignore", ConvergenceWarning)
         plain = KMeans(classes, n_init=restarts, random_state=seed).fit(unit).labels_
         micro = KMeans(min(3 * classes, len(unit)), n_init=1, random_state=seed).fit(unit)
     centres = micro.cluster_centers_ / np.maximum(np.linalg.norm(micro.cluster_centers_, axis=1), 1e-12)[:, None]
-    joined = fcluster(linkage(centres, "average"), classes, "maxclust") - 1
+    joined = (
+        scipy.cluster.hierarchy.fcluster(scipy.cluster.hierarchy.linkage(centres, "average"), classes, "maxclust") - 1
+    )
     return [np.unique(found, return_inverse=True)[1] for found in (plain, joined[micro.labels_])]
 
 
@@ -138,7 +139,7 @@ def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray
     np.add.at(sums, clusters, unit)
     groups = [[cluster] for cluster in range(count)]
 
-    names = linear_sum_assignment(-votes)[1]
+    names = scipy.optimize.linear_sum_assignment(-votes)[1]
     while len(groups) > 1:
         directions = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-12)[:, None]
         cosines = np.triu(directions @ directions.T, 1)
@@ -160,7 +161,7 @@ def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray
         votes[i] += votes[j]
         sums[i] += sums[j]
         votes, sums = np.delete(votes, j, axis=0), np.delete(sums, j, axis=0)
-        names = linear_sum_assignment(-votes)[1]
+        names = scipy.optimize.linear_sum_assignment(-votes)[1]
     result = np.zeros(count, np.int64)
     for group, name in zip(groups, names, strict=True):
         result[group] = name
@@ -204,7 +205,7 @@ def _fit(
         white, centres = points @ whitening, [mean @ whitening for mean in means]
         distances = np.stack([((white - time @ centre) ** 2).sum(axis=1) for centre in centres], axis=1)
         scores = prior - 0.5 * distances
-        evidence = logsumexp(scores, axis=1, keepdims=True)
+        evidence = scipy.special.logsumexp(scores, axis=1, keepdims=True)
         posterior = scores - evidence
         value = float(evidence.mean() - np.log(np.diag(cholesky)).sum())
         responsibility = np.exp(posterior)

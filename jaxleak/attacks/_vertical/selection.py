@@ -22,7 +22,7 @@ FIELD_CANDIDATES: tuple[tuple[str, ...], ...] = (
 )
 
 
-class Selection(NamedTuple):
+class FieldSelection(NamedTuple):
     """The fields that won, and what every candidate lost on the held-out records."""
 
     fields: tuple[str, ...]
@@ -40,7 +40,7 @@ def select_fields(
     candidates: Sequence[Sequence[str]] = FIELD_CANDIDATES,
     held_out: float = 0.25,
     **options: Any,
-) -> Selection:
+) -> FieldSelection:
     """Choose the fields of a record by validation on the attacker's own shadow runs; no victim's data take part.
 
     Every candidate's R learns from all runs but the last and from all records but a random share. It is judged on the
@@ -82,7 +82,7 @@ def select_fields(
             train, learned, private, model, party=party, task=task, fields=fields, held_out=chosen, **options
         )
         losses[tuple(fields)] = _held_out_loss(net, judged, target, chosen, task)
-    return Selection(min(losses, key=lambda fields: losses[fields]), losses)
+    return FieldSelection(min(losses, key=lambda fields: losses[fields]), losses)
 
 
 def _held_out_loss(

@@ -16,6 +16,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
+from jaxleak.attacks._observed import require_party
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
 from jaxleak.models import BottomTopModel
 
@@ -266,7 +267,7 @@ def vflrecon(
         key: jax.Array, state: VflreconState, observation: Observation
     ) -> tuple[VflreconState, dict[str, jax.Array]]:
         del key
-        index, seen = granted(observation)
+        index, seen = require_party(observation)
         log_probability, victims = state.log_probability, state.victims
         confidence = jnp.zeros(())
         if state.labels_net is not None:
@@ -296,19 +297,8 @@ def vflrecon(
     return Attack(init, step, reconstruct)
 
 
-def granted(observation: Observation) -> tuple[jax.Array, PartyRecord]:
-    """Sample ids and the party's record.
-
-    Raises:
-        ValueError: if the threat does not grant them.
-    """
-    if observation.party is None or observation.index is None:
-        raise ValueError("this attack needs a threat that grants a party's record and the sample ids")
-    return observation.index, observation.party
-
-
 def flat_observations(observations: Observation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of stacked observations: sample ids (T B,), own features (T B, d), cut gradients (T B, e)."""
-    index, seen = granted(observations)
+    """Flatten stacked observations to sample ids (T B,), own features (T B, d) and cut gradients (T B, e)."""
+    index, seen = require_party(observations)
     x, gradient = np.asarray(seen.x), np.asarray(seen.output_gradient)
     return np.asarray(index).ravel(), x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])

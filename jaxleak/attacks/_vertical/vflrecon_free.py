@@ -11,13 +11,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import logsumexp
+import scipy  # whose subpackages load when they are first used
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak.attacks._observed import require_party
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
-from jaxleak.attacks._vertical.vflrecon import assemble_victims, granted
+from jaxleak.attacks._vertical.vflrecon import assemble_victims
 from jaxleak.models import BottomTopModel
 
 
@@ -72,7 +73,7 @@ def free_labels(
     window = default_window(classes) if window is None else window
     _validate.in_range(2 * classes, 10**9, window=window)
     borders = [*range(0, max(rows - window, 0) + 1, window), rows]
-    normal = log_prior - logsumexp(log_prior, axis=1, keepdims=True)
+    normal = log_prior - scipy.special.logsumexp(log_prior, axis=1, keepdims=True)
     windows: list[DirectionLabels] = []
     evidence = np.zeros((num_samples, classes))
     prior = np.zeros((num_samples, classes))
@@ -92,7 +93,7 @@ def free_labels(
         prior[index[begin:end]] = normal[begin:end]
         seen[index[begin:end]] = True
     log_probability = np.where(seen[:, None], evidence + prior, 0.0)
-    log_probability[seen] -= logsumexp(log_probability[seen], axis=1, keepdims=True)
+    log_probability[seen] -= scipy.special.logsumexp(log_probability[seen], axis=1, keepdims=True)
     labels = np.where(seen, log_probability.argmax(axis=1), -1).astype(np.int32)
     confidence = np.where(seen, np.exp(log_probability.max(axis=1)), 0.0)
     return FreeLabels(labels, confidence, log_probability, windows)
@@ -156,7 +157,7 @@ def vflrecon_free(
 
     def step(key: jax.Array, state: FreeState, observation: Observation) -> tuple[FreeState, dict[str, jax.Array]]:
         del key
-        index, seen = granted(observation)
+        index, seen = require_party(observation)
         t = state.rounds_seen
         state = FreeState(
             state.gradients.at[t].set(seen.output_gradient, mode="drop"),

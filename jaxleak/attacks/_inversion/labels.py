@@ -1,0 +1,108 @@
+"""Where an inversion has its labels from: granted, inferred by a rule, optimised jointly, or none at all."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _validate
+from jaxleak._base import Observation, PyTree
+from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._inversion.setup import Setup
+from jaxleak.attacks._observed import require_labels
+from jaxleak.objectives import soft_labels
+
+#: Where labels come from. "none" is for attacks that read none; their answers hold -1 in the place of labels.
+LABEL_STRATEGIES = ("given", "joint", "none", *LABEL_RULES)
+
+
+class LabelSource(NamedTuple):
+    """One strategy on one model.
+
+    start: `key -> ` the label logits (B, C) that are optimised, or () where labels are not.
+    fixed: `(observation, label_key) -> (B, C)` soft labels that are not optimised; None where they are.
+    hard: `(logits or (), soft labels) -> (B,)`, the answer.
+    reads_head: whether the head's gradient is read.
+    reads_labels: whether the threat must grant the labels.
+    """
+
+    start: Callable[[jax.Array], PyTree]
+    fixed: Callable[[Observation, jax.Array], jax.Array | None]
+    hard: Callable[[PyTree, jax.Array], jax.Array]
+    reads_head: bool = False
+    reads_labels: bool = False
+
+    def soft(self, logits: PyTree, fixed: jax.Array | None) -> jax.Array:
+        """(B, C) the labels that a candidate has."""
+        return jax.nn.softmax(logits) if fixed is None else fixed
+
+
+def label_source(strategy: str, setup: Setup) -> LabelSource:
+    """The source of a strategy, a member of `LABEL_STRATEGIES`.
+
+    Raises:
+        ValueError: on an unknown strategy, or a rule that cannot serve this model or batch size.
+    """
+    _validate.one_of(LABEL_STRATEGIES, labels=strategy)
+    size, classes = setup.batch_size, setup.model.num_classes
+    if strategy == "joint":
+        return LabelSource(
+            lambda key: jax.random.normal(key, (size, classes)),
+            lambda *_: None,
+            lambda logits, _: _likeliest(logits),
+        )
+    if strategy == "given":
+        return LabelSource(
+            _nothing, lambda seen, _: soft_labels(require_labels(seen), classes), _of_soft, reads_labels=True
+        )
+    if strategy == "none":
+        unknown = jnp.full(size, -1, jnp.int32)
+        return LabelSource(_nothing, lambda *_: jnp.full((size, classes), 1 / classes), lambda *_: unknown)
+    _try(strategy, setup)
+
+    def inferred(observation: Observation, label_key: jax.Array) -> jax.Array:
+        found = inferred_labels(strategy, setup, observation, label_key)
+        if setup.parts > 1:
+            # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
+            order = jax.random.fold_in(jax.random.wrap_key_data(label_key), setup.parts)
+            found = jax.random.permutation(order, found)
+        return soft_labels(found, classes)
+
+    return LabelSource(_nothing, inferred, _of_soft, reads_head=True)
+
+
+def inferred_labels(rule: str, setup: Setup, observation: Observation, label_key: jax.Array) -> jax.Array:
+    """(B,) what a rule reads off the head's gradient."""
+    model = setup.model
+    gradient, weights = model.head_of(observation.payload), model.head_of(observation.params["params"])
+    return infer_labels(
+        rule,
+        gradient.kernel,
+        gradient.bias,
+        setup.batch_size,
+        kernel=weights.kernel,
+        bias=weights.bias,
+        key=jax.random.wrap_key_data(label_key) if rule == "random" else None,
+    )
+
+
+def _try(rule: str, setup: Setup) -> None:
+    # A rule outside its range says so before anything is compiled.
+    variables = jax.eval_shape(setup.model.init, jax.random.key(0))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
+    jax.eval_shape(lambda seen: inferred_labels(rule, setup, seen, jax.random.key_data(jax.random.key(0))), seen)
+
+
+def _nothing(key: jax.Array) -> tuple[()]:
+    del key
+    return ()
+
+
+def _of_soft(logits: PyTree, soft: jax.Array) -> jax.Array:
+    del logits
+    return _likeliest(soft)
+
+
+def _likeliest(y: jax.Array) -> jax.Array:
+    return jnp.argmax(y, axis=-1).astype(jnp.int32)

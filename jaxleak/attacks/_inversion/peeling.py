@@ -1,0 +1,193 @@
+"""Peel the dense layers off a single image's gradient, and invert what is left of the network.
+
+For one sample, a dense layer u = W^T h + b has the gradients db = dL/du and dW = h db^T, so its inputs are h = dW db /
+|db|^2 whatever lies above, and dL/dh = W db is known as well. The gradients of the layers below are then those of the
+scalar product <h(x), dL/dh>: no labels, no loss and no upper layers are left, and h itself is one more equation. That a
+dense layer gives its inputs away is from Aono et al., *Privacy-preserving deep learning via additively homomorphic
+encryption*, 2017; to go on below with what it leaves is ours.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak._base import Batch, Observation, PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.models import Classifier, Outputs
+from jaxleak.models._activations import Sharpness
+from jaxleak.models._classifier import BatchNormMode
+
+#: Name of the pseudo-parameter that stands for dL/dh, and whose gradient is h.
+CUT = "cut"
+#: Relative misfit, on a simulated image, above which the layer is no cut through the network.
+_CUT_BELOW = 1e-3
+
+
+class PeeledShare:
+    """The gradient of `<h(x), cut>` with respect to the layers below and to the cut: a payload like any other."""
+
+    def __init__(self, model: Classifier, batch_norm: BatchNormMode):
+        """`model` is that of `Peeled`."""
+        self.model, self.batch_norm = model, batch_norm
+        self.local_steps = self.clients = 1
+
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: Sharpness = None) -> PyTree:
+        """The payload of a batch of one image; `params` are the variables of the peeled model."""
+
+        def product(weights: PyTree) -> jax.Array:
+            out = self.model.apply(
+                {**params, "params": weights}, batch.x[:, 0], mode=self.batch_norm, sharpness=sharpness
+            )
+            return jnp.vdot(out.logits[0], weights[CUT])
+
+        return jax.grad(product)(params["params"])
+
+
+class Peeled(NamedTuple):
+    """What is left of a network and of its update below one dense layer."""
+
+    model: Classifier  # its "logits" are the inputs of that layer
+    share: PeeledShare
+    observation: Observation
+    layer: str  # the name of the dense layer's kernel
+
+
+def dense_inputs(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:
+    """The inputs (k,) of a dense layer from one sample's gradients (k, m) and (m,)."""
+    return kernel_gradient @ bias_gradient / jnp.vdot(bias_gradient, bias_gradient)
+
+
+def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMode, key: jax.Array) -> Peeled | None:
+    """Everything below the first dense layer with a bias, for the gradient of one image.
+
+    Args:
+        model: the network.
+        observation: with params and payload of one sample and one local step.
+        batch_norm: mode of the client's normalisation.
+        key: of the image on which the cut is tried.
+
+    Returns:
+        None where no dense layer has a bias, or where none is a cut: more than its inputs reach the layers above.
+    """
+    variables, payload = observation.params, observation.payload
+    for layer in _dense_layers(model, variables, batch_norm):
+        if model.bias_of(layer) not in named_leaves(payload):
+            continue
+        below = _below(model, variables, layer, batch_norm, key)
+        if below is not None:
+            small = _truncated(model, layer, below, variables)
+            seen = _cut(model, variables, payload, layer, below)
+            return Peeled(
+                small, PeeledShare(small, batch_norm), observation._replace(params=seen[0], payload=seen[1]), layer
+            )
+    return None
+
+
+def _dense_layers(model: Classifier, variables: PyTree, mode: BatchNormMode) -> list[str]:
+    x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    order: list[str] = []
+
+    def rows(variables: PyTree, x: jax.Array) -> dict[str, jax.Array]:
+        found = model.rows(variables, x, mode=mode)
+        order.extend(found)
+        return found
+
+    shapes = jax.eval_shape(rows, variables, x)
+    return [name for name in order if shapes[name].shape[0] == 1]
+
+
+def _cut(
+    model: Classifier, variables: PyTree, payload: PyTree, layer: str, below: tuple[str, ...]
+) -> tuple[PyTree, PyTree]:
+    """Variables and payload of the peeled model, scaled so that both kinds of equations have the same L1 norm."""
+    weights, gradients = named_leaves(variables["params"]), named_leaves(payload)
+    db = gradients[model.bias_of(layer)]
+    h = dense_inputs(model.matrix(layer, gradients[layer]), db)
+    mass = sum((jnp.sum(jnp.abs(gradients[name])) for name in below), jnp.zeros(()))
+    scale = jnp.where(mass > 0, jnp.sum(jnp.abs(h)) / jnp.where(mass > 0, mass, 1.0), 1.0)
+    params = {name: weights[name] for name in below} | {CUT: scale * (model.matrix(layer, weights[layer]) @ db)}
+    return {**variables, "params": params}, {name: scale * gradients[name] for name in below} | {CUT: h}
+
+
+def _below(
+    model: Classifier, variables: PyTree, layer: str, mode: BatchNormMode, key: jax.Array
+) -> tuple[str, ...] | None:
+    """The leaves that the layer's inputs depend on, if the image reaches the loss through these inputs only."""
+    x = jax.random.uniform(key, (1, *model.image_shape))
+
+    def loss(params: PyTree) -> jax.Array:
+        return -jax.nn.log_softmax(model.apply({**variables, "params": params}, x, mode=mode).logits)[0, 0]
+
+    def inputs(params: PyTree) -> jax.Array:
+        return model.rows({**variables, "params": params}, x, mode=mode)[layer][0]
+
+    @jax.jit
+    def both(params: PyTree) -> tuple[PyTree, PyTree]:
+        gradient = jax.grad(loss)(params)
+        db = named_leaves(gradient)[model.bias_of(layer)]
+        slope = jax.lax.stop_gradient(model.matrix(layer, named_leaves(params)[layer]) @ db)
+        return gradient, jax.grad(lambda p: jnp.vdot(inputs(p), slope))(params)
+
+    true, peeled = (named_leaves(tree) for tree in both(variables["params"]))
+    names = tuple(name for name, leaf in peeled.items() if jnp.any(leaf != 0))
+    error = sum(float(jnp.sum((true[name] - peeled[name]) ** 2)) for name in names)
+    size = sum(float(jnp.sum(true[name] ** 2)) for name in names)
+    return names if error <= _CUT_BELOW**2 * size else None
+
+
+def _truncated(model: Classifier, layer: str, below: tuple[str, ...], observed: PyTree) -> Classifier:
+    """The network up to the inputs of `layer`; parameters by name, and the rest of them as in `observed`."""
+    names = list(named_leaves(observed["params"]))
+    structure = jax.tree.structure(observed["params"])
+
+    def whole(given: PyTree) -> PyTree:
+        own = named_leaves(observed["params"])
+        leaves = [given["params"].get(name, own[name]) for name in names]
+        return {**given, "params": jax.tree.unflatten(structure, leaves)}
+
+    def apply(
+        variables: PyTree, x: jax.Array, *, mode: BatchNormMode = "train", sharpness: Sharpness = None
+    ) -> Outputs:
+        h = model.rows(whole(variables), x, mode=mode, sharpness=sharpness)[layer]
+        return Outputs(h, h, (), {}, variables.get("batch_stats"))
+
+    def init(key: jax.Array) -> PyTree:
+        drawn = model.init(key)
+        params = {name: leaf for name, leaf in named_leaves(drawn["params"]).items() if name in below}
+        size = model.matrix(layer, named_leaves(drawn["params"])[layer]).shape[0]
+        return {**drawn, "params": params | {CUT: jnp.zeros(size)}}
+
+    def rows(given: PyTree, x: jax.Array, **options: Any) -> dict[str, jax.Array]:
+        return model.rows(whole(given), x, **options)
+
+    return model._replace(apply=apply, init=init, rows=rows, head=CUT, head_leaves=(CUT,))
+
+
+def affine_solution(peeled: Peeled) -> jax.Array | None:
+    """The image (H, W, channels) whose inputs of the layer were observed, where they are an affine map of the image.
+
+    Args:
+        peeled: of `peel`.
+
+    Returns:
+        The least-squares solution by conjugate gradients, or None where the map is not affine or leaves misfit.
+    """
+    model, seen = peeled.model, peeled.observation
+    shape = model.image_shape
+    observed = seen.payload[CUT]
+    if set(seen.params["params"]) != {CUT} or observed.size < jnp.zeros(shape).size:
+        return None
+
+    def inputs(x: jax.Array) -> jax.Array:
+        return model.apply(seen.params, x[None], mode=peeled.share.batch_norm).logits[0]
+
+    grey = jnp.full(shape, 0.5)
+    offset, forward = jax.linearize(inputs, grey)
+    backward = jax.linear_transpose(forward, grey)
+    change, _ = jax.scipy.sparse.linalg.cg(
+        lambda v: backward(forward(v))[0], backward(observed - offset)[0], maxiter=100
+    )
+    x = grey + change
+    misfit = jnp.linalg.norm(inputs(x) - observed) / jnp.linalg.norm(observed)
+    return x if misfit < _CUT_BELOW else None

@@ -1,0 +1,47 @@
+"""For attacks on what one party of split vertical learning records: the parts of `vflrecon` and `vflrecon_free`.
+
+They are the fields of a record that may be read, the shadow runs that train the reconstruction network, what the
+attacker predicts from its own features alone, and labels from comparisons of returned gradients.
+"""
+
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
+from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
+from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
+from jaxleak.attacks._vertical.selection import FIELD_CANDIDATES, FieldSelection, select_fields
+from jaxleak.attacks._vertical.vflrecon import (
+    FIELDS,
+    PAPER_FIELDS,
+    SHADOW_INITS,
+    ShadowInit,
+    flat_observations,
+    join_runs,
+    shadow_params,
+    victims_features,
+)
+from jaxleak.attacks._vertical.vflrecon_free import FreeLabels, aligned_signals, fit_aligned_features, free_labels
+
+__all__ = [
+    "FIELDS",
+    "FIELD_CANDIDATES",
+    "PAPER_FIELDS",
+    "SHADOW_INITS",
+    "FeatureBaseline",
+    "FieldSelection",
+    "FreeLabels",
+    "LabelBaseline",
+    "ReconstructionNet",
+    "ShadowInit",
+    "aligned_signals",
+    "direction_labels",
+    "fit_aligned_features",
+    "fit_feature_baseline",
+    "fit_label_baseline",
+    "flat_observations",
+    "free_labels",
+    "join_runs",
+    "norm_labels",
+    "select_fields",
+    "shadow_params",
+    "sign_labels",
+    "victims_features",
+]
