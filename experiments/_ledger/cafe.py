@@ -1,0 +1,165 @@
+"""The runs behind the cells of both CAFE papers."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments import _paper
+from experiments._cafe.cells import Cell, Runner, cost, psnr
+from experiments._cafe.runs import Setting
+from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
+from experiments._fedleak.runs import samples_in
+from experiments._harness import write_json
+from experiments._ledger import cafe_text
+from experiments._ledger.entry import Variant
+from experiments._ledger.measurement import Measurement
+from experiments._ledger.store import PAPERS
+from experiments._sources import Sources
+
+#: What stands for each data set. Linnaeus 5 could not be had.
+SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}
+LINNAEUS = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)"
+
+PRINTED = Options(solver="paper", iterations=8000)
+#: The reduced problem: a tenth of the private samples in batches of a tenth, so that a batch is the same share of them.
+SHARE, ROUNDS, RATE = 10, 200, 0.05
+#: Rounds of reduced training under defenses and during attacks.
+TRAINING_ROUNDS = 1000
+OURS = Options(solver="exact", images=8)
+CHANNEL_PEAK = "PSNR by the formula that the paper prints, with every channel's own peak"
+#: Samples behind fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
+FAKE = Options(solver="exact", images=4, num_samples=200)
+
+_SURVEY = "a survey of the cited papers, whose numbers are not measured in this one"
+
+
+class CafeStudy:
+    """The cells of the NeurIPS paper or of the ICLR submission."""
+
+    def __init__(self, paper: str, folder: Path):
+        """Finished runs are kept below `folder`."""
+        self.paper, self.printed = paper, _paper.tables(PAPERS[paper])
+        self.runner = Runner(SPECS, folder / "cells", fresh=False)
+        self.sources = Sources(folder, fresh=False, write=write_json)
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Every variant of every cell."""
+        yield from self._all
+
+    def impossible(self) -> Mapping[str, str]:
+        """Cells that no run can give."""
+        covered = {measurement.cell for measurement in self.measurements()}
+        left = [cell["id"] for table in self.printed.values() for cell in table["cell"] if cell["id"] not in covered]
+        return dict.fromkeys(left, _SURVEY)
+
+    def cost(self, job: Hashable) -> float:
+        """Estimated seconds of one seed."""
+        assert isinstance(job, Setting)
+        return cost(job)
+
+    def run(self, job: Hashable, seed: int) -> dict[str, Any]:
+        """The scores of a setting."""
+        assert isinstance(job, Setting)
+        setting = replace(job, seed=seed)
+        self.sources.bind(self.runner.sources(setting))
+        self.sources.begin()
+        return self.runner(setting)
+
+    def done(self, job: Hashable, seed: int) -> bool:
+        """Whether they are there."""
+        assert isinstance(job, Setting)
+        return self.runner.done(replace(job, seed=seed))
+
+    @cached_property
+    def _all(self) -> list[Measurement]:
+        found = [m for table in (ICLR if self.paper == "cafe-iclr" else NEURIPS) for m in _of_table(table)]
+        found += cafe_text.iclr(found) if self.paper == "cafe-iclr" else cafe_text.neurips(found)
+        return [replace(m, reason=_too_large(m)) for m in found]
+
+
+def _of_table(table: str) -> Iterator[Measurement]:
+    """Every variant of the cells of a table, with a second reading of PSNR where the run gives it."""
+    ours = FAKE if table == "fake-gradients" else OURS
+    measured = []
+    for cell in cells((table,), PRINTED):
+        measured.append((cell, _as_printed(cell)))
+        if (smaller := _reduced(cell)) is not None:
+            measured.append((cell, smaller))
+    for cell in cells((table,), ours):
+        if cell.setting.kind == "exact":
+            notes = [f"exact engine; {ours.images} images inverted", f"N {ours.num_samples}" if ours is FAKE else ""]
+            measured.append((cell, _measurement(cell, "ours", "; ".join(filter(None, notes)))))
+    for cell, measurement in measured:
+        yield measurement
+        if cell.read is psnr:
+            name = "-".join(filter(None, (measurement.name, "channel-peak")))
+            differs = "; ".join(filter(None, (measurement.differs, CHANNEL_PEAK)))
+            yield replace(measurement, name=name, differs=differs, read=lambda r: r[0]["psnr_channel_peak"])
+
+
+def _measurement(
+    cell: Cell,
+    variant: Variant,
+    differs: str,
+    setting: Setting | None = None,
+    read: Callable[[Any], float] | None = None,
+) -> Measurement:
+    identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
+    setting, read = setting or cell.setting, read or cell.read
+    if setting.dataset == "linnaeus5":
+        differs = "; ".join(filter(None, (differs, LINNAEUS)))
+        if variant != "ours":
+            variant, name = "stand-in", "-".join(filter(None, (name, "reduced" if variant == "reduced" else "")))
+        if setting.kind == "exact":  # which has no hyper-parameters of the data set: one run serves both
+            setting = replace(setting, dataset="cifar10")
+    return Measurement(identifier, variant, differs, (setting,), lambda r: read(r[0]), (SPECS[setting.dataset],), name)
+
+
+def _as_printed(cell: Cell) -> Measurement:
+    setting, note = cell.setting, ""
+    if setting.kind == "training" and setting.network == "cafe-small":
+        setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
+    return _measurement(cell, "printed", note, setting)
+
+
+def _reduced(cell: Cell) -> Measurement | None:
+    """The same cell on the reduced problem; None where so few rounds could not give its number."""
+    setting, table = cell.setting, cell.id.partition("/")[0]
+    if table in ("table5", "table10", "iclr-table1a"):
+        return None
+    # Every worker of a horizontal round needs a sample.
+    batch = max(setting.workers or 1, setting.batch_size // SHARE)
+    small = replace(setting, num_samples=setting.num_samples // SHARE, batch_size=batch)
+    sizes = f"N {small.num_samples} for {setting.num_samples}, K {small.batch_size} for {setting.batch_size}"
+    if setting.kind == "training":
+        if _iteration(cell.id) > TRAINING_ROUNDS:
+            return None
+        small = replace(small, network="cafe-small", iterations=TRAINING_ROUNDS)
+        return _measurement(cell, "reduced", f"{sizes}; a quarter of the channels", small)
+    if _iteration(cell.id) > ROUNDS:
+        return None
+    small = replace(small, iterations=ROUNDS, overrides=(*small.overrides, ("data_learning_rate", RATE)))
+    return _measurement(
+        cell, "reduced", f"{sizes}; {ROUNDS} iterations of Step III at rate {RATE:g} for {setting.iterations}", small
+    )
+
+
+def _iteration(cell: str) -> int:
+    """The iteration at which a cell reads a curve, 0 for the others."""
+    _, found, after = cell.partition("/iter")
+    return int(after.partition("#")[0]) if found else 0
+
+
+def _too_large(measurement: Measurement) -> str:
+    for setting in measurement.jobs:
+        assert isinstance(setting, Setting)
+        spec, extra = SPECS[setting.dataset], 100 if setting.kind == "training" else 0
+        try:
+            there = samples_in(spec)
+        except (OSError, ValueError):
+            return ""  # whether the data can be had is said when they are asked for
+        if setting.num_samples + extra > there:
+            return f"the cell asks for {setting.num_samples + extra} images, and {spec} has {there} here"
+    return ""

@@ -1,0 +1,98 @@
+"""Numbers that the CAFE papers state in their text, from the runs of their tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments._cafe.cells import iterations_to
+from experiments._cafe.runs import Setting
+from experiments._ledger.measurement import Measurement
+
+Combine = Callable[[Sequence[float]], float]
+
+
+def neurips(tables: Sequence[Measurement]) -> list[Measurement]:
+    """Claims about Tables 2, 3 and 8, faces, and the largest problem."""
+    found = []
+    at_hand = ("cifar10", "mnist")
+    found += _claims(tables, "text-claims/cafe-always", [f"table2/cafe/{name}" for name in at_hand], min)
+    others = [f"table2/{method}/{name}" for method in ("dlg", "cosine", "sapag", "bn", "gc") for name in at_hand]
+    found += _claims(tables, "text-claims/others-below", others, max)
+    for name in (*at_hand, "linnaeus5"):
+        sizes = [f"table3/cafe/k{size}/{name}" for size in (10, 20, 40, 80, 100)]
+        found += _claims(tables, f"text-claims/batch-size/{name}", sizes, min)
+    found += _claims(tables, "text-claims/training/mnist", ["table8-psnr/iter20000"], min)
+    images = 8
+    engine = f"exact engine; {images} images inverted"
+    faces = Setting("exact", dataset="yale32", num_samples=160, images=images)
+    cell, few = "text-yale/cafe/yale32", "N 160 of 165"
+    descending = replace(faces, kind="descent", iterations=8000, images=32)
+    found.append(Measurement(cell, "ours", f"{engine}; {few}", (faces,), _psnr, ("yale32",)))
+    found.append(
+        Measurement(cell, "printed", f"{few}; iterations not printed: 8000", (descending,), _psnr, ("yale32",))
+    )
+    for what, size in (("images", 40), ("batch", 100)):
+        setting = Setting("exact", dataset="cifar10", batch_size=size, images=images)
+        total = setting.num_samples if what == "images" else size
+        found.append(_answered(f"text-scale/{what}", setting, total, engine))
+    return found
+
+
+def iclr(tables: Sequence[Measurement]) -> list[Measurement]:
+    """Claims about Tables 1 to 4, the largest problem, and the epoch at which 35 dB are reached."""
+    found = []
+    known = ("cifar10", "cifar100")
+    found += _claims(tables, "text-claims/hfl-final", [f"table1b/cafe/{name}" for name in known], min)
+    found += _claims(tables, "text-claims/cosine", [f"table2a/cafe-cosine/{name}" for name in known], min)
+    for name in known:
+        found += _claims(tables, f"text-claims/vfl-{name}", [f"table2b/cafe/{name}"], min)
+    sizes = [f"table3a/cafe/b{size}/cifar10" for size in (10, 20, 30, 40)]
+    sizes += [f"table3b/cafe/b{size}/cifar10" for size in (8, 160)]
+    found += _claims(tables, "text-claims/batch-size", sizes, min)
+    engine = "exact engine; 8 images inverted"
+    setting = Setting("exact", dataset="cifar10", num_samples=2000, batch_size=200, workers=4, images=8)
+    found.append(_answered("text-scale/images", setting, setting.num_samples, engine))
+    for measurement in tables:
+        if measurement.cell == "table1b/cafe/linnaeus5" and measurement.variant == "stand-in" and not measurement.name:
+            epoch = lambda r: iterations_to(35.0)(r[0]) / 10  # noqa: E731  # ten batches are an epoch
+            found.append(replace(measurement, cell="text-epoch-35db/cafe/linnaeus5", read=epoch))
+    return found
+
+
+def _claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combine: Combine) -> list[Measurement]:
+    """The statement `cell` about other cells, in every variant that all of them have."""
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for measurement in tables:
+        if measurement.cell in about:
+            groups.setdefault((measurement.variant, measurement.name), []).append(measurement)
+    made = []
+    for members in groups.values():
+        if {m.cell for m in members} != set(about):
+            continue
+        jobs = tuple(job for m in members for job in m.jobs)
+        notes = "; ".join(dict.fromkeys(m.differs for m in members if m.differs))
+        specs = tuple(dict.fromkeys(spec for m in members for spec in m.data))
+        made.append(
+            replace(members[0], cell=cell, differs=notes, jobs=jobs, read=_combined(members, combine), data=specs)
+        )
+    return made
+
+
+def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Sequence[Any]], float]:
+    def read(results: Sequence[Any]) -> float:
+        left, values = list(results), []
+        for member in members:
+            own, left = left[: len(member.jobs)], left[len(member.jobs) :]
+            values.append(member.read(own))
+        return combine(values)
+
+    return read
+
+
+def _answered(cell: str, setting: Setting, total: int, engine: str) -> Measurement:
+    note = f"{engine}; data not printed: CIFAR-10; samples without an answer are not counted"
+    return Measurement(cell, "ours", note, (setting,), lambda r: total * r[0]["answered"], ("cifar10",))
+
+
+def _psnr(results: Sequence[Any]) -> float:
+    return results[0]["psnr"]

@@ -1,0 +1,48 @@
+"""Recorded cells, drawn at random and run again."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments._ledger.entry import MEASURED, Entry
+from experiments._ledger.measurement import Measurement, Study
+from experiments._ledger.store import Ledger
+from experiments._ledger.verdict import agrees
+
+
+class Recheck(NamedTuple):
+    """One cell run again with the first of its recorded seeds."""
+
+    paper: str
+    entry: Entry
+    seed: int
+    again: float | None  # None where the run failed
+    agrees: bool
+    note: str = ""
+
+
+def drawn(ledgers: Sequence[Ledger], count: int, seed: int, longest: float) -> tuple[list[tuple[Ledger, Entry]], int]:
+    """Random measured entries whose run took at most `longest` seconds per seed, and how many took longer."""
+    measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED]
+    affordable = [(ledger, e) for ledger, e in measured if (e.seconds or 0.0) / len(e.seeds) <= longest]
+    order = np.random.default_rng(seed).permutation(len(affordable))[:count]
+    return [affordable[i] for i in order], len(measured) - len(affordable)
+
+
+def recheck(paper: str, entry: Entry, study: Study) -> Recheck:
+    """Run an entry's measurement again; the study's folder must be empty, or nothing would run."""
+    seed = min(entry.seeds)
+    measurement = _of(entry, study)
+    if measurement is None:
+        return Recheck(paper, entry, seed, None, False, "the ledger has this entry, and no command makes it any more")
+    try:
+        results: list[Any] = [study.run(job, seed) for job in measurement.jobs]
+        again = float(measurement.read(results))
+    except Exception as error:  # a cell that fails now is what is looked for
+        return Recheck(paper, entry, seed, None, False, f"{type(error).__name__}: {error}")
+    return Recheck(paper, entry, seed, again, agrees(entry.seeds[seed], again, entry.spread or 0.0))
+
+
+def _of(entry: Entry, study: Study) -> Measurement | None:
+    return next((m for m in study.measurements() if m.key == entry.key), None)

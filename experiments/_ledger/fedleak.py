@@ -1,0 +1,189 @@
+"""The runs behind the cells of the FedLeak paper."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import _paper
+from experiments._defenses.utility import Utility
+from experiments._fedleak.cells import names, plans
+from experiments._fedleak.jobs import DATASETS, Job, Plan, Sizes
+from experiments._fedleak.runs import Result, Runner, cost, samples_in
+from experiments._harness import RunFolder
+from experiments._ledger import fedleak_defenses
+from experiments._ledger.entry import Variant
+from experiments._ledger.fedleak_defenses import Accuracy
+from experiments._ledger.measurement import Measurement
+from experiments._ledger.verdict import printed_cells
+from jaxleak.attacks import presets
+
+#: What stands for SVHN, which could not be had.
+SVHN = ("cifar10", "CIFAR-10 for SVHN")
+#: The lung classes of Lung-Colon Cancer, as printed and for the reduced problem.
+LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
+SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
+#: How a plan's note says that weights of ImageNet are missing.
+NO_WEIGHTS = "weights for pretrained"
+#: FedLeak as printed goes 10,000 x 1e-4 at most; the reduced one as far by a cosine from twice the mean of this path.
+REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
+OUR_ITERATIONS = 200
+#: Tables that compare models, which the reduced problem keeps, narrower.
+_COMPARE_MODELS = ("table8", "text-capacity-gain")
+_WIDTH = 16
+#: Tables whose model is small as printed.
+_SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
+#: The clients draw from so many samples at most.
+_POOL = 512
+
+
+class FedLeakStudy:
+    """The cells of the FedLeak paper."""
+
+    def __init__(self, folder: Path):
+        """Finished runs are kept in `folder`."""
+        self.runner = Runner(RunFolder(folder / "runs", "reproduce", {}, fresh=False), fresh=False)
+        self.utility = Utility(folder / "utility", fedleak_defenses.FEDERATION, fresh=False)
+        self.printed = printed_cells(_paper.tables("fedleak"))
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Every variant of every cell."""
+        yield from self._all
+
+    def impossible(self) -> Mapping[str, str]:
+        """Cells that no run can give."""
+        return self._reasons
+
+    def cost(self, job: Hashable) -> float:
+        """Estimated seconds of one seed."""
+        if isinstance(job, Accuracy):
+            return fedleak_defenses.cost(job)
+        assert isinstance(job, Job)
+        return cost(job)
+
+    def run(self, job: Hashable, seed: int) -> Any:
+        """The scores and images of a job."""
+        if isinstance(job, Accuracy):
+            return self.utility(job.case, seed)
+        assert isinstance(job, Job)
+        return self.runner(job, seed)
+
+    def done(self, job: Hashable, seed: int) -> bool:
+        """Whether they are there."""
+        if isinstance(job, Accuracy):
+            return self.utility.path(job.case, seed).exists()
+        assert isinstance(job, Job)
+        return self.runner.done(job, seed)
+
+    @cached_property
+    def _all(self) -> list[Measurement]:
+        found = list(fedleak_defenses.measurements())
+        for table in names():
+            for variant, sizes in _sizes(table):
+                for plan in plans(table, sizes):
+                    if plan.paper is not None and not plan.reason:
+                        # What no size changes is measured once, in its most faithful variant.
+                        same = {(m.cell, m.jobs) for m in found}
+                        found += [m for m in self._of_plan(variant, plan) if (m.cell, m.jobs) not in same]
+        return found
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        covered = {measurement.cell for measurement in self._all}
+        reasons = {}
+        for table in names():
+            sizes = next(sizes for _, sizes in _sizes(table))
+            for plan in plans(table, sizes):
+                if plan.paper is not None and plan.id not in covered:
+                    reasons[plan.id] = plan.reason
+        return reasons
+
+    def _dataset(self, cell: str) -> str:
+        table = _paper.tables("fedleak")[cell.partition("/")[0]]
+        return str(self.printed[cell].get("dataset", "")) + str(table["setting"].get("dataset", ""))
+
+    def _of_plan(self, variant: Variant, plan: Plan) -> Iterator[Measurement]:
+        method = self.printed[plan.id].get("method", "")
+        if variant == "ours" and not method.startswith("FedLeak"):
+            return
+        jobs = tuple(_without_public_half(job) for job in plan.jobs)
+        if variant == "reduced":
+            jobs = tuple(_reduced(job) for job in jobs)
+        notes = [plan.note] if plan.note else []
+        if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
+            notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
+        for spec, note in (SVHN, LUNG, SMALL_LUNG):
+            dataset = "SVHN" if note == SVHN[1] else "Lung-Colon Cancer"
+            if any(job.case.data == spec for job in jobs) and dataset in self._dataset(plan.id):
+                notes.append(note)
+        differs = "; ".join(notes)
+        name = ""
+        if variant != "ours" and any(note in differs for note in (NO_WEIGHTS, SVHN[1], LUNG[1])):
+            variant, name = "stand-in", "reduced" if variant == "reduced" else ""
+        yield Measurement(
+            plan.id, variant, differs, jobs, _reader(plan), tuple(sorted({job.case.data for job in jobs})),
+            name=name, reason=_too_large(jobs),
+        )  # fmt: skip
+
+
+def _sizes(table: str) -> Iterator[tuple[Variant, Sizes]]:
+    """The printed sizes, and the reduced ones for the paper's algorithm and for ours."""
+    printed = Sizes(
+        fedleak="fedleak_paper", labels="fedleak", public_data="held_out",
+        specs={**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": LUNG[0]},
+    )  # fmt: skip
+    small = {**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": SMALL_LUNG[0]}
+    changed: dict[str, Any] = {"model": "convnet", "iterations": REDUCED_ITERATIONS, "idlg_optimizer": "adam"}
+    if table in _COMPARE_MODELS:
+        changed |= {"model": None, "width": _WIDTH}
+    elif table in _SMALL_MODELS:
+        changed |= {"model": None, "iterations": SMALL_MODEL_ITERATIONS}
+    reduced = replace(printed, specs=small, **changed)
+    ours = replace(reduced, fedleak="fedleak", labels="calibrated", iterations=OUR_ITERATIONS)
+    for variant, sizes in (("printed", printed), ("reduced", reduced), ("ours", ours)):
+        yield variant, replace(sizes, pools=_pools(sizes))  # type: ignore[misc]
+
+
+def _pools(sizes: Sizes) -> dict[str, int]:
+    """Clients draw from half of what there is, so that the other half can be public."""
+    found = {}
+    for spec in sizes.specs.values():
+        try:
+            found[spec] = min(_POOL, samples_in(spec) // 2)
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _without_public_half(job: Job) -> Job:
+    """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
+    if job.kind != "invert" or job.case.attack in presets.GENERATIVE:
+        return job
+    return replace(job, case=replace(job.case, pool=min(_POOL, samples_in(job.case.data))))
+
+
+def _reduced(job: Job) -> Job:
+    if job.kind != "invert" or job.case.attack != "fedleak_paper":
+        return job
+    return replace(job, case=replace(job.case, optimizer="adam", step_size=REDUCED_RATE))
+
+
+def _reader(plan: Plan) -> Callable[[Sequence[Any]], float]:
+    def read(results: Sequence[Result]) -> float:
+        if plan.compare is None:
+            return plan.read([result.scores for result in results])
+        images = results[0].images
+        return float(np.mean(plan.compare(images["truth"], images["estimate"])))
+
+    return read
+
+
+def _too_large(jobs: Sequence[Job]) -> str:
+    for job in jobs:
+        images, pool = job.case.images, job.case.pool
+        if job.kind == "invert" and images > pool:
+            return f"the client needs {images} images and draws from {pool} of {job.case.data} here"
+    return ""

@@ -1,0 +1,226 @@
+"""Runs measurements within a budget, cheapest first, and records what came of them; one failure stops nothing else."""
+
+import datetime
+import functools
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments._harness import Progress, digest, provenance, write_json
+from experiments._ledger.entry import MEASURED, Entry
+from experiments._ledger.measurement import Measurement, Study
+from experiments._ledger.store import Ledger
+from experiments._ledger.verdict import better, statistics, verdict
+from jaxleak.checkpoint import ConfigMismatchError
+
+#: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
+_SURE_AFTER = 60.0
+
+
+class Job(NamedTuple):
+    """How a finished job came about."""
+
+    seconds: float
+    commit: str
+
+
+class JobLog:
+    """How long the jobs of a run folder took, and by which commit.
+
+    Cells that share a job all know its time, and a number that is read back keeps the commit that computed it.
+    """
+
+    def __init__(self, path: Path):
+        """Read `path`, where it exists."""
+        self.path = path
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        self.by_name = {name: Job(**job) for name, job in stored.items()}
+
+    def __getitem__(self, job: tuple[Hashable, int]) -> Job:
+        """A job with a seed; one that was never logged took no time that anybody knows, by an unknown commit."""
+        return self.by_name.get(_name(*job), Job(0.0, "unknown"))
+
+    def __setitem__(self, job: tuple[Hashable, int], made: Job) -> None:
+        """Store how a job with a seed came about."""
+        self.by_name[_name(*job)] = made
+        write_json(self.path, {name: kept._asdict() for name, kept in self.by_name.items()})
+
+
+def _name(job: Hashable, seed: int) -> str:
+    return digest({"job": repr(job), "seed": seed})
+
+
+class Queue:
+    """The measurements of one paper: what they cost, and their entries once they have run."""
+
+    def __init__(self, study: Study, ledger: Ledger, folder: Path, *, record: bool):
+        """Keep the run folder's log.
+
+        Args:
+            study: runs the jobs.
+            ledger: gets the entries, and knows the printed numbers.
+            folder: of the runs.
+            record: write entries to the ledger's file, one by one.
+        """
+        self.study, self.ledger, self.record = study, ledger, record
+        self.log = JobLog(folder / "jobs.json")
+        self.made, self.commit = provenance(), _commit()
+        self.spent, self._predicted = 0.0, 0.0  # seconds of this sitting, and what was estimated for them
+
+    def cost(self, measurement: Measurement, seeds: Sequence[int]) -> float:
+        """Estimated seconds of what is not done, corrected by how earlier jobs took against their estimates."""
+        pace = (_SURE_AFTER + self.spent) / (_SURE_AFTER + self._predicted)
+        return pace * self.estimate(measurement, seeds)
+
+    def estimate(self, measurement: Measurement, seeds: Sequence[int]) -> float:
+        """Estimated seconds of what is not done, on two CPU cores that do nothing else."""
+        return sum(self.estimate_of(job, seeds) for job in measurement.jobs)
+
+    def estimate_of(self, job: Hashable, seeds: Sequence[int]) -> float:
+        """The same of one job."""
+        return self.study.cost(job) * sum(not self.study.done(job, seed) for seed in seeds)
+
+    def wanted(self, measurement: Measurement, seeds: Sequence[int]) -> bool:
+        """Whether the ledger lacks this measurement or some of its seeds; what failed is not tried again.
+
+        An entry of another set-up, which `differs` tells, is not this measurement's.
+        """
+        entry = self.ledger.entries.get(measurement.key)
+        if entry is None or entry.status in ("not run", "impossible") or entry.differs != measurement.differs:
+            return True
+        return entry.status in MEASURED and not set(seeds) <= set(entry.seeds)
+
+    def run(
+        self, measurements: Sequence[Measurement], seeds: Sequence[int], budget: float, progress: Progress
+    ) -> Iterator[Entry]:
+        """The entries of all measurements that the ledger lacks: run ones, cheapest first, and those that do not fit.
+
+        The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
+
+        Args:
+            measurements: which.
+            seeds: each is run for all of these.
+            budget: seconds.
+            progress: is told of every cell, and answers signals.
+        """
+        left = budget
+        lacking = [m for m in measurements if self.wanted(m, seeds)]
+        sharing = Counter(job for m in lacking for job in m.jobs)
+        lacking.sort(key=lambda m: sum(self.estimate_of(job, seeds) / sharing[job] for job in m.jobs))
+        for number, measurement in enumerate(lacking):
+            progress.update("cells", number, len(lacking), "/".join(filter(None, measurement.key)))
+            need = self.cost(measurement, seeds)
+            if measurement.reason:
+                entry = self._entry(measurement, status="impossible", why=measurement.reason)
+            elif need > max(left, 0.0):
+                entry = self._entry(
+                    measurement, status="not run", why=_duration(self.estimate(measurement, seeds), len(seeds))
+                )
+            else:
+                begin = time.perf_counter()
+                entry = self.measure(measurement, seeds)
+                left -= time.perf_counter() - begin
+            # A number that is there is worth more than the estimate for further seeds.
+            there = self.ledger.entries.get(measurement.key)
+            if entry.status in MEASURED or there is None or there.status not in MEASURED:
+                self._keep(entry)
+            yield entry
+
+    def measure(self, measurement: Measurement, seeds: Sequence[int]) -> Entry:
+        """Run the jobs and judge the number; an error becomes an entry too."""
+        values: dict[int, float] = {}
+        try:
+            for seed in seeds:
+                values[seed] = float(measurement.read([self._run(job, seed) for job in measurement.jobs]))
+        except ConfigMismatchError:  # the data have changed, for other cells too
+            raise
+        except MemoryError as error:
+            return self._entry(measurement, status="impossible", why=f"this machine has too little memory: {error}")
+        except Exception as error:  # whatever goes wrong in one cell must not stop the others
+            return self._entry(
+                measurement, status="failed", why=f"{type(error).__name__}: {error}", **self._made(measurement, seeds)
+            )
+        printed = self.ledger.printed[measurement.cell]
+        how = better(measurement.cell, printed["unit"])
+        status, why = verdict(float(printed["value"]), list(values.values()), how)
+        mean, spread = statistics(list(values.values()))
+        jobs = [self.log[job, seed] for job in measurement.jobs for seed in seeds]
+        taken, made = sum(job.seconds for job in jobs), self._made(measurement, seeds)
+        made["commit"] = ", ".join(dict.fromkeys(job.commit for job in jobs))
+        return self._entry(
+            measurement,
+            status=status,
+            why=why,
+            value=mean,
+            spread=spread,
+            seeds=values,
+            seconds=round(taken, 1),
+            **made,
+        )
+
+    def _run(self, job: Hashable, seed: int) -> Any:
+        if self.study.done(job, seed):
+            return self.study.run(job, seed)
+        begin = time.perf_counter()
+        result = self.study.run(job, seed)
+        taken = time.perf_counter() - begin
+        self.log[job, seed] = Job(taken, self.commit)
+        self.spent += taken
+        self._predicted += self.study.cost(job)
+        return result
+
+    def _made(self, measurement: Measurement, seeds: Sequence[int]) -> dict[str, Any]:
+        versions = {"python": self.made["python"], **self.made["versions"]}
+        return {
+            "command": command(self.ledger.paper, measurement, seeds),
+            "commit": self.commit,
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "machine": f"{self.made['device']}, {self.made['cores']} cores",
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        }
+
+    def _entry(self, measurement: Measurement, **fields: Any) -> Entry:
+        printed = self.ledger.printed[measurement.cell]
+        same = {name: getattr(measurement, name) for name in ("cell", "variant", "name", "differs")}
+        return Entry(**same, paper=float(printed["value"]), unit=printed["unit"], **fields)
+
+    def _keep(self, entry: Entry) -> None:
+        if self.record:
+            self.ledger.record([entry])
+
+
+def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
+    """What makes this entry again."""
+    words = f"python -m experiments.reproduce --paper {paper} --cell {measurement.cell} --variant {measurement.variant}"
+    return f"{words} --seeds {' '.join(map(str, seeds))} --record"
+
+
+def impossible(study: Study, ledger: Ledger) -> list[Entry]:
+    """Entries of the cells for which nothing can be run."""
+    entries = []
+    for cell, reason in study.impossible().items():
+        printed = ledger.printed[cell]
+        entries.append(Entry(cell, "printed", "impossible", reason, float(printed["value"]), printed["unit"]))
+    return entries
+
+
+def _commit() -> str:
+    """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
+    root = Path(__file__).parent.parent.parent
+    git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
+    try:
+        commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+        kept = (":!experiments/ledger", ":!docs/reproduction")
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *kept]).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _duration(seconds: float, seeds: int) -> str:
+    about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+    return f"needs about {about} on two CPU cores for {seeds} seed{'s' if seeds > 1 else ''}"

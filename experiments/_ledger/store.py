@@ -1,0 +1,70 @@
+"""The ledger's files: one per paper, one entry per line, in the order of the print."""
+
+import json
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from experiments import _paper
+from experiments._harness import jsonable
+from experiments._ledger.entry import VARIANTS, Entry, as_record, from_record
+from experiments._ledger.verdict import printed_cells
+
+FOLDER = Path(__file__).parent.parent / "ledger"
+
+#: What `--paper` accepts, and the files of printed numbers behind it.
+PAPERS = {"cafe": "cafe_neurips", "cafe-iclr": "cafe_iclr", "fedleak": "fedleak", "vflrecon": "vflrecon"}
+
+
+class Ledger:
+    """The entries of one paper, read from `folder/<paper>.jsonl` and written back whole, so that a kill loses none."""
+
+    def __init__(self, paper: str, folder: Path = FOLDER):
+        """Read what is there.
+
+        Raises:
+            ValueError: on a line that is no entry, or an entry of a cell that is not printed; names file and line.
+        """
+        self.paper, self.path = paper, folder / f"{paper}.jsonl"
+        self.printed = printed_cells(_paper.tables(PAPERS[paper]))
+        self.entries: dict[tuple[str, str, str], Entry] = {}
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                self._put(from_record(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{self.path}, line {number}: {error}") from error
+
+    def of(self, cell: str) -> list[Entry]:
+        """The entries of a cell, measured ones first and the most faithful before others."""
+        return sorted((e for e in self.entries.values() if e.cell == cell), key=lambda entry: entry.faithfulness)
+
+    def forget_all_but(self, keys: Collection[tuple[str, str, str]]) -> None:
+        """Drop entries of measurements that no study has any more; `record` writes the file."""
+        self.entries = {key: entry for key, entry in self.entries.items() if key in keys}
+
+    def record(self, entries: Iterable[Entry]) -> None:
+        """Put entries in, in place of those with the same key, and write the file.
+
+        Raises:
+            ValueError: if an entry's cell is not printed in the paper, or its printed number is another.
+        """
+        for entry in entries:
+            self._put(entry)
+        order = {cell: number for number, cell in enumerate(self.printed)}
+        ranks = list(VARIANTS)
+        ordered = sorted(self.entries.values(), key=lambda e: (order[e.cell], ranks.index(e.variant), e.name))
+        text = "".join(json.dumps(jsonable(as_record(entry))) + "\n" for entry in ordered)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_text(text)
+        partial.replace(self.path)
+
+    def _put(self, entry: Entry) -> None:
+        printed = self.printed.get(entry.cell)
+        if printed is None:
+            raise ValueError(f"{entry.cell} is no printed cell of {self.paper}")
+        if float(printed["value"]) != entry.paper or printed["unit"] != entry.unit:
+            raise ValueError(
+                f"{entry.cell} is printed as {printed['value']} {printed['unit']}, not {entry.paper} {entry.unit}"
+            )
+        self.entries[entry.key] = entry

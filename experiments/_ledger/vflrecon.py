@@ -1,0 +1,266 @@
+"""The runs behind the cells of the VFLRecon paper."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import _paper
+from experiments._harness import digest, write_json
+from experiments._ledger.entry import Variant
+from experiments._ledger.measurement import Measurement
+from experiments._sources import Sources
+from experiments._vfl import cells_figures, cells_tables, tables
+from experiments._vfl.cell import FEATURE, LABEL, Cell, dataset_case
+from experiments._vfl.problem import Case, sources_of
+from experiments._vfl.runs import Runs
+from jaxleak.attacks import party_records
+
+#: Beside the printed tables there are cells of the text, which read the runs of these.
+_TABLES = (
+    cells_tables.table3, cells_tables.table4, cells_tables.table5, cells_tables.table6, cells_tables.fu,
+    cells_figures.fig3, cells_figures.fig5, cells_figures.fig6,
+)  # fmt: skip
+
+#: The data sets at hand of the six behind the paper's averages.
+AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
+FEWER = "fewer records than printed (at most 1000 shadow and 2000 attacked ones, and a third of small data sets)"
+START = "the shadow run starts where the attacked one did, which the paper leaves open"
+THREE_ITEMS = (
+    "a record without the parameters of the bottom model before and after the step, which the paper's six items hold"
+)
+ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
+
+#: How much longer a record of six items takes where the bottom model has hundreds of inputs, a rough guess.
+_WIDE = 10.0
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A measurement before it is known what else its cases have to run for."""
+
+    cell: str
+    variant: Variant
+    differs: str
+    metrics: tuple[tuple[Case, str], ...]
+    combine: Callable[[Sequence[float]], float]
+    name: str = ""
+
+
+class VflReconStudy:
+    """The cells of the VFLRecon paper."""
+
+    def __init__(self, folder: Path):
+        """Finished runs are kept below `folder`."""
+        self.folder = folder / "cases"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.sources = Sources(folder, fresh=False, write=write_json)
+        self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Every variant of every cell."""
+        for draft in self._drafts:
+            jobs = tuple((case, self._runs[case]) for case, _ in draft.metrics)
+            factor = 100.0 if self.units[draft.cell] == "%" else 1.0
+            yield Measurement(
+                draft.cell, draft.variant, draft.differs, jobs, _reader(draft, factor),
+                tuple(sorted({case.data for case, _ in draft.metrics})), draft.name,
+            )  # fmt: skip
+
+    def impossible(self) -> Mapping[str, str]:
+        """Cells that no run can give."""
+        covered = {draft.cell for draft in self._drafts}
+        reasons = {}
+        for table in _paper.tables("vflrecon").values():
+            for cell in table["cell"]:
+                if cell["id"] not in covered:
+                    reasons[cell["id"]] = _why_not(cell)
+        return reasons
+
+    def cost(self, job: Hashable) -> float:
+        """Estimated seconds of one seed."""
+        case, runs = _parts(job)
+        wide = "parameters" in case.fields and case.data != "sensorless"
+        return tables.cost(case, runs) * (_WIDE if wide else 1.0)
+
+    def run(self, job: Hashable, seed: int) -> dict[str, float]:
+        """All scores of a case."""
+        self.sources.bind(sources_of(_parts(job)[0]))
+        self.sources.begin()
+        path = self._path(job, seed)
+        if path.exists():
+            return {name: float(value) for name, value in json.loads(path.read_text()).items()}
+        case, runs = _parts(job)
+        scores, _ = tables.scores_and_arrays(case, seed, runs)
+        write_json(path, scores)
+        return scores
+
+    def done(self, job: Hashable, seed: int) -> bool:
+        """Whether they are there."""
+        return self._path(job, seed).exists()
+
+    def _path(self, job: Hashable, seed: int) -> Path:
+        case, runs = _parts(job)
+        return self.folder / f"{digest({'case': dataclasses.asdict(case), 'runs': runs._asdict(), 'seed': seed})}.json"
+
+    @cached_property
+    def _drafts(self) -> list[_Draft]:
+        return [*_of_tables(), *_of_text()]
+
+    @cached_property
+    def _runs(self) -> dict[Case, Runs]:
+        wanted = [Cell("", case, metric) for draft in self._drafts for case, metric in draft.metrics]
+        return tables.plan(wanted, ("shared",))
+
+
+def _parts(job: Hashable) -> tuple[Case, Runs]:
+    assert isinstance(job, tuple)
+    return job  # type: ignore[return-value]
+
+
+def _reader(draft: _Draft, factor: float) -> Callable[[Sequence[Any]], float]:
+    def read(results: Sequence[Scores]) -> float:
+        return factor * draft.combine([r[m] for r, (_, m) in zip(results, draft.metrics, strict=True)])
+
+    return read
+
+
+def _first(values: Sequence[float]) -> float:
+    return values[0]
+
+
+def _of_tables() -> Iterator[_Draft]:
+    base = Case("sensorless")
+    for table in _TABLES:
+        for cell in table(base):
+            if cell.missing or cell.paper is None:
+                continue
+            plain, _, name = cell.id.partition("#")
+            yield from _variants(plain, cell.case, cell.metric, name)
+
+
+def _variants(cell: str, case: Case, metric: str, name: str = "") -> Iterator[_Draft]:
+    """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where it is printed."""
+    ours = "adaptive" in name or name in ("tuned", "validated")
+    notes = [FEWER]
+    if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
+        yield _Draft(cell, "ours" if ours else "reduced", FEWER, ((case, metric),), _first, name)
+        return
+    notes.append(START)
+    if case.cipher == "none":
+        yield from _records(cell, case, metric, name, "; ".join(notes), ours=ours)
+    else:
+        yield from _records(cell, replace(case, cipher="ckks"), metric, name, "; ".join(notes), ours=ours)
+        algebra = "-".join(filter(None, (name, "algebra")))
+        yield from _records(
+            cell, replace(case, cipher="plain"), metric, algebra, "; ".join([*notes, ALGEBRA]), ours=ours
+        )
+    if metric == f"{LABEL}_shared":
+        clear = case if case.cipher == "none" else replace(case, cipher="plain")
+        free = "; ".join([FEWER, "no shadow run: the directions of the cut gradients are clustered"])
+        found = "-".join(filter(None, (name, "initialisation-free")))
+        yield _Draft(cell, "ours", free, ((clear, f"{LABEL}_free"),), _first, found)
+
+
+def _records(cell: str, case: Case, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
+    # Fields that were chosen by validation are not the paper's six items.
+    if case.select == "fixed":
+        printed = replace(case, fields=party_records.PAPER_FIELDS)
+        yield _Draft(
+            cell,
+            "ours" if ours else "reduced",
+            notes,
+            ((printed, metric),),
+            _first,
+            _join(name, "six-items" if ours else ""),
+        )
+        notes = f"{notes}; {THREE_ITEMS}"
+    yield _Draft(cell, "ours", notes, ((case, metric),), _first, name)
+
+
+def _join(*names: str) -> str:
+    return "-".join(filter(None, names))
+
+
+def _of_text() -> Iterator[_Draft]:
+    """Numbers that the paper states in its text, from the runs of its tables."""
+    sensorless, criteo = (dataset_case(Case("sensorless"), name) for name in ("sensorless", "criteo"))
+    label, feature = f"{LABEL}_shared", f"{FEATURE}_shared"
+    yield from _variants("text-abstract-label/vflrecon", criteo, label)
+    yield from _variants("text-abstract-label/baseline", criteo, f"{LABEL}_baseline_network")
+    defended = replace(sensorless, defense="vfl_defender_paper", strength=1.0)
+    yield from _variants("text-defender-intro-label/before", sensorless, label)
+    yield from _variants("text-defender-intro-label/after", defended, label)
+    yield from _variants("text-defender-intro-feature/before", sensorless, feature)
+    yield from _variants("text-defender-intro-feature/after", defended, feature)
+    yield from _both("text-defender-gain/label", (sensorless, defended), label, lambda v: v[0] - v[1])
+    lost = lambda v: -v[0]  # noqa: E731
+    for variance in (0.001, 0.01, 0.1):  # the change of accuracy is printed for either task, and is one training
+        noise = replace(sensorless, defense="noise", strength=variance)
+        cell = f"table5-utility/feature/noise{variance:g}"
+        yield _Draft(cell, "reduced", FEWER, ((noise, "task_accuracy_change"),), _first)
+    for cell, case in (
+        ("text-defence-utility/vfldefender", defended),
+        ("text-defence-utility/dp-eps10", replace(sensorless, defense="dp_sgd", strength=10.0)),
+    ):
+        yield _Draft(cell, "reduced", f"{FEWER}; Sensorless alone", ((case, "task_accuracy_change"),), lost)
+    yield from _variants("text-fig7-label/75", replace(sensorless, share=0.75, cipher="plain"), label)
+    yield from _variants("text-fig7-label/25", replace(sensorless, share=0.25), label)
+    yield from _variants("text-fig7-feature/25", replace(sensorless, share=0.25), feature)
+    shares = tuple(replace(sensorless, share=share) for share in (0.25, 0.15))
+    yield from _both("text-fig7-drop/25-to-15", shares, label, lambda v: v[0] - v[1])
+    sizes = tuple(replace(sensorless, batch_size=size) for size in cells_figures.BATCH_SIZES)
+    yield from _both(
+        "text-fig8/most", sizes, feature, lambda v: float(np.median(v)), "; the median over the batch sizes"
+    )
+    yield from _variants("text-fig8/b128", replace(sensorless, batch_size=128, cipher="plain"), feature)
+    optimizers = tuple(replace(sensorless, optimizer=name) for name in ("adam", "sgd", "adadelta"))  # type: ignore[arg-type]
+    yield from _both("text-optimizer/all", optimizers, label, _mean)
+    known = tuple(dataset_case(Case("sensorless"), name) for name in AVERAGED)
+    some = f"; the mean over {', '.join(AVERAGED)}, the ones at hand of six"
+    for encryption in ("enc", "plain"):
+        cipher = "plain" if encryption == "enc" else "none"
+        cases = tuple(replace(case, cipher=cipher) for case in known)  # type: ignore[arg-type]
+        note = some + (f"; {ALGEBRA}" if encryption == "enc" else "")
+        yield from _both(f"text-fig3/average/{encryption}", cases, label, _mean, note, stand_in=True)
+        yield from _both(f"text-fig5/average/{encryption}", cases, feature, _mean, note, stand_in=True)
+    least = f"; the least of {', '.join(AVERAGED)}, the ones at hand of six"
+    yield from _both("text-fig3/all-six", known, label, min, least, stand_in=True)
+    two = known[1:3]
+    both = "; the mean over criteo and avazu, the ones at hand of three"
+    yield from _both("table3/vflrecon/average", two, label, _mean, both, stand_in=True)
+    li = tuple((case, f"{LABEL}_li_norm") for case in two)
+    yield _Draft("table3/li/average", "stand-in", FEWER + both, li, _mean)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _both(
+    cell: str,
+    cases: tuple[Case, ...],
+    metric: str,
+    combine: Callable[[Sequence[float]], float],
+    note: str = "",
+    *,
+    stand_in: bool = False,
+) -> Iterator[_Draft]:
+    """A number of several cases, with the paper's record and with ours."""
+    notes = f"{FEWER}; {START}{note}"
+    printed = tuple((replace(case, fields=party_records.PAPER_FIELDS), metric) for case in cases)
+    yield _Draft(cell, "stand-in" if stand_in else "reduced", notes, printed, combine)
+    yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple((case, metric) for case in cases), combine)
+
+
+def _why_not(cell: Mapping[str, Any]) -> str:
+    if cell["id"] == "text-shadow-share/criteo":
+        return "the share of 500,000 records that 1,000 are, which is no measurement"
+    return f"the data set could not be had: {cell['dataset']}"

@@ -1,0 +1,187 @@
+"""The printed numbers of the papers, one command for all: what was run stands in the ledger with all that it takes.
+
+    python -m experiments.reproduce --paper cafe --table table4 --variant reduced --budget 60 --record
+    python -m experiments.reproduce --paper vflrecon --cell table3/vflrecon/criteo --seeds 0 1 2 --record
+    python -m experiments.reproduce --budget 480 --record         # all papers, cheapest cells first
+    python -m experiments.reproduce --status
+    python -m experiments.reproduce --check 5 --seed 0            # run random recorded cells again
+    python -m experiments.reproduce --pages                       # write docs/reproduction from the ledger
+
+A cell is run in up to four variants: printed (the paper's algorithm, model, data, batch and iterations), reduced (the
+same algorithm on a smaller problem), stand-in (other data or weights) and ours (our attack on the paper's problem).
+The ledger is experiments/ledger/PAPER.jsonl; `--record` writes to it, cell by cell. Finished runs are kept in the run
+folder, so that the same command goes on where it was. A cell that fails is recorded with its error, and the others go
+on; one that does not fit the budget is recorded with its estimated cost. No cell is chosen, left out or repeated by its
+outcome: the order is that of the estimated costs.
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments._harness import Progress, default_out, run_command
+from experiments._ledger import pages
+from experiments._ledger.check import Recheck, drawn, recheck
+from experiments._ledger.entry import MEASURED, VARIANTS, Entry
+from experiments._ledger.queue import Queue, impossible
+from experiments._ledger.status import summary
+from experiments._ledger.store import PAPERS, Ledger
+from experiments._ledger.studies import study_of
+from jaxleak import _validate
+
+
+@dataclass(frozen=True)
+class Args:
+    """Which cells to run, and how."""
+
+    paper: tuple[Literal[tuple(PAPERS)], ...] = tuple(PAPERS)  # type: ignore[valid-type]
+    """Papers whose cells are meant."""
+    table: tuple[str, ...] = ()
+    """Run only cells of these tables, as in experiments/paper."""
+    cell: tuple[str, ...] = ()
+    """Run only these cells, by their full id."""
+    variant: tuple[Literal[tuple(VARIANTS)], ...] = tuple(VARIANTS)  # type: ignore[valid-type]
+    """Run only these variants."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of every cell."""
+    budget: float = 60.0
+    """Minutes that may be spent; 0 runs nothing and estimates everything."""
+    record: bool = False
+    """Write what comes of it to the ledger."""
+    status: bool = False
+    """Print how many cells are met, missed and without a run, and run nothing."""
+    json: bool = False
+    """With --status: print it as JSON."""
+    check: int = 0
+    """Run so many random recorded cells again, and say whether they agree."""
+    seed: int = 0
+    """Seed of the draw of --check."""
+    pages: bool = False
+    """Write the pages of docs/reproduction from the ledger, and run nothing."""
+    out: Path | None = None
+    """Folder of the runs, by default runs/reproduce/ledger."""
+
+
+def main(args: Args) -> int:
+    """Do what the options ask for.
+
+    Returns:
+        0, or 1 if `--check` found a cell that does not agree.
+
+    Raises:
+        ValueError: on options out of range, or if no cell has the names asked for; nothing has run then.
+    """
+    _validate.non_negative(budget=args.budget, check=args.check, seed=args.seed)
+    _validate.positive(seeds=len(args.seeds), papers=len(args.paper), variants=len(args.variant))
+    ledgers = [Ledger(paper) for paper in args.paper]
+    if args.status:
+        show_status(ledgers, as_json=args.json)
+        return 0
+    if args.pages:
+        for path in pages.write([Ledger(paper) for paper in PAPERS]):
+            print(f"wrote {path}")
+        return 0
+    if args.check:
+        return check(args, ledgers)
+    _known(args, ledgers)
+    run(args, ledgers)
+    return 0
+
+
+def _known(args: Args, ledgers: list[Ledger]) -> None:
+    cells = [cell for ledger in ledgers for cell in ledger.printed]
+    for name in args.cell:
+        if name not in cells:
+            raise ValueError(f"--cell {name} is no printed cell of {', '.join(args.paper)}; see experiments/paper")
+    tables = dict.fromkeys(cell.partition("/")[0] for cell in cells)
+    for name in args.table:
+        _validate.one_of(tables, table=name)
+
+
+def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
+    """Run what fits the budget, cheapest first within each paper; papers get equal shares of what is left."""
+    left, made = 60.0 * args.budget, list[Entry]()
+    with Progress() as progress:
+        for number, ledger in enumerate(ledgers):
+            folder = (args.out or default_out("reproduce", "ledger")) / ledger.paper
+            study = study_of(ledger.paper, folder)
+            queue = Queue(study, ledger, folder, record=args.record)
+            measurements = list(study.measurements())
+            if args.record:
+                reasons = impossible(study, ledger)
+                ledger.forget_all_but({m.key for m in measurements} | {entry.key for entry in reasons})
+                ledger.record(reasons)
+            wanted = [m for m in measurements if m.variant in args.variant and _asked(args, m.cell)]
+            share = left / (len(ledgers) - number)
+            before = queue.spent
+            for entry in queue.run(wanted, args.seeds, share, progress):
+                made.append(entry)
+                print(line(entry), flush=True)
+            left -= queue.spent - before
+    ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
+    print(f"{len(ran)} cells and variants were run, {len(made) - len(ran)} were not")
+    return made
+
+
+def _asked(args: Args, cell: str) -> bool:
+    return (not args.cell or cell in args.cell) and (not args.table or cell.partition("/")[0] in args.table)
+
+
+def line(entry: Entry) -> str:
+    """What the terminal shows of an entry."""
+    name = f"{entry.cell} ({entry.variant}{', ' + entry.name if entry.name else ''})"
+    return f"{entry.status:10} {name}: {entry.why}"
+
+
+def show_status(ledgers: list[Ledger], *, as_json: bool) -> None:
+    """Print the counts."""
+    found = summary(ledgers)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table(
+        "paper", "table", "cells", *(names := ("met", "missed", "failed", "not run", "impossible", "no entry"))
+    )
+    for paper, counts in found["papers"].items():
+        for name, of_table in counts["tables"].items():
+            table.add_row(paper, name, str(sum(of_table.values())), *(str(of_table.get(n, 0) or "") for n in names))
+    table.add_row("all", "", str(found["cells"]), *(str(found.get(n, 0)) for n in names))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(
+        f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
+        f"paper's own algorithm, {found['as_printed']} exactly as printed"
+    )
+
+
+def check(args: Args, ledgers: list[Ledger]) -> int:
+    """Run recorded cells again in an empty folder; the budget is shared evenly by the cells."""
+    longest = 60.0 * args.budget / args.check
+    chosen, longer = drawn(ledgers, args.check, args.seed, longest)
+    if longer:
+        print(f"{longer} recorded cells are not drawn from: a seed of theirs took more than {longest:.0f} seconds")
+    results: list[Recheck] = []
+    for ledger, entry in chosen:
+        with tempfile.TemporaryDirectory() as empty:
+            results.append(result := recheck(ledger.paper, entry, study_of(ledger.paper, Path(empty))))
+        again = result.note if result.again is None else f"{result.again:.6g}"
+        word = "agrees" if result.agrees else "DIFFERS"
+        name = "/".join(filter(None, (ledger.paper, *entry.key)))
+        print(f"{word}: {name}, seed {result.seed}: {entry.seeds[result.seed]:.6g}, again {again}")
+    print(f"{sum(r.agrees for r in results)} of {len(results)} agree")
+    return 0 if all(r.agrees for r in results) else 1
+
+
+def command(args: Args) -> None:
+    """The command, with the exit status of `--check`."""
+    if status := main(args):
+        sys.exit(status)
+
+
+if __name__ == "__main__":
+    run_command(command, Args, __doc__)
