@@ -41,7 +41,7 @@ def start(options: Devices) -> Mesh | None:
     named = (options.coordinator, options.num_processes, options.process_id)
     several = options.distributed or any(value is not None for value in named)
     if options.devices is not None:
-        _validate.positive(devices=options.devices)
+        _validate.count(devices=options.devices)
         with contextlib.suppress(RuntimeError):  # JAX has started: those that it has must do
             jax.config.update("jax_num_cpu_devices", options.devices)
     if several:
@@ -59,7 +59,7 @@ def _join(options: Devices) -> None:
     if any(given) and not all(given):
         raise ValueError("--coordinator, --num-processes and --process-id go together, or none of them is given")
     if processes is not None and number is not None:
-        _validate.positive(num_processes=processes)
+        _validate.count(num_processes=processes)
         _validate.in_range(0, processes - 1, process_id=number)
     try:
         jax.distributed.initialize(coordinator, processes, number)

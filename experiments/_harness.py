@@ -1,47 +1,54 @@
 """What every study shares: a run folder that survives being killed, provenance, and a progress line."""
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import platform
-import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
+import psutil
 import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from experiments._files import append_line, as_text, jsonable, partial_of, read_json, read_lines, write_json, write_text
 from experiments._programs import forget_when_many
-from jaxleak import _mesh
+from experiments._rows import has_run
+from experiments._sources import Sources
+from experiments._streams import outlive_readers
+from jaxleak import _mesh, _validate
 from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak.checkpoint import ConfigMismatchError
 
 Arguments = TypeVar("Arguments")
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
 
 
-#: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
-NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
+#: Files of a run folder that only its last sitting has written.
+OF_A_SITTING = ("metrics.jsonl", "results.json", "timing.json")
 
 
 class RunFolder:
-    """`runs/<experiment>/<name>/` with config.json, metrics.jsonl, results.json, checkpoints/ and figures/.
+    """`runs/<experiment>/<name>/` with config.json, sources.json, metrics.jsonl, results.json, checkpoints/, figures/.
 
     Seconds of finished phases are stored as they happen, so that a resumed run reports the work of all its sittings.
-    config.json is that of the last run that began to work: one that is refused before leaves it as it was.
+    config.json is that of the last run that began to work: one that is refused before leaves the folder as it was.
     While the object lives no other process can open the folder. Of several processes of one run, each of which makes
     and calls this alike, only the first one writes.
     """
@@ -50,39 +57,79 @@ class RunFolder:
         """Create or reopen the folder.
 
         Raises:
+            ValueError: if the path is that of the current folder, which would be filled, or timing.json is damaged.
             FolderInUseError: if another process writes to it; names the process.
             OSError: if it cannot be written; nothing has been computed yet.
         """
+        require_own_folder(path)
         self.path = Path(path).absolute()
         self.experiment, self.config = experiment, config
-        self.writes = _mesh.is_writer()
-        if self.writes:
-            self._open(fresh)
+        self.writes, self._begun = _mesh.is_writer(), False
+        self._forgotten = set(OF_A_SITTING if fresh else ())
+        self.sources = Sources(self.path, fresh=fresh, write=write_json if self.writes else lambda *_: None)
         timing = self.path / "timing.json"
-        self.seconds: dict[str, float] = json.loads(timing.read_text()) if timing.exists() else {}
+        self.seconds = read_json(timing, _seconds) if timing.exists() and not fresh else dict[str, float]()
+        if self.writes:
+            self._open()
 
-    def _open(self, fresh: bool) -> None:
+    def _open(self) -> None:
+        self._new_folders = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self._there = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set[str]()
         try:
             (self.path / "figures").mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self.path)
-            if fresh:
-                for name in ("metrics.jsonl", "results.json", "timing.json"):
-                    (self.path / name).unlink(missing_ok=True)
+            _open_folders.add(self)
             # Also shows whether the folder can be written at all.
-            self._next_config.write_text(_as_text(self.config))
+            self._next_config.write_text(as_text(self.config))
             self.keep_log_before()
         except FolderInUseError:
             raise
         except OSError as error:
+            self.take_back()
             raise OSError(f"--out {self.path} cannot be written: {error.strerror or error}") from error
 
     @property
     def _next_config(self) -> Path:
-        return _partial(self.path / "config.json")
+        return partial_of(self.path / "config.json")
 
-    def _work_begins(self) -> None:
+    def work_again(self) -> None:
+        """Forget log, results and seconds of an earlier sitting, all of whose work this one does again."""
+        self._forget(*OF_A_SITTING)
+        self.seconds = {}
+
+    def log_again(self) -> None:
+        """Forget the log of an earlier sitting, whose finished work is read back and logged by this one too."""
+        self._forget("metrics.jsonl")
+
+    def _forget(self, *names: str) -> None:
+        # A run that is refused before it works has forgotten nothing.
+        self._forgotten |= set(names)
+        if self._begun and self.writes:
+            for name in self._forgotten:
+                (self.path / name).unlink(missing_ok=True)
+            self._forgotten.clear()
+
+    def begin(self) -> None:
+        """The folder becomes this run's: from now on nothing is refused, and there may be results."""
+        if self._begun:
+            return
+        self._begun = True
+        self.sources.begin()
+        self._forget()
         if self.writes and self._next_config.exists():
             os.replace(self._next_config, self.path / "config.json")
+
+    def take_back(self) -> None:
+        """Remove all that was not in the folder when it was opened, unless work has begun."""
+        _open_folders.discard(self)
+        if self._begun or not self.writes or not self.path.is_dir():
+            return
+        for entry in self.path.iterdir():
+            if entry.name not in self._there:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for folder in self._new_folders:
+            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+                folder.rmdir()
 
     @property
     def checkpoints(self) -> Path:
@@ -96,49 +143,58 @@ class RunFolder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to `seconds[name]`, and give up compiled programs that became too many."""
-        self._work_begins()
+        self.begin()
         begin = time.perf_counter()
         try:
             yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # on a full disk the block has failed too, and says so better
+                self._add_seconds(name, begin)
+            raise
+        else:
+            self._add_seconds(name, begin)
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
-            if self.writes:
-                write_json(self.path / "timing.json", self.seconds)
             forget_when_many()
+
+    def _add_seconds(self, name: str, begin: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+        if self.writes:
+            write_json(self.path / "timing.json", self.seconds)
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl."""
-        self._work_begins()
+        self.begin()
         if self.writes:
-            file = self.path / "metrics.jsonl"
-            with _named_when_failing(file), file.open("a") as open_file:
-                open_file.write(json.dumps(jsonable(values)) + "\n")
+            append_line(self.path / "metrics.jsonl", json.dumps(jsonable(values)))
 
     def keep_log_before(self, **limits: int) -> None:
-        """Drop lines of metrics.jsonl that a killed run wrote beyond the checkpoint it resumes from, or by half."""
+        """Drop lines of metrics.jsonl that a killed run wrote beyond the checkpoint it resumes from, or by half.
+
+        Raises:
+            ValueError: naming the file and the line, if a line is no JSON object.
+        """
         file = self.path / "metrics.jsonl"
-        if not self.writes or not file.exists():
+        if not self.writes or not file.exists() or file.name in self._forgotten:
             return
-        lines = file.read_text().splitlines(keepends=True)
-        whole = [line for line in lines if line.strip() and line.endswith("\n")]
-        kept = [
-            line
-            for line in whole
-            if all(json.loads(line).get(name, -math.inf) <= limit for name, limit in limits.items())
-        ]
-        if kept != lines:
-            _write(file, "".join(kept))
+
+        def within(line: dict[str, Any]) -> bool:
+            values = dict(line.items())
+            return all(values.get(name, -math.inf) <= limit for name, limit in limits.items())
+
+        kept = "".join(line for line, wanted in read_lines(file, within) if wanted)
+        if kept != file.read_text():
+            write_text(file, kept)
 
     def finish(
         self, metrics: dict[str, float], *, status: str = "complete", cells: list[dict[str, Any]] | None = None
     ) -> Path:
-        """Write results.json and return its path."""
+        """Write results.json and return its path; the status of a table none of whose cells ran is never "complete"."""
         if not self.writes:
             return self.path / "results.json"
-        self._work_begins()
+        self.begin()
         result = {
             "experiment": self.experiment,
-            "status": status,
+            "status": status if cells is None or any(map(has_run, cells)) else "nothing was run",
             "config": self.config,
             "provenance": provenance(),
             "timing": self.seconds,
@@ -147,6 +203,16 @@ class RunFolder:
         }
         write_json(self.path / "results.json", result)
         return self.path / "results.json"
+
+
+#: Run folders that this process opened, so that a command that is refused can leave them as they were.
+_open_folders: "weakref.WeakSet[RunFolder]" = weakref.WeakSet()
+
+
+def _seconds(stored: Any) -> dict[str, float]:
+    seconds = {name: float(value) for name, value in stored.items()}
+    _validate.non_negative(**seconds)
+    return seconds
 
 
 class StoppedBySignal(SystemExit):
@@ -250,13 +316,42 @@ def run_command(main: Callable[[Arguments], Any], arguments: type[Arguments], do
         arguments: the dataclass of its options.
         doc: what --help says.
     """
+    outlive_readers()
     try:
         main(tyro.cli(arguments, description=doc))
     except KeyboardInterrupt:
         print(stopped_message("SIGINT"), file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, OSError, FloatingPointError, MemoryError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    except _MENDABLE as error:
+        message = _message(error)
+        if message is None:
+            raise
+        for folder in list(_open_folders):
+            folder.take_back()
+        sys.exit(f"error: {message}")
+
+
+#: Errors that end a command with their message; any other is a bug, and shows where it happened.
+_MENDABLE = (
+    ValueError, OSError, FloatingPointError, MemoryError, ImportError, ConfigMismatchError, jax.errors.JaxRuntimeError,
+)  # fmt: skip
+
+
+def _message(error: Exception) -> str | None:
+    """What is wrong, in words, also where the error has none; None for an error of XLA that no user can mend."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            return None
+        error = MemoryError()
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory: what was asked for does not fit; take fewer or smaller images, or a smaller model"
+    return str(error).strip() or f"{type(error).__name__}, about which nothing more is known"
+
+
+def require_own_folder(out: str | Path) -> None:
+    """Raise `ValueError` if `--out` is the current folder, which an empty name also means and which would be filled."""
+    if Path(out) == Path():
+        raise ValueError("--out must name a folder of its own; an empty name, or a dot, is the current folder")
 
 
 def default_out(experiment: str, name: str) -> Path:
@@ -264,68 +359,9 @@ def default_out(experiment: str, name: str) -> Path:
     return Path("runs") / experiment / name
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a kill leaves either the old file or the new one."""
-    _write(path, _as_text(value))
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(jsonable(value), indent=2) + "\n"
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
-
-
-def _write(path: Path, text: str) -> None:
-    partial = _partial(path)
-    with _named_when_failing(path):
-        partial.write_text(text)
-        os.replace(partial, path)
-
-
-@contextmanager
-def _named_when_failing(path: Path) -> Iterator[None]:
-    # A full disk is reported without the name of the file.
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot write {path}: {reason}; what was written before stays valid") from error
-
-
-def jsonable(value: Any) -> Any:
-    """NumPy scalars and arrays as Python numbers and lists; infinities and NaN, which JSON lacks, as strings."""
-    if isinstance(value, dict):
-        return {str(key): jsonable(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(entry) for entry in value]
-    if isinstance(value, np.ndarray):
-        return jsonable(value.tolist())
-    if isinstance(value, np.generic):
-        return jsonable(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return str(value) if isinstance(value, Path) else value
-
-
 def digest(what: dict[str, Any]) -> str:
     """A short name for a configuration."""
     return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def require_data(rows: Sequence[dict[str, Any]]) -> None:
-    """Raise `FileNotFoundError` if no cell ran, some for lack of data, and none for the budget alone.
-
-    Args:
-        rows: of a table, with `ours`, and where that is None the reason `not_run`.
-    """
-    reasons = dict.fromkeys(row["not_run"] for row in rows if row["ours"] is None)
-    missing = [reason for reason in reasons if reason.startswith(NO_DATA)]
-    if not missing or any(row["ours"] is not None for row in rows) or any(BEYOND_BUDGET in r for r in reasons):
-        return
-    more = f" ({len(missing)} such reasons are listed above)" if len(missing) > 1 else ""
-    raise FileNotFoundError(f"no cell could run: {missing[0]}{more}")
 
 
 def provenance() -> dict[str, Any]:
@@ -352,6 +388,10 @@ def provenance() -> dict[str, Any]:
 
 def peak_memory_gb() -> float:
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 1e9
+    import resource  # which Windows lacks
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
 
@@ -361,17 +401,3 @@ def print_metrics(metrics: dict[str, Any]) -> None:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.6g}" if isinstance(value, (int, float)) else f"  {name:<{width}}  {value}")
-
-
-def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Identifiers by what is said of them: `pairs` of (text, identifier), both in the order of the pairs."""
-    by_text: dict[str, list[str]] = {}
-    for text, identifier in pairs:
-        by_text.setdefault(text, []).append(identifier)
-    return by_text
-
-
-def print_grouped(title: str, pairs: Iterable[tuple[str, str]]) -> None:
-    """One line for each text of `grouped`."""
-    for text, identifiers in grouped(pairs).items():
-        print(f"{title} ({text}): {', '.join(identifiers)}")

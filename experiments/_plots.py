@@ -1,5 +1,7 @@
 """Figures, drawn from arrays and stored results; nothing here computes."""
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,13 @@ import numpy as np
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-from PIL import Image
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
+
+from experiments._files import write_bytes
 
 FLAG_COLOUR = (1.0, 0.45, 0.0)
-#: Of an axis of accuracies.
+#: The shortest range that an axis of accuracies shows.
 LEAST_SPAN = 0.2
 
 
@@ -20,41 +25,76 @@ def contact_sheet(
     path: Path,
     truth: np.ndarray,
     estimate: np.ndarray,
-    flagged: np.ndarray,
     *,
+    second: np.ndarray | None = None,
+    unanswered: np.ndarray | None = None,
+    captions: Sequence[str] = (),
     columns: int = 20,
     zoom: int = 2,
-    hide_flagged: bool = True,
 ) -> None:
-    """Rows of private images, each with its reconstruction below; flagged ones are framed, and grey if hidden.
+    """Rows of private images, each with its reconstruction below.
 
     Args:
         path: PNG to write.
         truth: (I, H, W, C) in [0, 1].
         estimate: (I, H, W, C).
-        flagged: (I,) bool, samples for which the attack says that it has no answer.
+        second: (I, H, W, C), what another start of the attack found, shown below the reconstruction.
+        unanswered: (I,) bool, samples for which the attack says that it has no answer; they are shown as framed grey
+            tiles, which a line at the end explains.
+        captions: one per image, below its reconstruction; lines of one caption are separated by a newline.
         columns: images per row.
         zoom: every pixel becomes zoom x zoom.
-        hide_flagged: show grey in place of what the attack itself does not stand by.
     """
     count, height, width, _ = truth.shape
+    unanswered = np.zeros(count, bool) if unanswered is None else unanswered
     columns = min(columns, count)
     rows = -(-count // columns)
-    cell_h, cell_w = height * zoom + 4, width * zoom + 4
-    sheet = np.ones((rows * (2 * cell_h + 6), columns * cell_w, 3))
+    caption_w, caption_h = _text_size(captions)
+    cell_h, cell_w = height * zoom + 4, max(width * zoom + 4, caption_w + 4)
+    shown = [truth, estimate] if second is None else [truth, estimate, second]
+    row_h = len(shown) * cell_h + caption_h + 6
+    legend = "private images above, reconstructions below"
+    if second is not None:
+        legend += ", then those of the second best start"
+    if unanswered.any():
+        legend += "; framed grey: the attack has no answer"
+    legend_w, legend_h = _text_size([legend])
+    sheet = np.ones((rows * row_h + legend_h + 4, max(columns * cell_w, legend_w + 4), 3))
     for i in range(count):
-        top, left = (i // columns) * (2 * cell_h + 6), (i % columns) * cell_w
-        pair = truth[i], np.full_like(truth[i], 0.5) if flagged[i] and hide_flagged else np.clip(estimate[i], 0, 1)
-        for k, image in enumerate(pair):
+        top, left = (i // columns) * row_h, (i % columns) * cell_w
+        for k, images in enumerate(shown):
+            image = np.full_like(truth[i], 0.5) if k == 1 and unanswered[i] else images[i]
             y = top + k * cell_h
-            if k == 1 and flagged[i]:
-                sheet[y : y + cell_h, left : left + cell_w] = FLAG_COLOUR
-            image = np.broadcast_to(image, (height, width, 3)).repeat(zoom, axis=0).repeat(zoom, axis=1)
+            if k == 1 and unanswered[i]:
+                sheet[y : y + cell_h, left : left + width * zoom + 4] = FLAG_COLOUR
+            image = np.broadcast_to(np.clip(image, 0, 1), (height, width, 3)).repeat(zoom, axis=0).repeat(zoom, axis=1)
             sheet[y + 2 : y + 2 + height * zoom, left + 2 : left + 2 + width * zoom] = image
-    Image.fromarray((sheet * 255).round().astype(np.uint8)).save(path)
+    drawn = Image.fromarray((sheet * 255).round().astype(np.uint8))
+    pen = ImageDraw.Draw(drawn)
+    for i, caption in enumerate(captions):
+        pen.text(((i % columns) * cell_w + 2, (i // columns) * row_h + len(shown) * cell_h), caption, fill="black")
+    pen.text((2, rows * row_h), legend, fill="black")
+    content = io.BytesIO()
+    drawn.save(content, "png")
+    write_bytes(path, content.getvalue())
 
 
-#: Of a label in the font size of sheets, with some room.
+def _text_size(lines: Sequence[str]) -> tuple[int, int]:
+    """Width and height in pixels that the largest of these texts takes in the default font."""
+    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    boxes = [pen.textbbox((0, 0), line) for line in lines]
+    return max((int(box[2]) + 1 for box in boxes), default=0), max((int(box[3]) + 3 for box in boxes), default=0)
+
+
+def save_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
+    """Write a figure as PNG and close it; `OSError` names the file that cannot be written."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi)
+    plt.close(figure)
+    write_bytes(path, content.getvalue())
+
+
+#: Width of one letter of a label in the font size of sheets, with some room.
 _INCHES_PER_LETTER = 0.08
 
 
@@ -82,8 +122,7 @@ def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 
         axes.set_anchor("W")
         axes.set_title(label, fontsize=8, loc="left", pad=2)
         axes.axis("off")
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    save_figure(figure, path, dpi=80)
 
 
 def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray) -> None:
@@ -93,7 +132,41 @@ def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray) -> None
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
     axes.set_ylabel("PSNR in dB (needs the truth)")
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
+
+
+def certificate(
+    path: Path,
+    points: dict[str, tuple[np.ndarray, np.ndarray]],
+    curves: dict[str, tuple[np.ndarray, list[float]]],
+    *,
+    threshold: float,
+    right: float,
+) -> None:
+    """What an attacker can compute against the truth, one point per image, and rates along its threshold.
+
+    Args:
+        path: PNG to write.
+        points: label to (agreement, SSIM to the truth).
+        curves: label to (threshold, rate); NaN leaves a gap.
+        threshold: the one that is recommended.
+        right: SSIM to the truth above which an image counts as right.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for label, (agreement, ssim) in points.items():
+        panels[0].plot(agreement, ssim, "o", markersize=4, alpha=0.5, label=label)
+    panels[0].axhline(right, color="grey", linewidth=1)
+    panels[0].set_xlabel("agreement: SSIM between two starts (needs no truth)")
+    panels[0].set_ylabel("SSIM of the answer to the truth")
+    for label, (along, rate) in curves.items():
+        panels[1].plot(along, rate, label=label)
+    panels[1].set_xlabel("images are believed from this agreement on")
+    panels[1].set_ylabel("share of images")
+    for axes in panels:
+        axes.axvline(threshold, color="black", linewidth=1, linestyle=":", label=f"threshold {threshold:g}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
@@ -112,8 +185,7 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         axes.set_xlabel("private samples N")
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def curves(
@@ -137,8 +209,7 @@ def curves(
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=5 if len(series) > 8 else None)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def trade_off(
@@ -189,8 +260,7 @@ def trade_off(
     axes.set_ylim(min(low, high - LEAST_SPAN), high)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=6)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _number(value: float | None) -> bool:

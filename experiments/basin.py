@@ -34,8 +34,12 @@ from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
 from experiments._inversion.rows import ROWS
-from jaxleak import _validate, attacks, models, objectives, protocols
+from experiments._inversion.size import require_memory
+from experiments._inversion.sources import sources_of
+from experiments._sources import drawn
+from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
+from jaxleak.attacks import client_updates
 from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 
 #: Noise of this PSNR in dB, images in [0, 1].
@@ -52,11 +56,11 @@ class Args:
     """A model, the width of a ResNet's first stage where it is not 64, and the batch size."""
     data: str = "natural_patches"
     sharpness: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 120, 300, 1000)
-    """Of the copy's kinks, in units of one over the standard deviation of a layer."""
+    """Sharpness of the smoothed kinks, in units of one over the standard deviation of a layer."""
     batches: int = 8
     """How many batches of every seed take their turn as the truth."""
     seeds: tuple[int, ...] = (0,)
-    """Of data, weights and noise."""
+    """Seeds of data, weights and noise."""
     compare: Literal["gradients", "row_spaces"] = "gradients"
     """By what the attack row_space goes, in place of the cosine of gradients."""
     weights: Literal["random", "warm"] = "random"
@@ -69,7 +73,8 @@ class Args:
 
 def main(args: Args) -> list[dict[str, Any]]:
     """Measure all rows; returns one entry per row."""
-    _validate.positive(batches=args.batches, seeds=len(args.seeds), sharpness=len(args.sharpness))
+    _validate.seeds(seeds=args.seeds)
+    _validate.positive(batches=args.batches, sharpness=len(args.sharpness))
     _validate.positive(**{f"sharpness[{i}]": beta for i, beta in enumerate(args.sharpness)})
     cases = {}
     for row in args.rows:
@@ -77,11 +82,18 @@ def main(args: Args) -> list[dict[str, Any]]:
         cases[row] = replace(ROWS[row], data=args.data)
         # Every batch is compared with one that is never the truth.
         _validate.in_range(1, cases[row].pool // (2 * cases[row].batch_size), batches=args.batches)
+        require_memory(cases[row])
     names = ("rows", "data", "sharpness", "batches", "seeds", "compare", "weights")
     config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
     folder = RunFolder(args.out or default_out("basin", "-".join(args.rows)), "basin", config, fresh=args.fresh)
+    for case in cases.values():
+        for seed in args.seeds:
+            folder.sources.bind(sources_of(case, seed))
+            if args.weights == "warm":
+                folder.sources.bind(drawn(args.data, None, seed))
+    folder.work_again()
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
         for row, case in cases.items():
@@ -153,7 +165,7 @@ def _gradient(share: protocols.ClientShare) -> Any:
 @functools.cache
 def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
     if compare == "row_spaces":
-        plan = attacks.RowSpace()
+        plan = client_updates.RowSpaces()
         of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)
 
     @jax.jit
@@ -183,7 +195,7 @@ def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[s
     for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
         at = int(np.argmax(closer[:, :, j].mean(axis=0)))
         reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
-        # Of a ratio of means: batches whose other images are far are not for that reason spread.
+        # The error of a ratio of means: batches do not count as spread because their other images are far.
         residual = closer[:, at, j] - reach[name] * others[:, at]
         error[name] = float(residual.std() / np.sqrt(len(found)))
     return {

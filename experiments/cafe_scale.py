@@ -1,23 +1,21 @@
 """CAFE at scale: recover hundreds of private samples of a vertical federation from its aggregated gradients.
 
-    python -m experiments.cafe_scale                      # 200 embedded face and background images, three minutes
+    python -m experiments.cafe_scale                      # 100 embedded photographs of faces, a few minutes
     python -m experiments.cafe_scale --preset mnist       # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     python -m experiments.cafe_scale --preset cifar10     # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     python -m experiments.cafe_scale --preset scale       # Steps I and II at N = 1,000, 3,000 and 10,000
     python -m experiments.cafe_scale --preset paper       # the paper's gradient descent instead of the exact solver
     python -m experiments.cafe_scale --devices 4          # tables and images shared out among four devices
 
-Prints and stores the metrics, a contact sheet (private images above their reconstructions, flagged ones framed) and
-the attacker's certificate against the true PSNR. `demo` should print psnr_mean above 100 dB, recovered_fraction above
-0.95 and label_accuracy 1.0. Killed at any moment, the same command continues and ends with the same reconstruction;
-`--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes share a run with `--distributed` (Slurm, Open
-MPI, Kubernetes) or `--coordinator`; --out is then on a file system that all of them see.
+Prints and stores the metrics, a contact sheet (private images above their reconstructions; framed grey tiles where the
+attack says that it has no answer) and the attacker's certificate against the true PSNR. `demo` should print psnr_mean
+above 100 dB, answered_fraction above 0.95 and label_accuracy 1.0. Killed at any moment, the same command continues and
+ends with the same reconstruction; `--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes share a run
+with `--distributed` (Slurm, Open MPI, Kubernetes) or `--coordinator`; --out is then on a file system that all of them
+see.
 """
 
 import dataclasses
-import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,20 +27,28 @@ from jax.sharding import Mesh
 
 from experiments import _distributed, _plots
 from experiments._cafe import descent as cafe_descent
-from experiments._cafe.exact import observe_and_recover
-from experiments._cafe.problem import Problem, forward_features, image_psnr, relative_errors, vertical_problem
+from experiments._cafe import scaling
+from experiments._cafe.exact import observe_and_recover, require_memory
+from experiments._cafe.problem import (
+    Problem,
+    forward_features,
+    image_psnr,
+    relative_errors,
+    sources_of,
+    vertical_problem,
+)
 from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics, run_command
 from jaxleak import _validate, attacks, audit, metrics
+from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "demo": {"data": "lfw_faces", "num_samples": 200, "batch_size": 40, "images": 200},
+    "demo": {"data": "lfw_faces", "num_samples": 100, "batch_size": 20, "images": 100},
     "mnist": {"data": "mnist", "num_samples": 800, "batch_size": 40, "images": 128},
     "cifar10": {"data": "cifar10", "num_samples": 800, "batch_size": 40, "images": 64},
     "paper": {"data": "mnist", "num_samples": 800, "batch_size": 40, "images": 800, "solver": "nested"},
     "scale": {"data": "natural_patches", "num_samples": 10_000, "batch_size": 100, "images": 16},
 }
-SCALE_SIZES = (1_000, 3_000, 10_000)
 
 #: Samples whose slices are inverted between two checkpoints.
 STEP_THREE_CHUNK = 8
@@ -64,7 +70,8 @@ class Args:
     solver: Literal["exact", "nested", "single"] | None = None
     """The exact solver, or the paper's Algorithm 3 or 4."""
     linear_solver: Literal["auto", "direct", "matrix_free"] = "auto"
-    """Of Steps I and II: factorise, or iterate; auto factorises up to N = 20,000 on one device."""
+    """How Steps I and II are solved: direct factorises, matrix_free iterates; auto factorises up to N = 20,000 on one
+    device."""
     images: int | None = None
     """How many samples Step III inverts (the first of the private set)."""
     iterations: int = 800
@@ -111,20 +118,23 @@ def main(options: Args) -> dict[str, float]:
     """Run the study; returns the metrics."""
     sweep = options.preset == "scale" and options.num_samples is None
     args = options.resolved()
-    _validate.positive(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
+    _validate.seeds(seed=args.seed)
+    _validate.count(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
     _validate.in_range(1, args.num_samples, images=args.images)
     # K = N is refused later with its reason; what is out of any range should not wait for the data.
     _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
-    _validate.positive(iterations=args.iterations)
+    _validate.count(iterations=args.iterations)
     if options.where != _distributed.Devices() and (sweep or args.solver != "exact"):
         raise ValueError("several devices share one run of --solver exact; a sweep, or the paper's solvers, use one")
     mesh = _distributed.start(options.where)
     if mesh is not None and args.linear_solver == "auto":
         args = dataclasses.replace(args, linear_solver="matrix_free")
+    if args.solver == "exact" and not sweep:
+        require_memory(args.num_samples, args.linear_solver)
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
     folder = _distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
     if sweep:
-        return _sweep(args, folder)
+        return scaling.run(args, folder)
     results = _exact(args, folder, config, mesh) if args.solver == "exact" else _descent(args, folder, config)
     path = folder.finish(results)
     print_metrics(results)
@@ -148,12 +158,10 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh |
         key=key,
         network=args.network,
     )
+    _distributed.together(lambda: folder.sources.bind(sources_of(problem, args.data, args.seed)))
     plan = attacks.plan_cafe_exact(
         problem.model, num_samples=args.num_samples, batch_size=args.batch_size, solver=args.linear_solver
     )
-    if plan.direct:  # one float64 matrix per party in turn, beside that of the counts
-        advice = "--linear-solver matrix_free factorises nothing"
-        audit.require_bytes(16 * plan.num_samples**2, jax.local_devices(backend="cpu")[0], advice)
     print(
         f"{problem.dataset.name}: N = {plan.num_samples}, K = {plan.batch_size}, M = {args.parties}; watching "
         f"{plan.output_rounds} + {plan.feature_rounds} rounds"
@@ -178,10 +186,10 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh |
                 mesh=mesh,
                 on_resume=lambda done: folder.keep_log_before(round=done),
             )
-        wanted = np.flatnonzero(recovery.recovered[: args.images])
+        wanted = np.flatnonzero(recovery.answered[: args.images])
         if not len(wanted):
             raise ValueError(
-                f"the attack flags all of the first {args.images} samples (median inconsistency "
+                f"the attack has no answer for any of the first {args.images} samples (median inconsistency "
                 f"{np.median(recovery.consistency):.1e}, Step II condition {recovery.feature_condition:.1e}); "
                 "nothing is left to invert"
             )
@@ -192,27 +200,30 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh |
 
 def _step_three(
     problem: Problem,
-    recovery: attacks.Recovery,
+    recovery: aggregated.Recovery,
     wanted: np.ndarray,
     seed: int,
     checkpoints: Checkpoints,
     folder: RunFolder,
     progress: Progress,
     mesh: Mesh | None,
-) -> attacks.InversionResult:
+) -> aggregated.FeatureInversionResult:
     parties, shape = problem.model.parties, problem.model.slice_shape
-    table = attacks.InversionResult(
+    table = aggregated.FeatureInversionResult(
         x=np.zeros((len(wanted), parties, *shape), np.float32),
         residual=np.full((len(wanted), parties), np.inf, np.float32),
         steps=np.zeros((len(wanted), parties), np.int32),
         restarts=np.zeros((len(wanted), parties), np.int32),
     )
     saved = checkpoints.restore_latest({"done": np.zeros((), np.int32), "table": table._asdict()})
-    done, table = int(saved["done"]), attacks.InversionResult(**{k: np.array(v) for k, v in saved["table"].items()})
+    done, table = (
+        int(saved["done"]),
+        aggregated.FeatureInversionResult(**{k: np.array(v) for k, v in saved["table"].items()}),
+    )
     folder.keep_log_before(samples=done)
     if done == len(wanted):
         return table
-    inverter = attacks.SliceInverter(problem.model, problem.params, seed=seed, mesh=mesh)
+    inverter = aggregated.SliceInverter(problem.model, problem.params, seed=seed, mesh=mesh)
     chunk_size = STEP_THREE_CHUNK * (1 if mesh is None else mesh.size)
     while done < len(wanted):
         # The last chunk is padded with repeats, so that one compiled program serves all of them.
@@ -237,17 +248,17 @@ def _score(
     folder: RunFolder,
     problem: Problem,
     features: np.ndarray,
-    plan: attacks.CafeExactPlan,
-    recovery: attacks.Recovery,
+    plan: aggregated.CafeExactPlan,
+    recovery: aggregated.Recovery,
     wanted: np.ndarray,
-    result: attacks.InversionResult,
+    result: aggregated.FeatureInversionResult,
 ) -> dict[str, float]:
     """Compare with the truth; the only place where the study reads it, besides the progress line."""
-    truth_v = attacks.true_output_gradients(
+    truth_v = aggregated.true_output_gradients(
         problem.model, problem.params, features, np.asarray(problem.private.y), plan.batch_size
     )
     shown = np.arange(args.images)
-    flagged = ~recovery.recovered[shown]
+    unanswered = ~recovery.answered[shown]
     estimate = np.zeros((args.images, *result.x.shape[1:]), np.float32)
     estimate[wanted] = result.x
     images = problem.assemble(estimate)
@@ -256,7 +267,8 @@ def _score(
     finite_psnr = np.minimum(psnr, 200.0)  # an exact image would make the mean infinite
     if problem.dataset.x.ndim == 4:
         if folder.writes:
-            _plots.contact_sheet(folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, flagged)
+            path = folder.figure("contact_sheet.png")
+            _plots.contact_sheet(path, problem.dataset.x[shown], images, unanswered=unanswered)
         ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
     else:
         ssim = float("nan")
@@ -266,7 +278,7 @@ def _score(
     return {
         "output_gradient_relative_error": float(np.median(relative_errors(truth_v, recovery.V, recovery.live))),
         "feature_relative_error": float(np.median(relative_errors(features, recovery.H, recovery.live))),
-        "recovered_fraction": float(recovery.recovered.mean()),
+        "answered_fraction": float(recovery.answered.mean()),
         "certified_fraction": float((residual < 1e-4).sum() / args.images),
         "psnr_mean": float(finite_psnr.mean()),
         "psnr_median": float(np.median(psnr)),
@@ -296,11 +308,11 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images")}
     tables_at = Checkpoints(folder.checkpoints / "tables", identity, fresh=args.fresh)
     data_at = Checkpoints(folder.checkpoints / "data", identity, fresh=args.fresh)
-    folder.keep_log_before(round=data_at.latest_step() or 0)
     problem = vertical_problem(
         args.data, num_samples=args.num_samples, parties=args.parties, seed=args.seed, key=key, network=args.network
     )
-    options = attacks.table9(args.data if args.data in attacks.TABLE9 else "mnist")._asdict()
+    folder.sources.bind(sources_of(problem, args.data, args.seed))
+    options = aggregated.published_hyperparameters(args.data if args.data in aggregated.TABLE9 else "mnist")._asdict()
     options["batch_size"] = args.batch_size
     if problem.dataset.x.ndim != 4:
         options["beta"] = 0.0
@@ -333,22 +345,25 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
         with folder.phase("step_3"):
             reconstruction, _ = cafe_descent.step_three(
                 problem,
-                lambda model, share: attacks.cafe(model, share, num_samples=args.num_samples, **options),
+                lambda model, share: attacks.cafe(
+                    model, share, num_samples=args.num_samples, options=aggregated.CafeOptions(**options)
+                ),
                 rounds=rounds,
                 batch_size=args.batch_size,
                 key=key,
                 tables=tables,
                 callbacks=[report],
                 checkpoints=data_at,
+                on_resume=lambda done: folder.keep_log_before(round=done),
             )
     results = cafe_descent.reconstruction_metrics(problem, reconstruction)
     shown = np.arange(args.images)
     images = problem.assemble(np.asarray(reconstruction.x)[shown])
     if problem.dataset.x.ndim == 4:
         truth = problem.dataset.x[shown]
-        _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images, np.zeros(args.images, bool))
+        _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images)
     if tables is not None:
-        truth_v = attacks.true_output_gradients(
+        truth_v = aggregated.true_output_gradients(
             problem.model, problem.params, np.asarray(features), np.asarray(problem.private.y), args.batch_size
         )
         for name, truth, found in (("output_gradient", truth_v, tables.V), ("feature", features, tables.H)):
@@ -356,37 +371,12 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
             results[f"{name}_relative_error"] = float(np.median(relative_errors(truth, found, rows)))
     return {
         **results,
-        "recovered_fraction": float(np.mean(reconstruction.recovered)),
+        "answered_fraction": float(np.mean(reconstruction.answered)),
         "seconds_steps_1_2": folder.seconds.get("steps_1_2", 0.0),
         "seconds_step_3": folder.seconds["step_3"],
         "samples_per_second": args.num_samples / folder.seconds["step_3"],
         "peak_memory_gb": peak_memory_gb(),
     }
-
-
-def _sweep(args: Config, folder: RunFolder) -> dict[str, float]:
-    """One process per size, so that each has a peak memory of its own."""
-    results = {}
-    for size in SCALE_SIZES:
-        out = folder.path / f"n{size}"
-        command = [sys.executable, "-m", "experiments.cafe_scale", "--preset", "scale", "--num-samples", str(size)]
-        command += ["--data", args.data, "--batch-size", str(args.batch_size), "--images", str(args.images)]
-        command += ["--parties", str(args.parties), "--seed", str(args.seed), "--out", str(out)]
-        subprocess.run(command + (["--fresh"] if args.fresh else []), check=True)
-        results[size] = json.loads((out / "results.json").read_text())["metrics"]
-    sizes = list(results)
-    column = {
-        name: [results[size][name] for size in sizes] for name in ("seconds_steps_1_2", "peak_memory_gb", "psnr_mean")
-    }
-    _plots.scaling(
-        folder.figure("scaling.png"), sizes, column["seconds_steps_1_2"], column["peak_memory_gb"], column["psnr_mean"]
-    )
-    merged = {f"{name}_n{size}": results[size][name] for size in sizes for name in sorted(results[size])}
-    folder.finish(merged)
-    for size in sizes:
-        print(f"N = {size}:")
-        print_metrics({name: results[size][name] for name in (*column, "feature_relative_error", "recovered_fraction")})
-    return merged
 
 
 if __name__ == "__main__":

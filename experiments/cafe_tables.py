@@ -9,7 +9,8 @@ are cells whose data set is missing (docs/data.md; Linnaeus 5 comes as `--linnae
 parameters run the exact engine unless `--solver paper` asks for the paper's own gradient descent; baselines and
 ablations always descend. `--iterations` is the number of Step III iterations of every descending attack (paper: 8,000;
 Steps I and II always take 8,000 each, about seven minutes). Finished runs are not run again: the same command goes on
-where it was, and `--fresh` starts over.
+where it was, and `--fresh` starts over. `images` says how many reconstructions a mean is over: those that the exact
+engine has no answer for are left out where nothing is defended, and results.json keeps every seed's numbers.
 
 With the exact engine every CAFE cell of Tables 3 and 6 on MNIST and CIFAR-10 should print above 95 dB. The paper's own
 solver at `--solver paper --datasets mnist --iterations 300 --data-learning-rate 0.05` should print about 13.3 dB for
@@ -30,17 +31,13 @@ from rich.table import Table
 from experiments import _plots
 from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
 from experiments._cafe.tables import FIGURES, ICLR, NEURIPS, Options, cells
-from experiments._harness import (
-    BEYOND_BUDGET,
-    NO_DATA,
-    RunFolder,
-    default_out,
-    print_grouped,
-    require_data,
-    run_command,
-    write_json,
-)
+from experiments._files import write_json
+from experiments._harness import RunFolder, default_out, run_command
+from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
 from jaxleak import _validate
+
+#: What a row keeps of every seed beside its value; None where a run has no such number.
+PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,25 @@ class Args(Options):
     """Forget finished runs."""
 
 
-def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
+def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     """Run what fits the budget; returns the cells.
 
     Args:
         args: the options.
-        need_data: raise `FileNotFoundError` in the end if no cell could run for lack of data.
+        need_runs: raise in the end, as `require_runs` does, if no cell ran.
+
+    Raises:
+        ValueError: on options out of range, `--only` in no cell's id, or unknown data of `--linnaeus5`.
     """
-    _validate.positive(seeds=len(args.seeds), budget=args.budget, iterations=args.iterations, images=args.images)
-    _validate.positive(num_samples=args.num_samples)
+    _validate.seeds(seeds=args.seeds)
+    _validate.positive(budget=args.budget)
+    _validate.count(iterations=args.iterations, images=args.images, num_samples=args.num_samples)
     for name in args.datasets:
         _validate.one_of(DATASETS.values(), datasets=name)
+    chosen = list(cells(args.table, args))
+    require_match(args.only, (cell.id for cell in chosen))
+    if args.linnaeus5 and (why := available(args.linnaeus5)):
+        raise ValueError(f"--linnaeus5 cannot be loaded: {why}")
     out = args.out or default_out("cafe_tables", "-".join(args.table))
     config = {
         name: getattr(args, name)
@@ -86,10 +91,15 @@ def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
         missing["linnaeus5"] = "linnaeus5 needs --linnaeus5, for example folder:DIR?size=32"
     runner = Runner(specs, folder.path / "cells", fresh=args.fresh)
     left, rows = 60.0 * args.budget, list[dict[str, Any]]()
-    for cell in cells(args.table, args):
+    for cell in chosen:
+        if _asked_for(args, cell) and cell.setting.dataset not in missing:
+            for seed in args.seeds:
+                folder.sources.check(runner.sources(with_seed(cell.setting, seed)))
+    folder.log_again()
+    for cell in chosen:
         row: dict[str, Any] = {"id": cell.id, "paper": cell.paper, "unit": cell.unit, "ours": None}
-        if cell.setting.dataset not in args.datasets or args.only not in cell.id:
-            row["not_run"] = "not asked for"
+        if not _asked_for(args, cell):
+            row["not_run"] = NOT_ASKED
         elif cell.setting.dataset in missing:
             row["not_run"] = NO_DATA + missing[cell.setting.dataset]
         elif (need := _need(runner, cell, args.seeds)) > max(left, 0.0):
@@ -105,27 +115,34 @@ def main(args: Args, *, need_data: bool = False) -> list[dict[str, Any]]:
     ran = [row for row in rows if row["ours"] is not None]
     path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(f"stored in {path}")
-    if need_data:
-        require_data(rows)
+    if need_runs:
+        require_runs(rows)
     return rows
+
+
+def _asked_for(args: Args, cell: Cell) -> bool:
+    return cell.setting.dataset in args.datasets and args.only in cell.id
 
 
 def _measured(runner: Runner, folder: RunFolder, cell: Cell, seeds: tuple[int, ...]) -> dict[str, Any]:
     """What a cell's row says after its runs, or why they cannot be made on this machine."""
     settings = [with_seed(cell.setting, seed) for seed in seeds]
+    for setting in settings:
+        folder.sources.bind(runner.sources(setting))
     try:
         with folder.phase(cell.id.split("/")[0]):
             results = [runner(setting) for setting in settings]
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # too large for this machine, or for the data at hand
         return {"not_run": str(error)}
     values = [cell.read(result) for result in results]
     return {
         "ours": float(np.mean(values)),
         "spread": float(np.std(values)),
         "seeds": list(seeds),
+        "values": values,
         "solver": cell.setting.kind,
         "iterations": cell.setting.iterations or None,
-        **{name: results[0].get(name) for name in ("recovered", "feature_error")},
+        **{name: [result.get(name) for result in results] for name in PER_SEED},
         "note": cell.note,
     }
 
@@ -137,9 +154,9 @@ def _need(runner: Runner, cell: Cell, seeds: tuple[int, ...]) -> float:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print paper, ours and difference; then what was not run and why."""
+    """Print paper, ours, difference and how many images the mean is over; then what was not run and why."""
     console = Console()
-    table = Table("cell", "paper", "ours", "difference", "spread", "unit", "how")
+    table = Table("cell", "paper", "ours", "difference", "spread", "unit", "images", "how")
     for row in rows:
         if row["ours"] is not None:
             how = row["solver"] + (f", {row['iterations']} iterations" if row["iterations"] else "")
@@ -151,10 +168,18 @@ def show(rows: list[dict[str, Any]]) -> None:
                 f"{row['ours'] - row['paper']:+.2f}" if printed else "",
                 f"{row['spread']:.2f}",
                 row["unit"],
+                _images(row),
                 how,
             )
     console.print(table)
     print_grouped("not run", ((row["not_run"], row["id"]) for row in rows if row["ours"] is None))
+
+
+def _images(row: dict[str, Any]) -> str:
+    """How many images the mean of a row is over, all seeds together, and how many there were."""
+    if None in (*row["images"], *row["images_asked"]):
+        return ""
+    return f"{sum(row['images'])} of {sum(row['images_asked'])}"
 
 
 def _draw_curves(folder: RunFolder, runner: Runner) -> None:
@@ -181,4 +206,4 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
 
 
 if __name__ == "__main__":
-    run_command(functools.partial(main, need_data=True), Args, __doc__)
+    run_command(functools.partial(main, need_runs=True), Args, __doc__)

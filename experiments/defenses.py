@@ -22,34 +22,28 @@ accounting stands beside it. Finished runs are not run again: a killed study goe
 """
 
 import functools
+import itertools
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments._defenses import delegated, report, studies
 from experiments._defenses.registry import REGISTRY
-from experiments._defenses.runs import Budget, attack_job, run_points
+from experiments._defenses.runs import Budget, attack_job, jobs_of, run_points
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.runs import Runner
-from experiments._harness import (
-    BEYOND_BUDGET,
-    Progress,
-    RunFolder,
-    default_out,
-    jsonable,
-    provenance,
-    require_data,
-    run_command,
-)
+from experiments._files import jsonable
+from experiments._harness import Progress, RunFolder, default_out, provenance, run_command
 from experiments._inversion.case import Case
-from jaxleak import _validate
+from experiments._rows import BEYOND_BUDGET, require_runs
+from jaxleak import _validate, data
 from jaxleak.attacks import LABEL_RULES
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 
 ONLY = ("none", *REGISTRY, "secure_aggregation")
 
-#: Of the demonstration: defenses that an attacker who knows them is run against.
+#: Defenses that the demonstration also attacks by an attacker who knows them.
 DEMO_ADAPTIVE = ("soteria", "sparsification")
 
 
@@ -67,7 +61,7 @@ class Args:
     budget: float = 30.0
     """Minutes, for all studies; each gets an equal share of what is left."""
     only: tuple[Literal[ONLY], ...] = ()  # type: ignore[valid-type]
-    """Of the FedLeak studies: only these defenses, and what has none."""
+    """Run only these defenses of the FedLeak studies, and the undefended client."""
     strengths: tuple[str, ...] = ()
     """In place of a defense's own: soteria=0.1,0.9 and so on."""
     adaptive: bool = True
@@ -75,29 +69,31 @@ class Args:
     data: str = "digits"
     model: str = "convnet"
     width: int | None = None
-    """Of a ResNet's first stage (64 in full)."""
+    """Width of a ResNet's first stage (64 in full)."""
     batch_norm: Literal["train", "eval"] = "train"
     """eval is needed for DP on models with batch normalisation."""
     batch_size: int = 4
-    """Of a client's step, in training and under attack."""
+    """Samples of a client's step, in training and under attack."""
     iterations: int = 300
-    """Of the attacks; and of CAFE's training under defenses."""
+    """Iterations of the attacks, and of CAFE's training under defenses."""
     rounds: int = 200
-    """Of federated training."""
+    """Rounds of federated training."""
     learning_rate: float = 0.5
-    """Of its SGD, also in the upload under attack; chosen for the undefended run of one local step. Twelve steps want
-    --learning-rate 0.2 --rounds 400."""
+    """Learning rate of federated SGD, also in the upload under attack. The default was chosen for the undefended run of
+    one local step; twelve steps want --learning-rate 0.2 --rounds 400."""
     clients: int = 8
+    """Clients of the federation."""
     samples: int = 800
-    """Of all clients together."""
+    """Training samples of all clients together."""
     attacked_round: int = 0
-    """Rounds of that training before the attacked upload; 0 attacks the initial model."""
+    """Rounds of federated training before the attacked upload; 0 attacks the initial model."""
     unseen: bool = False
     """The attacked upload is of test samples, on which that federation did not train."""
     labels: str | None = None
-    """Of the attacked samples: given grants them, joint optimises them, a rule infers them; nothing keeps the preset's.
-    Granted, a low leak is not due to failed label inference."""
+    """Labels of the attacked samples: given grants them, joint optimises them, a rule infers them; None keeps those
+    of the preset. With granted labels a low leak is not due to failed label inference."""
     test_samples: int = 400
+    """Samples on which the accuracy is measured."""
     fresh: bool = False
 
     @property
@@ -107,19 +103,23 @@ class Args:
         return Federation(**{name: getattr(self, name) for name in names})
 
 
-def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
+def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     """Run the demonstration or the studies; returns the metrics.
 
     Args:
         args: the options.
-        need_data: raise `FileNotFoundError` in the end if no point or cell could run for lack of data.
+        need_runs: raise in the end, as `require_runs` does, if no point or cell ran.
 
     Raises:
-        ValueError: on an unknown study, defense or strength, or sizes out of range; nothing has run then.
+        ValueError: on an unknown study, defense or strength, sizes out of range or more samples than the data have;
+            nothing has run then.
+        FileNotFoundError: if the data of a study that needs them are missing.
         OSError: if the run folder cannot be written.
     """
     chosen = STUDIES if "all" in args.study else args.study or (args.preset,)
     planned = _checked(args, chosen)
+    if planned:  # better known now than in every one of their points
+        data.load(args.data, args.samples + args.test_samples, args.seeds[0])
     out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
@@ -127,6 +127,11 @@ def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
     with Progress() as progress:
         utility = Utility(folder.path / "utility", args.federation, fresh=args.fresh)
         runner = Runner(folder, fresh=args.fresh, watch=progress.update, federated=utility.variables)
+        for point in itertools.chain(*planned.values()):
+            for seed in args.seeds:
+                folder.sources.check(args.federation.sources(point.case.data, seed))
+            runner.check(jobs_of(point, args.federation, None).values(), args.seeds)
+        folder.log_again()
         for number, study in enumerate(chosen):
             share = left / (len(chosen) - number)  # what a study does not need goes to those after it
             budget = Budget(share)
@@ -143,16 +148,17 @@ def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
     metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
     path = folder.finish(metrics, cells=cells)
     print(f"stored in {path}; the report is {folder.path / 'report.md'}")
-    if need_data:
-        require_data([{**row, "ours": row.get("ours", row.get("accuracy"))} for row in cells])
+    if need_runs:
+        require_runs(cells)
     return metrics
 
 
 def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Point]]:
     for name in chosen:
         _validate.one_of((*STUDIES, "demo"), study=name)
-    _validate.positive(seeds=len(args.seeds), budget=args.budget, iterations=args.iterations)
-    _validate.non_negative(**{f"seeds[{i}]": seed for i, seed in enumerate(args.seeds)})
+    _validate.seeds(seeds=args.seeds)
+    _validate.positive(budget=args.budget)
+    _validate.count(iterations=args.iterations)
     args.federation.check()
     _validate.in_range(0, args.rounds, attacked_round=args.attacked_round)
     if args.labels is not None:
@@ -181,6 +187,9 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Poin
         points = studies.points_of(study, base, {n: s for n, s in strengths.items() if study in _having(n, chosen)})
         points = [p for p in points if not args.only or p.case.defense is None or p.case.defense in args.only]
         planned[study] = [replace(p, case=replace(p.case, pool=max(p.case.pool, p.case.images))) for p in points]
+    has = {name for points in planned.values() for p in points for name in ("none", p.case.defense, p.curve)}
+    if absent := [name for name in args.only if name not in has]:
+        raise ValueError(f"--only {' '.join(absent)} leaves nothing to run of {', '.join(chosen)}")
     unused = [name for name in strengths if not _having(name, chosen)]
     if unused:
         raise ValueError(f"strengths of {', '.join(unused)}, which {', '.join(chosen)} does not have")
@@ -258,4 +267,4 @@ def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_command(functools.partial(main, need_data=True), Args, __doc__)
+    run_command(functools.partial(main, need_runs=True), Args, __doc__)

@@ -10,12 +10,15 @@ The first line takes about a minute on two free cores and should print `psnr_fed
 `psnr_best_baseline`, where a grey image scores 9 dB. It needs no data besides those that come with scikit-image.
 
 `--table` runs what fits `--budget` (minutes) and lists the rest with the reason. The printed settings, ResNet10 at
-10,000 iterations, want an accelerator (`--preset gpu`, all tables); `--model`, `--width`, `--activation`,
-`--batch-size` and `--iterations` reduce them, and every row says what was reduced. ImageNet weights are not included:
-`--weights` draws random ones, trains some on a disjoint part of the data (warm), or takes a safetensors file.
-Lung-Colon Cancer and SVHN come as `--lungcolon folder:DIR?size=224` and `--svhn tfds:svhn_cropped`, or
-`--substitute cifar10`. GGL and ROG are granted public images, which `--public-data` names: `synthetic` for the
-demonstration, `held_out` (a part of the same data that no client holds) or other data for the tables.
+10,000 iterations, want an accelerator: `--preset gpu` runs all tables with FedLeak's printed preset and label rule.
+Other commands take the recommended ones unless `--fedleak fedleak_paper --labels fedleak` asks for them. `--model`,
+`--width`, `--activation`, `--batch-size` and `--iterations` reduce the settings, and every row says what was reduced
+and around which preset of FedLeak it varies. The paper averages over the rounds 0, 2000, ..., 10000, which
+`--attack-round 0 2000 4000 6000 8000 10000` does as well. ImageNet weights are not included: `--weights` draws random
+ones, trains some on a disjoint part of the data (warm), or takes a safetensors file. Lung-Colon Cancer and SVHN come as
+`--lungcolon folder:DIR?size=224` and `--svhn tfds:svhn_cropped`, or `--substitute cifar10`. GGL and ROG are granted
+public images, which `--public-data` names: `synthetic` for the demonstration, `held_out` (a part of the same data that
+no client holds) or other data for the tables.
 
 The numbers compared with the paper use its scoring, the most similar reconstruction for every image. Beside them stand
 the one-to-one PSNR, the same up to one factor (batch normalisation hides how bright images are), that of a grey image,
@@ -23,7 +26,7 @@ and the final cosine distance. Finished runs are not run again: the same command
 starts over.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,23 +34,18 @@ import numpy as np
 
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak.cells import names, plans
+from experiments._fedleak.cells import names, over_rounds, plans
 from experiments._fedleak.jobs import DATASETS, Plan, Sizes
 from experiments._fedleak.runs import Runner, samples_in, unavailable
 from experiments._fedleak.weights import Training
-from experiments._harness import (
-    BEYOND_BUDGET,
-    NO_DATA,
-    Progress,
-    RunFolder,
-    default_out,
-    jsonable,
-    require_data,
-    run_command,
-)
-from experiments._inversion.case import HELD_OUT
+from experiments._files import jsonable
+from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._inversion.case import HELD_OUT, SYNTHETIC
+from experiments._rows import BEYOND_BUDGET, NO_DATA, require_match, require_runs
 from jaxleak import _validate, attacks, models
 
+#: Options that the demonstration reads.
+DEMO_OPTIONS = ("preset", "seeds", "iterations", "public_data", "out", "fresh")
 #: Minutes that `--preset gpu` may take unless `--budget` says otherwise.
 GPU_BUDGET = 24 * 60.0
 
@@ -66,20 +64,22 @@ class Args:
     """Each changes data, batch, weights and start together."""
     only: str = ""
     """Run only cells whose id contains this."""
-    fedleak: Literal["fedleak", "fedleak_paper", "fedleak_upstream"] = "fedleak"
-    """Which preset stands for FedLeak: as we recommend it, as printed, or as published."""
+    fedleak: Literal["fedleak", "fedleak_paper", "fedleak_upstream"] | None = None
+    """Which preset stands for FedLeak: as we recommend it, as printed, or as published. By default the printed one with
+    --preset gpu, else the recommended one; tables that vary one thing vary it around this preset."""
     model: Literal[tuple(models.CLASSIFIERS)] | None = None  # type: ignore[valid-type]
     """Replaces the printed model."""
     width: int | None = None
-    """Of a ResNet's first stage (64 as printed)."""
+    """Width of a ResNet's first stage (64 as printed)."""
     activation: Literal[tuple(models.ACTIVATIONS)] | None = None  # type: ignore[valid-type]
     """Replaces ReLU."""
     iterations: int | None = None
     """Replaces the printed 10,000."""
     batch_size: int | None = None
     """Replaces the printed one."""
-    labels: Literal["given", "joint", *attacks.LABEL_RULES] = "calibrated"  # type: ignore[valid-type]
-    """How every attack gets its labels: by a rule, jointly with the images, or given (granted)."""
+    labels: Literal["given", "joint", *attacks.LABEL_RULES] | None = None  # type: ignore[valid-type]
+    """How every attack gets its labels: by a rule, jointly with the images, or given (granted). By default by the
+    paper's rule (fedleak) with --preset gpu, else by the recommended one (calibrated)."""
     homotopy: tuple[float, float] | None = None
     """Sharpness from, to, in FedLeak's smoothing; None keeps the preset's."""
     exact_kinks: bool = False
@@ -87,13 +87,13 @@ class Args:
     idlg_optimizer: Literal["adam"] | None = None
     """Adam, one gradient per iteration, in place of iDLG's L-BFGS."""
     client_learning_rate: float = 1e-4
-    """Of local steps."""
+    """Learning rate of the clients' local steps."""
     estimate: bool = False
     """Several local steps: match the averaged-gradient estimate instead of the unrolled steps."""
     weights: str = "random"
     """In place of pretrained ones: random, warm, or a safetensors file."""
-    attack_round: int = 0
-    """FedAvg rounds, at the client learning rate, before the attacked one."""
+    attack_round: tuple[int, ...] = (0,)
+    """FedAvg rounds, at the client learning rate, before the attacked one; of several, the mean over them."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     federation: int = 100
@@ -117,39 +117,68 @@ class Args:
 
 def main(args: Args) -> dict[str, float]:
     """Run the demonstration or the tables; returns the metrics."""
-    _validate.positive(seeds=len(args.seeds))
-    if args.attack_round > 0 and args.weights != "random":
+    _validate.seeds(seeds=args.seeds)
+    _validate.positive(attack_rounds=len(args.attack_round))
+    for attack_round in args.attack_round:
+        _validate.non_negative(attack_round=attack_round)
+    if any(args.attack_round) and args.weights != "random":
         raise ValueError("--attack-round trains from random weights; it does not go with --weights")
+    if args.weights not in ("random", "warm") and not Path(args.weights).exists():
+        raise FileNotFoundError(f"--weights must be random, warm or a safetensors file, and {args.weights} is none")
+    for option in ("svhn", "lungcolon", "substitute", "public_data"):
+        spec = getattr(args, option)
+        if spec not in (None, HELD_OUT, SYNTHETIC) and (why := unavailable(spec)):
+            raise ValueError(f"--{option.replace('_', '-')} cannot be loaded: {why}")
     if not args.table and args.preset == "demo":
+        unread = [f.name for f in fields(args) if f.name not in DEMO_OPTIONS and getattr(args, f.name) != _default(f)]
+        if unread:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
+            raise ValueError(f"the demonstration does not read {options}; name a --table, or take --preset gpu")
         return fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
     return tables(args)
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 def tables(args: Args) -> dict[str, float]:
     """Run what fits the budget, list the rest.
 
     Raises:
-        ValueError: on an unknown table or options out of range.
-        FileNotFoundError: in the end, if no cell could run for lack of data.
+        ValueError: on an unknown table, options out of range, `--only` in no cell's id, or data of an option that
+            cannot be loaded; in the end, if no cell ran.
+        FileNotFoundError: in the end, if no cell ran for lack of data.
     """
     wanted = args.table or names()
     for name in wanted:
         _validate.one_of(names(), table=name)
     budget = args.budget if args.budget is not None else (30.0 if args.table else GPU_BUDGET)
     _validate.positive(budget=budget)
-    sizes = sizes_of(args)
+    sizes = [sizes_of(args, attack_round) for attack_round in dict.fromkeys(args.attack_round)]
+    chosen = [
+        (table, over_rounds(of_rounds))
+        for table in wanted
+        for of_rounds in zip(*(plans(table, of_round) for of_round in sizes), strict=True)
+    ]
+    require_match(args.only, (plan.id for _, plan in chosen))
+    if args.substitute and args.substitute not in {job.case.data for _, plan in chosen for job in plan.jobs}:
+        print(f"note: --substitute {args.substitute} is not used: every cell's own data are there, or it has no run")
     out = args.out or default_out("fedleak", "-".join(args.table) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(out, "fedleak", jsonable(config), fresh=args.fresh)
     left, rows = 60.0 * budget, []
     with Progress() as progress:
         runner = Runner(folder, fresh=args.fresh, watch=progress.update)
-        for table in wanted:
-            for plan in plans(table, sizes):
-                before = sum(folder.seconds.values())
-                row = run_cell(args, plan, runner, folder, left)
-                left -= sum(folder.seconds.values()) - before
-                rows.append({"table": table, **row})
+        for _, plan in chosen:
+            if not reason_against(args, plan):
+                runner.check(plan.jobs, args.seeds)
+        folder.log_again()
+        for table, plan in chosen:
+            before = sum(folder.seconds.values())
+            row = run_cell(args, plan, runner, folder, left)
+            left -= sum(folder.seconds.values()) - before
+            rows.append({"table": table, **row})
     fedleak_report.show(rows)
     fedleak_report.show_label_rules(runner)
     fedleak_report.draw(folder, runner, args.seeds[0])
@@ -157,17 +186,14 @@ def tables(args: Args) -> dict[str, float]:
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
     path = folder.finish(metrics, cells=rows)
     print(f"stored in {path}")
-    require_data(rows)
+    require_runs(rows)
     return metrics
 
 
 def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: float) -> dict[str, Any]:
     """One row of the results: the cell's number over the seeds, or why it has none."""
     row: dict[str, Any] = {"id": plan.id, "paper": plan.paper, "unit": plan.unit, "ours": None}
-    reason = plan.reason or ("not asked for" if args.only not in plan.id else "")
-    for job in plan.jobs:
-        reason = reason or missing(job.case.data)
-    if reason:
+    if reason := reason_against(args, plan):
         return {**row, "not_run": reason}
     need = sum(runner.cost(job, args.seeds) for job in plan.jobs)
     if need > max(left, 0.0):
@@ -175,14 +201,17 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
     try:
         with folder.phase(plan.id.split("/")[0]):
             results = [[runner(job, seed) for job in plan.jobs] for seed in args.seeds]
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, MemoryError) as error:
         return {**row, "not_run": str(error)}
     scores = [[result.scores for result in of_seed] for of_seed in results]
     if plan.compare is None:
         values = [plan.read(of_seed) for of_seed in scores]
     else:
-        pairs = [of_seed[0].images for of_seed in results]
-        values = [float(np.mean(plan.compare(images["truth"], images["estimate"]))) for images in pairs]
+        pairs = [[result.images for result in of_seed] for of_seed in results]
+        values = [
+            float(np.mean([plan.compare(images["truth"], images["estimate"]) for images in of_seed]))
+            for of_seed in pairs
+        ]
     psnr = ("psnr", "psnr_up_to_scale", "psnr_grey")
     beside = (*psnr, "ssim", "cosine_distance", "label_accuracy", "test_accuracy", "seconds")
     row |= {"ours": float(np.mean(values)), "spread": float(np.std(values)), "seeds": list(args.seeds)}
@@ -192,36 +221,49 @@ def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: fl
     return row
 
 
+def reason_against(args: Args, plan: Plan) -> str:
+    """Why a cell is not run whatever the budget, or nothing."""
+    reason = plan.reason or ("not asked for" if args.only not in plan.id else "")
+    for job in plan.jobs:
+        reason = reason or missing(job.case.data)
+    return reason
+
+
 def missing(spec: str) -> str:
     """Why a cell's data cannot be had, or nothing."""
     why = unavailable(spec)
     return NO_DATA + why if why else ""
 
 
-def sizes_of(args: Args) -> Sizes:
-    """The replacements that the options ask for."""
+def sizes_of(args: Args, attack_round: int = 0) -> Sizes:
+    """The replacements that the options ask for, with the upload of one round under attack."""
     specs = dict(DATASETS)
     specs |= {"SVHN": args.svhn} if args.svhn else {}
     specs |= {"Lung-Colon Cancer": args.lungcolon} if args.lungcolon else {}
+    if args.substitute:
+        specs = {name: args.substitute if unavailable(spec) else spec for name, spec in specs.items()}
+    printed_preset = args.preset == "gpu"
     same = (
-        "fedleak", "model", "width", "activation", "iterations", "batch_size", "labels", "homotopy", "exact_kinks",
+        "model", "width", "activation", "iterations", "batch_size", "homotopy", "exact_kinks",
         "idlg_optimizer", "client_learning_rate", "estimate", "federation", "microbatch", "public_data",
         "substitute",
     )  # fmt: skip
     printed = Training(
-        rounds=max(1, args.attack_round),
+        rounds=max(1, attack_round),
         learning_rate=args.client_learning_rate,
         clients=args.federation,
         local_steps=1,
     )
-    needs_rest = args.weights == "warm" or args.attack_round > 0 or args.public_data == HELD_OUT
+    needs_rest = args.weights == "warm" or any(args.attack_round) or args.public_data == HELD_OUT
     known = [spec for spec in (*specs.values(), args.substitute) if spec and not unavailable(spec)]
     return Sizes(
         **{name: getattr(args, name) for name in same},
+        fedleak=args.fedleak or ("fedleak_paper" if printed_preset else "fedleak"),
+        labels=args.labels or ("fedleak" if printed_preset else "calibrated"),
         pools={spec: min(args.pool, samples_in(spec) // (2 if needs_rest else 1)) for spec in known},
         warm=args.warm if args.weights == "warm" else None,
         pretrained=Path(args.weights) if args.weights not in ("random", "warm") else None,
-        attack_round=printed if args.attack_round else None,
+        attack_round=printed if attack_round else None,
         specs=specs,
     )
 

@@ -29,9 +29,14 @@ from rich.table import Table
 
 from experiments import _plots
 from experiments._fedleak.weights import Training, trained
-from experiments._harness import Progress, RunFolder, default_out, jsonable, run_command
-from experiments._inversion.problem import Outcome, attack
+from experiments._files import jsonable
+from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._inversion.attacker import check
+from experiments._inversion.problem import Outcome, attack, captions
 from experiments._inversion.rows import ROWS
+from experiments._inversion.size import require_memory
+from experiments._inversion.sources import sources_of
+from experiments._sources import drawn
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
 
@@ -68,7 +73,7 @@ class Args:
     homotopy: tuple[float, float] | None = None
     """Sharpness from and to; None takes the row's, mostly the recommended schedule."""
     tv: float | None = None
-    """Weight of the total variation; None takes the preset's, see `attacks.recommended_tv`."""
+    """Weight of the total variation; None takes the preset's, see `attacks.client_updates.recommended_tv`."""
     step_size: float | None = None
     """Adam's, of all variants; None takes the preset's, 0.05."""
     weights: Literal["random", "warm"] = "random"
@@ -81,7 +86,8 @@ class Args:
 
 def main(args: Args) -> list[dict[str, Any]]:
     """Run all rows; returns one entry per row and variant."""
-    _validate.positive(seeds=len(args.seeds), iterations=args.iterations)
+    _validate.seeds(seeds=args.seeds)
+    _validate.count(iterations=args.iterations)
     if args.homotopy is not None:
         _validate.positive(homotopy=args.homotopy[0])
     for row in args.rows:
@@ -94,12 +100,6 @@ def main(args: Args) -> list[dict[str, Any]]:
     }
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
-    folder = RunFolder(
-        args.out or default_out("homotopy", "-".join(args.rows)),
-        "homotopy",
-        config | {"variants": list(changes)},
-        fresh=args.fresh,
-    )
     common: dict[str, Any] = {"data": args.data, "iterations": args.iterations}
     if args.homotopy is not None:
         common["homotopy"] = args.homotopy
@@ -108,6 +108,15 @@ def main(args: Args) -> list[dict[str, Any]]:
     if args.step_size is not None:
         common |= {"optimizer": "adam", "step_size": args.step_size}
     cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
+    for case in cases.values():
+        check(case)
+        require_memory(case)
+    folder = RunFolder(
+        args.out or default_out("homotopy", "-".join(args.rows)),
+        "homotopy",
+        config | {"variants": list(changes)},
+        fresh=args.fresh,
+    )
     # All that can be refused is refused before the first run.
     saved = {
         (row, name, seed): Checkpoints(
@@ -118,6 +127,12 @@ def main(args: Args) -> list[dict[str, Any]]:
         for (row, name), case in cases.items()
         for seed in args.seeds
     }
+    for case in cases.values():
+        for seed in args.seeds:
+            folder.sources.bind(sources_of(case, seed))
+            if args.weights == "warm":
+                folder.sources.bind(drawn(args.data, None, seed))
+    folder.log_again()
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
         for row in args.rows:
@@ -160,14 +175,13 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
     """One contact sheet per variant, and the gradient distance along the first seed's runs."""
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
-        flagged = np.concatenate([np.full(len(o.truth), not o.scores["matched"]) for o in runs])
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
-        _plots.contact_sheet(path, truth, estimate, flagged, zoom=4, hide_flagged=False)
+        _plots.contact_sheet(path, truth, estimate, captions=captions(runs), zoom=4)
     series = {
         name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items() if len(runs[0].curve)
     }
     path = folder.figure(f"{row}-distance.png")
-    if series:  # a finished run that was resumed has none
+    if series:  # an attack without iterations has none
         _plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
 
 

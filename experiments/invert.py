@@ -27,6 +27,11 @@ A payload captured from another framework is an npz file with one float array pe
 There is then no truth, and only the attacker's own measures are printed. The last two lines make such a pair of files
 from a simulated client, and attack it. Runs resume; `--fresh` starts over.
 
+With `--restarts 2` or more, the two best of the independent starts are compared, and the SSIM between their images is
+reported as `agreement`, the mean and of each image: evidence that an image is right which needs no truth
+(docs/agreement.md says from which value on).
+`gradient_matched` is no such evidence.
+
 The sixth takes a few seconds an image, nearly all of them to compile the client, and should print 87 dB: that
 attack on vision transformers has a closed form. The seventh, for deep networks, takes two to four minutes an image
 and should print an SSIM of .76, the mean of .34, 1.00 and .93; its PSNR depends on tints. The eighth, four images
@@ -34,8 +39,6 @@ behind one gradient, takes half an hour or more on one core and should print .86
 public images beyond the update, `--public-data`, and train a generator on them.
 """
 
-import hashlib
-import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,13 +52,17 @@ import tyro
 
 from experiments import _distributed, _plots
 from experiments._defenses.registry import REGISTRY
-from experiments._harness import Progress, RunFolder, default_out, jsonable, print_metrics, run_command
+from experiments._files import jsonable, naming, write_npz
+from experiments._harness import Progress, RunFolder, default_out, print_metrics, run_command
 from experiments._inversion.attacker import ATTACKS, build_attack, check, iterations_of, leaves_read, threat_for
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.client import build_model, victim
-from experiments._inversion.problem import Outcome, attack, observe, where_seen
+from experiments._inversion.problem import Outcome, attack, captions, observe, own_opinion, where_seen
 from experiments._inversion.public_data import generator_for, public_images
-from jaxleak import _validate, attacks, audit, models, objectives, protocols
+from experiments._inversion.size import require_memory
+from experiments._inversion.sources import sources_of
+from experiments._sources import contents
+from jaxleak import _validate, attacks, audit, capture, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._tree import below, named_leaves
 from jaxleak.attacks import presets
@@ -84,7 +91,7 @@ class Args:
     num_classes: int = 10
     """Classes of the model behind a captured payload."""
     save_payload: Path | None = None
-    """Write the simulated client's update to this npz file, and stop."""
+    """Write the simulated client's update to this npz file, and stop; a name without .npz gets that ending."""
     save_weights: Path | None = None
     """With --save-payload: write the weights that the update was computed at to this safetensors file."""
     devices: int | None = None
@@ -99,16 +106,22 @@ def main(args: Args) -> dict[str, float]:
     mesh = _distributed.start(_distributed.Devices(devices=args.devices))
     devices = () if mesh is None else tuple(mesh.devices.flat)
     _check(args)
+    if args.payload is None:
+        require_memory(case)
+    else:
+        require_memory(case, args.image_shape, args.num_classes)
     out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
     folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
     if args.save_payload is not None:
         side = victim(case, args.seeds[0])
+        folder.sources.bind(sources_of(case, args.seeds[0]))
         with folder.phase("client"):
             observation, _ = observe(case, args.seeds[0], side)
-        save_payload(args.save_payload, observation.payload)
-        print(f"payload written to {args.save_payload}")
+        written = save_payload(args.save_payload, observation.payload)
+        print(f"payload written to {written}")
         if args.save_weights is not None:
-            models.save_weights(args.save_weights, observation.params)
+            with naming(args.save_weights):
+                models.save_weights(args.save_weights, observation.params)
             print(f"weights written to {args.save_weights}")
         return {}
     if args.payload is not None:
@@ -118,9 +131,12 @@ def main(args: Args) -> dict[str, float]:
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
         for seed in args.seeds
     }
-    print(f"the attacker is granted: {granted(case, _attackable(case, args.seeds[0]))}")
+    model = _attackable(case, args.seeds[0])
+    for seed in args.seeds:
+        folder.sources.bind(sources_of(case, seed))
+    print(f"the attacker is granted: {granted(case, model)}")
     outcomes = []
-    folder.keep_log_before(seed=-1)  # seeds that are finished are restored, and logged again
+    folder.log_again()
     with Progress() as progress:
         for seed in args.seeds:
 
@@ -132,8 +148,12 @@ def main(args: Args) -> dict[str, float]:
                 outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
     metrics = summary(outcomes)
-    draw(folder, outcomes)
-    path = folder.finish(metrics)
+    draw(folder, args.seeds, outcomes)
+    cells = [
+        {"seed": seed, **o.scores} | ({} if o.second is None else {"agreement_of_each": o.second.value})
+        for seed, o in zip(args.seeds, outcomes, strict=True)
+    ]
+    path = folder.finish(metrics, cells=cells)
     print_metrics(metrics)
     print(f"stored in {path}")
     return metrics
@@ -141,9 +161,13 @@ def main(args: Args) -> dict[str, float]:
 
 def _check(args: Args) -> None:
     """Raise `ValueError` on options out of range, by their names, before any data are loaded."""
-    _validate.positive(seeds=len(args.seeds))
+    _validate.seeds(seeds=args.seeds)
+    _validate.count(num_classes=args.num_classes, **{f"image_shape[{i}]": n for i, n in enumerate(args.image_shape)})
     if args.save_weights is not None and args.save_payload is None:
         raise ValueError("--save-weights goes with --save-payload")
+    for option, path in (("save-payload", args.save_payload), ("save-weights", args.save_weights)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{option} must name a file, and {path} is a folder")
     check(args.case)
 
 
@@ -175,13 +199,19 @@ def granted(case: Case, model: models.Classifier) -> str:
     return ", ".join(["the model", update, "the batch size", *extra])
 
 
-def draw(folder: RunFolder, outcomes: list[Outcome]) -> None:
+def draw(folder: RunFolder, seeds: Sequence[int], outcomes: list[Outcome]) -> None:
     """Contact sheet and curves."""
     truth = np.concatenate([o.truth for o in outcomes])
     estimate = np.concatenate([o.estimate for o in outcomes])
-    flagged = np.concatenate([np.full(len(o.truth), not o.scores["matched"]) for o in outcomes])
-    _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, estimate, flagged, zoom=4, hide_flagged=False)
-    series = {f"seed {i}": (np.arange(len(o.curve)), o.curve) for i, o in enumerate(outcomes) if len(o.curve)}
+    seconds = [o.second.other for o in outcomes if o.second is not None]
+    second = np.concatenate(seconds) if seconds else None
+    path = folder.figure("contact_sheet.png")
+    _plots.contact_sheet(path, truth, estimate, second=second, captions=captions(outcomes), zoom=4)
+    series = {
+        f"seed {seed}": (np.arange(len(o.curve)), o.curve)
+        for seed, o in zip(seeds, outcomes, strict=True)
+        if len(o.curve)
+    }
     if series:
         _plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
 
@@ -206,18 +236,19 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     )  # fmt: skip
     generator = generator_for(case, seed, args.image_shape, captured=True)
     engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
-    contents = hashlib.sha256()
-    for path in filter(None, (args.payload, case.weights)):
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):  # weights may be a folder
-            contents.update(file.read_bytes() if file.is_file() else b"")
-    identity = jsonable(asdict(case)) | {"seed": seed, "contents": contents.hexdigest()}
-    saved = Checkpoints(folder.checkpoints / "payload", identity, fresh=args.fresh)
+    saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
+    assert args.payload is not None
+    # Without its path: a folder holds the results of one payload.
+    folder.sources.bind({**contents("the payload", args.payload), **contents("the weights", case.weights)})
+    if generator is not None:
+        folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
     print(f"the attacker is granted: {granted(case, model)}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     with folder.phase("attack"):
-        found, _, _ = audit.invert(
+        observation = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        found, run, _ = audit.invert(
             engine,
-            Observation(jnp.zeros((), jnp.int32), variables, payload),
+            observation,
             audit.template_of(template),
             key=jax.random.key(seed),
             iterations=iterations_of(case),
@@ -227,23 +258,30 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
             devices=devices,
         )
     x = np.asarray(found.x[:, 0])
-    np.savez(folder.path / "reconstruction.npz", x=x, y=np.asarray(found.y))
-    flagged = ~np.asarray(found.recovered)
+    write_npz(folder.path / "reconstruction.npz", {"x": x, "y": np.asarray(found.y)})
     rows = {f"reconstruction, from image {first}": x[first : first + 8] for first in range(0, len(x), 8)}
-    _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
-    metrics = {"score": float(found.score[0]), "matched": float(not flagged.any())}
+    metrics = {"score": float(found.score[0]), **own_opinion(found)}
+    cells: list[dict[str, Any]] = []
+    if case.restarts > 1:
+        second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
+        metrics["agreement"] = float(np.mean(second.value))
+        cells = [{"image": i, "agreement": value} for i, value in enumerate(second.value)]
+        for first in range(0, len(x), 8):
+            rows[f"second best start, from image {first}"] = second.other[first : first + 8]
     if case.labels != "none":
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
-    folder.finish(metrics)
+    _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    folder.finish(metrics, cells=cells)
     print_metrics(metrics)
     return metrics
 
 
-def save_payload(path: Path, payload: PyTree) -> None:
-    """One array per parameter, named by its path."""
-    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
-    np.savez(path, **arrays)
+def save_payload(path: Path, payload: PyTree) -> Path:
+    """One array per parameter, named by its path; returns the file's name, to which `.npz` is added if it lacks it."""
+    path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+    write_npz(path, {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()})
+    return path
 
 
 def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None = None) -> PyTree:
@@ -268,28 +306,13 @@ def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None =
                 raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
             if extra := sorted(names - shapes.keys()):
                 raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")
-            arrays = [_read_array(archive, name, shape) if name in names else None for name, shape in shapes.items()]
+            arrays = [
+                jnp.asarray(capture.read_npz_array(archive, name, shape)) if name in names else None
+                for name, shape in shapes.items()
+            ]
     except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
         raise ValueError(f"--payload {path} is no npz file of this model's gradients: {error}") from error
     return jax.tree.unflatten(jax.tree.structure(params), arrays)
-
-
-def _read_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...]) -> jax.Array:
-    # np.load would allocate what the header promises before it looks at what is there.
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    with archive.open(name + ".npy") as file:
-        shape, fortran_order, dtype = readers[np.lib.format.read_magic(file)](file)
-        if shape != expected:
-            raise ValueError(f"{name} must have shape {expected}, got {shape}")
-        if dtype.kind != "f" or dtype.itemsize > 8:
-            raise ValueError(f"{name} must hold floats of at most 64 bits, got {dtype}")
-        size = math.prod(shape) * dtype.itemsize
-        content = file.read(size + 1)
-    if len(content) != size:
-        raise ValueError(f"{name} must have {size} bytes of content, got {'more' if len(content) > size else 'fewer'}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused later as not finite
-        array = np.frombuffer(content, dtype).astype(np.float32)
-    return jnp.asarray(array.reshape(shape, order="F" if fortran_order else "C"))
 
 
 if __name__ == "__main__":

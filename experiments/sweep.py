@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from experiments._harness import default_out, run_command, write_json
+from experiments._files import naming, read_json, write_json
+from experiments._harness import default_out, require_own_folder, run_command
 from jaxleak import _validate
 
 #: What a sweep may start: every study, but no sweep.
@@ -68,6 +69,8 @@ class Line(NamedTuple):
 
 def main(args: Args) -> None:
     """Run a line, in place of this process, or merge."""
+    if args.out is not None:
+        require_own_folder(args.out)
     texts = args.sweep.read_text().splitlines()
     if not texts:
         raise ValueError(f"{args.sweep} has no lines")
@@ -147,7 +150,7 @@ def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
             continue
         folder = out / str(i)
         file = folder / "results.json"
-        result = json.loads(file.read_text()) if file.exists() else {"status": "missing"}
+        result = _result(file) if file.exists() else {"status": "missing"}
         if not _same_line(folder, line):
             result = {"status": "of another line"}
         if result["status"] != "complete":
@@ -159,7 +162,7 @@ def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
         {"index": row["index"], "study": row["study"], "status": row["status"], **row["options"], **row["metrics"]}
         for row in rows
     ]
-    with (out / "merged.csv").open("w", newline="") as file_:
+    with naming(out / "merged.csv"), (out / "merged.csv").open("w", newline="") as file_:
         table = csv.DictWriter(file_, list(dict.fromkeys(name for row in flat for name in row)))
         table.writeheader()
         table.writerows(flat)
@@ -169,7 +172,17 @@ def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
 
 def _same_line(folder: Path, line: Line) -> bool:
     file = folder / LINE_FILE
-    return not file.exists() or json.loads(file.read_text()) == line._asdict()
+    return not file.exists() or read_json(file, lambda content: content == line._asdict())
+
+
+def _result(file: Path) -> dict[str, Any]:
+    try:
+        return read_json(
+            file, lambda found: {"status": str(found["status"]), "metrics": dict(found["metrics"].items())}
+        )
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return {"status": "damaged"}
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -5,7 +5,7 @@
     python -m experiments.vflrecon --data adult --share 0.25 --parties 3 --optimizer sgd
     python -m experiments.vflrecon --data criteo --balanced --scaling quantile --defense label_dp --strength 10
     python -m experiments.vflrecon --table table3 fig3 --seeds 3 --budget 30
-    python -m experiments.vflrecon --table table5 table6 fig7 --shadow-init shared --seeds 3 --budget 60
+    python -m experiments.vflrecon --table table5 table6 fig4 fig7 --shadow-init shared --seeds 3 --budget 60
     python -m experiments.vflrecon --table encryption --shadow-init shared  # an epoch on ciphertexts: two minutes
 
 The demo takes one to three minutes on two cores and should print, up to rounding (measured: mean +- spread of seeds 0
@@ -55,15 +55,17 @@ from typing import Literal
 
 import numpy as np
 
-from experiments._harness import Progress, RunFolder, default_out, require_data, run_command
+from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._rows import require_match, require_runs
 from experiments._vfl import figures as vfl_figures
 from experiments._vfl import tables as vfl_tables
 from experiments._vfl.cell import Cell
 from experiments._vfl.cells import TABLES, cells
 from experiments._vfl.defenses import DefenseName
-from experiments._vfl.problem import Case, OptimizerName, vertical_problem
+from experiments._vfl.problem import Case, OptimizerName, sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case
-from jaxleak import _validate, attacks
+from jaxleak import _validate
+from jaxleak.attacks import party_records
 
 DEMO_DATA = ("breast_cancer", "digits")
 
@@ -76,12 +78,12 @@ class Args:
     table: tuple[Literal[tuple(TABLES)], ...] = ()  # type: ignore[valid-type]
     """Tables and figures of the paper; fu, ablation, encryption and defender are further ones."""
     budget: float = 60.0
-    """Of `--table`: minutes on two CPU cores."""
+    """Minutes that the cells of `--table` may take on two CPU cores."""
     only: str = ""
-    """Of `--table`: run only cells whose id contains this."""
+    """Run only the cells of `--table` whose id contains this text."""
     data: tuple[str, ...] = ()
     """breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE."""
-    shadow_init: tuple[Literal["shared", "own_bottom", "independent"], ...] = attacks.SHADOW_INITS
+    shadow_init: tuple[Literal["shared", "own_bottom", "independent"], ...] = party_records.SHADOW_INITS
     """How the shadow run starts; the paper does not say which it used. Tables compare the paper with the first."""
     share: float = 0.5
     """The adversary's share of the features."""
@@ -92,22 +94,24 @@ class Args:
     """Size of the real run."""
     parties: int = 2
     partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = "auto"
-    """Of the features; auto gives every party a strip of an image, and random columns of a table."""
+    """How the features are divided; auto gives every party a strip of an image, or random columns of a table."""
     optimizer: OptimizerName = "adam"
     scaling: Literal["minmax", "quantile"] = "minmax"
     balanced: bool = False
     """As many samples of every class."""
     cipher: Literal["none", "plain", "ckks"] = "none"
-    """Of the top's first layer: none, the encrypted protocol's algebra without ciphertexts, or on real ones."""
+    """The top's first layer runs without a cipher, by the algebra of the encrypted protocol without ciphertexts, or on
+    real ones. Rows of tables that are printed for encryption run on real ones unless plain, which is quicker, is given.
+    """
     defense: DefenseName = "none"
     """Attacked as if there were none, and by an adaptive attacker whose shadow run has it too."""
     strength: float = 0.0
-    """Of the defense: a variance, an epsilon, a power or a threshold; 0 is its default."""
+    """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
     task_epochs: int = 20
     """Epochs of training after which the task's accuracy is measured, where a defense is on."""
     network_epochs: int = 10
     """Passes of R over the steps of all shadow runs."""
-    fields: tuple[Literal[attacks.FIELDS], ...] = ("gradient", "outputs", "inputs")  # type: ignore[valid-type]
+    fields: tuple[Literal[party_records.FIELDS], ...] = ("gradient", "outputs", "inputs")  # type: ignore[valid-type]
     """What a record holds."""
     select: Literal["fixed", "validation"] = "fixed"
     """Take `--fields`, or choose them by validation on the attacker's own shadow records."""
@@ -127,34 +131,44 @@ class Args:
         return Case(**{name: getattr(self, name) for name in names - {"data"}}, data=data)
 
 
-def main(args: Args, *, need_data: bool = False) -> dict[str, float]:
+def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     """Run the study; returns the metrics: means over data sets and seeds, then each data set's mean and spread.
 
     Args:
         args: the options.
-        need_data: raise `FileNotFoundError` in the end if no cell of the tables could run for lack of data.
+        need_runs: raise in the end, as `require_runs` does, if no cell of the tables ran.
+
+    Raises:
+        ValueError: on options out of range, data that do not fit them, or `--only` in no cell's id.
     """
-    _validate.positive(seeds=args.seeds, batch_size=args.batch_size, shadow_records=args.shadow_records)
-    _validate.positive(shadow_runs=args.shadow_runs, network_epochs=args.network_epochs)
-    _validate.positive(budget=args.budget, victim_records=args.victim_records, task_epochs=args.task_epochs)
+    _validate.count(seeds=args.seeds, batch_size=args.batch_size, shadow_records=args.shadow_records)
+    _validate.count(shadow_runs=args.shadow_runs, network_epochs=args.network_epochs, parties=args.parties)
+    _validate.count(victim_records=args.victim_records, task_epochs=args.task_epochs)
+    _validate.positive(budget=args.budget)
     _validate.non_negative(strength=args.strength)
-    unknown = set(args.fields) - set(attacks.FIELDS)
+    unknown = set(args.fields) - set(party_records.FIELDS)
     if unknown or not args.fields:
-        raise ValueError(f"fields must be some of {', '.join(attacks.FIELDS)}, got {', '.join(args.fields) or 'none'}")
+        raise ValueError(
+            f"fields must be some of {', '.join(party_records.FIELDS)}, got {', '.join(args.fields) or 'none'}"
+        )
     if not args.shadow_init:
-        raise ValueError(f"shadow_init must name at least one of {', '.join(attacks.SHADOW_INITS)}")
+        raise ValueError(f"shadow_init must name at least one of {', '.join(party_records.SHADOW_INITS)}")
     names = args.data or DEMO_DATA
     # All that can be refused is refused before anything is trained.
     if not args.table:
         for name in names:
             vertical_problem(args.case(name), seed=0)
+    wanted = [(table, cell) for table in args.table for cell in cells(table, args.case("sensorless"))]
+    if args.table:
+        require_match(args.only, (cell.id for _, cell in wanted))
+    wanted = [(table, cell) for table, cell in wanted if args.only in cell.id]
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
     out = args.out or default_out("vflrecon", "-".join(args.table or names).replace("/", "_").replace(":", "_"))
     # Tables resume: finished cases of the folder are not run again.
-    folder = RunFolder(out, "vflrecon", config, fresh=args.fresh or not args.table)
+    folder = RunFolder(out, "vflrecon", config, fresh=args.fresh)
     if args.fresh:
         (folder.path / "cases.jsonl").unlink(missing_ok=True)
-    return _tables(args, folder, need_data) if args.table else _study(args, names, folder)
+    return _tables(args, wanted, folder, need_runs) if args.table else _study(args, names, folder)
 
 
 def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, float]:
@@ -166,6 +180,9 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
         regressions=True,
         comparisons=True,
     )
+    for name in names:
+        folder.sources.bind(sources_of(args.case(name)))
+    folder.work_again()
     with Progress() as progress:
         for number, name in enumerate(names):
             for seed in range(args.seeds):
@@ -181,28 +198,26 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
     return results
 
 
-def _tables(args: Args, folder: RunFolder, need_data: bool) -> dict[str, float]:
-    wanted: list[tuple[str, Cell]] = []
-    for table in args.table:
-        wanted += [(table, cell) for cell in cells(table, args.case("sensorless")) if args.only in cell.id]
+def _tables(args: Args, wanted: list[tuple[str, Cell]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
     rows, runner = vfl_tables.run_cells(
         [cell for _, cell in wanted],
         folder,
         seeds=range(args.seeds),
         budget=args.budget,
         shadow_init=args.shadow_init,
+        pictured={cell.case for table, cell in wanted if table in vfl_figures.PICTURED},
     )
     vfl_tables.show(rows)
     for table in args.table:
         own = [row for row, (name, _) in zip(rows, wanted, strict=True) if name == table]
         case = next((cell.case for name, cell in wanted if name == table), None)
-        vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays.get(case))
+        vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays(case, 0))
     ran = sum(row["ours"] is not None for row in rows)
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
     path = folder.finish(results, cells=rows)
     print(f"stored in {path}")
-    if need_data:
-        require_data(rows)
+    if need_runs:
+        require_runs(rows)
     return results
 
 
@@ -239,4 +254,4 @@ def _metric_names(runs: dict[str, list[dict[str, float]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_command(functools.partial(main, need_data=True), Args, __doc__)
+    run_command(functools.partial(main, need_runs=True), Args, __doc__)

@@ -4,7 +4,6 @@ Cells that come from the same run (one curve read at several iterations, say) sh
 run folder, so that a killed command does not run them again.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,9 @@ import jax
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe.problem import Problem, horizontal_problem, vertical_problem
 from experiments._cafe.runs import NestedTables, Setting
-from experiments._harness import digest, write_json
+from experiments._files import Stored, read_json, write_json
+from experiments._harness import digest
+from experiments._sources import Arrays, drawn
 from jaxleak import data
 
 DATASETS = {
@@ -28,7 +29,8 @@ DATASETS = {
 
 #: Seconds measured on two CPU cores; only used to decide what fits a budget.
 EXACT_SETUP, EXACT_PER_IMAGE = 45.0, 1.0
-#: Of who knows of fake gradients, at 200 samples: one decomposition of a system of all samples per feature.
+#: Seconds of an attacker who knows of fake gradients, at 200 samples: one decomposition of a system of all samples per
+#: feature.
 CENSORED = 240.0
 #: The same where only the order is left, mostly sorting in every round.
 ORDINAL = 600.0
@@ -75,11 +77,16 @@ class Runner:
         if setting not in self.results:
             path = self._path(setting)
             if path.exists():
-                self.results[setting] = _numbers(json.loads(path.read_text())["results"])
+                stored = read_json(path, lambda content: dict(_numbers(content["results"])))
+                self.results[setting] = Stored(path, stored)
             else:
                 self.results[setting] = self._run(setting)
                 write_json(path, {"setting": asdict(setting), "results": self.results[setting]})
         return self.results[setting]
+
+    def sources(self, setting: Setting) -> Arrays:
+        """The private and held-out samples that a setting's results come from."""
+        return drawn(self.specs[setting.dataset], setting.num_samples + _held_out(setting), setting.seed)
 
     def _path(self, setting: Setting) -> Path:
         return self.folder / f"{digest(asdict(setting) | {'data': self.specs[setting.dataset]})}.json"
@@ -112,8 +119,12 @@ class Runner:
             seed=setting.seed,
             key=key,
             network=setting.network,
-            held_out=100 if setting.kind == "training" else 0,
+            held_out=_held_out(setting),
         )
+
+
+def _held_out(setting: Setting) -> int:
+    return 100 if setting.kind == "training" and not setting.workers else 0
 
 
 def _numbers(stored: Any) -> Any:
@@ -136,7 +147,9 @@ def cost(setting: Setting) -> float:
         return TRAINING_PER_ROUND * setting.iterations
     rounds = setting.iterations * (3 if setting.method == "gc" else 1)
     steps_one_two = (
-        16_000 * STEPS_ONE_TWO_PER_ROUND if setting.kind == "descent" and setting.method.startswith("cafe") else 0.0
+        2 * cafe_runs.cap(setting.dataset) * STEPS_ONE_TWO_PER_ROUND
+        if setting.kind == "descent" and setting.method.startswith("cafe")
+        else 0.0
     )
     return steps_one_two + STEP_THREE_PER_ROUND * rounds * setting.batch_size / 40
 
@@ -145,7 +158,7 @@ def available(spec: str) -> str | None:
     """Why a data specification cannot be loaded, or None."""
     try:
         data.load(spec, 1)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         return str(error)
     return None
 

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import optax
 
-from experiments._cafe.problem import Problem, image_psnr
+from experiments._cafe.problem import Problem, channel_peak_psnr, image_psnr
 from jaxleak import attacks, audit, metrics, models, protocols, threats
-from jaxleak._base import Attack, Batch, Reconstruction, ShareFn
+from jaxleak._base import Attack, Batch, Protocol, Reconstruction, ShareFn
+from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
 
@@ -35,6 +36,7 @@ def steps_one_and_two(
     batch_size: int,
     key: jax.Array,
     options: dict[str, Any],
+    workers: int = 0,
     defense: Defense | None = None,
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -48,16 +50,20 @@ def steps_one_and_two(
         batch_size: K.
         key: of the audit.
         options: learning rates and weights of `attacks.cafe`.
+        workers: M > 0 for horizontal rounds, 0 for vertical ones.
         defense: acts on the payload.
         callbacks: see `audit.run`.
         checkpoints: see `audit.run`.
     """
     head = models.frozen_features(problem.model)
     size = features.shape[0]
-    protocol = protocols.vertical(head, num_samples=size, batch_size=batch_size, sampling="uniform", defense=defense)
+    protocol = _protocol(head, workers, num_samples=size, batch_size=batch_size, defense=defense)
     # Slices of the head are features, which have no total variation; Step III is not reached here.
     attack = attacks.cafe(
-        head, protocol.share, num_samples=size, loops="nested", iterations=iterations, **{**options, "beta": 0.0}
+        head,
+        protocol.share,
+        num_samples=size,
+        options=aggregated.CafeOptions(loops="nested", iterations=iterations, **{**options, "beta": 0.0}),
     )
     state, _ = audit.run(
         attack,
@@ -82,10 +88,12 @@ def step_three(
     key: jax.Array,
     threat: threats.Threat = threats.HONEST_BUT_CURIOUS_SERVER,
     tables: Tables | None = None,
+    workers: int = 0,
     optimizer: optax.GradientTransformation | None = None,
     defense: Defense | None = None,
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
+    on_resume: Callable[[int], None] = lambda _: None,
 ) -> tuple[Reconstruction, dict[str, np.ndarray]]:
     """Descend on fake data for `rounds` batches: CAFE's Step III, a baseline, or (tables=None) the single loop.
 
@@ -97,17 +105,19 @@ def step_three(
         key: of the audit.
         threat: what the attacker is granted.
         tables: V and H from `steps_one_and_two`; the attack's state then starts in Step III.
+        workers: M > 0 for horizontal rounds, 0 for vertical ones.
         optimizer: trains the model meanwhile; None keeps it frozen.
         defense: acts on the payload.
-        callbacks: see `audit.run`.
+        callbacks: see `audit.run`; without checkpoints they are also told of the start, as iteration 0.
         checkpoints: see `audit.run`.
+        on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
     """
     size = len(problem.private.y)
-    protocol = protocols.vertical(
+    protocol = _protocol(
         problem.model,
+        workers,
         num_samples=size,
         batch_size=batch_size,
-        sampling="uniform",
         optimizer=optimizer,
         defense=defense,
         with_statistics=threat.statistics,
@@ -119,6 +129,10 @@ def step_three(
         state = state._replace(attack=state.attack._replace(V=tables.V, H=tables.H, batches=state.attack.batches + 2))
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
+    on_resume(int(state.protocol.round))
+    watching = tuple(callbacks)
+    for callback in watching if checkpoints is None else ():
+        callback(0, state, {})  # a curve begins where the attack does
     state, infos = audit.run(
         attack,
         protocol,
@@ -128,12 +142,19 @@ def step_three(
         rounds=rounds,
         state=state,
         chunk=25,
-        callbacks=callbacks,
+        callbacks=watching,
         checkpoints=checkpoints,
     )
     _, transcript = jax.eval_shape(lambda s: protocol.round(key, s, problem.private), state.protocol)
     observation = threats.view(threat, transcript)._replace(params=state.protocol.params)
     return attack.reconstruct(state.attack, observation), infos
+
+
+def _protocol(model: models.SplitModel, workers: int, **options: Any) -> Protocol:
+    """Rounds of batches drawn uniformly, horizontal with `workers` or, at 0, vertical."""
+    if workers:
+        return protocols.horizontal(model, workers=workers, sampling="uniform", **options)
+    return protocols.vertical(model, sampling="uniform", **options)
 
 
 def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> dict[str, float]:
@@ -142,7 +163,7 @@ def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> 
     slices = np.asarray(reconstruction.x)
     psnr = image_psnr(problem, slices, index)
     images = problem.assemble(slices)
-    scores = {
+    scores: dict[str, float] = {
         "psnr_mean": float(psnr.mean()),
         "psnr_median": float(np.median(psnr)),
         "psnr_min": float(psnr.min()),
@@ -152,6 +173,7 @@ def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> 
     if problem.dataset.x.ndim == 4:
         tiles = np.asarray(problem.private.x)
         scores["psnr_upstream"] = metrics.psnr_upstream(tiles, slices)
+        scores["psnr_channel_peak"] = channel_peak_psnr(problem, images, index)
         scores["ssim_mean"] = float(np.mean(metrics.ssim(problem.dataset.x, np.clip(images, 0, 1))))
         grey = np.full_like(tiles, 0.5)
         scores["psnr_grey"] = float(image_psnr(problem, grey, index).mean())

@@ -2,15 +2,19 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments._cafe.problem import Problem, forward_features
-from jaxleak import _mesh, attacks, audit, data, models, protocols, threats
-from jaxleak._base import Attack, Batch
+from experiments._cafe.problem import Problem
+from experiments._own_keys import SAMPLES, own_key
+from jaxleak import _mesh, attacks, audit, models, protocols, threats
+from jaxleak._base import Attack, Batch, PyTree
+from jaxleak.attacks import aggregated
+from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak.attacks._cafe.exact import Solver, factorises
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
 
@@ -18,14 +22,29 @@ from jaxleak.defenses import Defense
 #: (`defenses.fake_gradients`; a cap in units of 1 or of each tensor leaves enough entries of all tensors).
 Knowledge = Literal["nothing", "clamped", "clamped-gradient", "paired-gradient", "paired-tensor"]
 
-#: Who has only the order alternates between predictions and orders this often.
+#: An attacker who has only the order of the entries alternates between predictions and orders this often.
 SWEEPS = 6
+
+
+def require_memory(num_samples: int, solver: Solver) -> None:
+    """Refuse what the exact engine cannot do in memory, known from N alone, before any data are read.
+
+    Args:
+        num_samples: N > 0.
+        solver: of Steps I and II.
+
+    Raises:
+        MemoryError: if N x N matrices are to be factorised and do not fit; names the option that avoids it.
+    """
+    if factorises(num_samples, solver):  # one float64 matrix per party in turn, beside that of the counts
+        advice = "--linear-solver matrix_free factorises nothing"
+        audit.require_bytes(16 * num_samples**2, jax.local_devices(backend="cpu")[0], advice)
 
 
 def observe_and_recover(
     problem: Problem,
     features: jax.Array,
-    plan: attacks.CafeExactPlan,
+    plan: aggregated.CafeExactPlan,
     *,
     key: jax.Array,
     horizontal: bool = False,
@@ -35,7 +54,7 @@ def observe_and_recover(
     checkpoints: Checkpoints | None = None,
     mesh: Mesh | None = None,
     on_resume: Callable[[int], None] = lambda _: None,
-) -> attacks.Recovery:
+) -> aggregated.Recovery:
     """Watch the rounds of the plan, then solve for V, H and labels.
 
     Args:
@@ -63,10 +82,10 @@ def observe_and_recover(
     else:
         protocol = protocols.vertical(head, num_samples=plan.num_samples, batch_size=plan.batch_size, defense=defense)
     private = Batch(features, problem.private.y, problem.private.index)
-    attack, recover = _attacker(problem, head, plan, knows, mesh)
+    attack, recover = _attacker(problem.model, problem.params, plan, knows, mesh)
     state = audit.start(attack, protocol, private, key=key)
     if mesh is not None:
-        tables, private = attacks.shard_cafe(head, plan, state.attack, private, mesh)
+        tables, private = aggregated.shard_cafe(head, plan, state.attack, private, mesh)
         state = _mesh.place(state._replace(attack=None), _mesh.replicated(mesh))._replace(attack=tables)
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
@@ -90,30 +109,32 @@ def observe_and_recover(
 
 
 def _attacker(
-    problem: Problem, head: models.SplitModel, plan: attacks.CafeExactPlan, knows: Knowledge, mesh: Mesh | None
-) -> tuple[Attack, Callable[..., attacks.Recovery]]:
-    """The attack on the rounds, and what solves its final state."""
+    model: models.SplitModel, params: PyTree, plan: aggregated.CafeExactPlan, knows: Knowledge, mesh: Mesh | None
+) -> tuple[Attack, Callable[..., aggregated.Recovery]]:
+    """The attack on the rounds, and what solves its final state; no data come in here."""
+    head = models.frozen_features(model)
     if knows == "nothing":
-        return attacks.cafe_exact(head, plan, mesh=mesh), attacks.recover
+        return attacks.cafe_exact(head, plan, mesh=mesh), aggregated.recover_exact
     if knows == "clamped":
-        return attacks.cafe_censored(head, plan), attacks.recover_censored
-    recover = functools.partial(attacks.recover_ordinal, sweeps=SWEEPS)
+        return attacks.cafe_censored(head, plan), aggregated.recover_censored
+    recover = functools.partial(aggregated.recover_ordinal, sweeps=SWEEPS)
     if knows == "clamped-gradient":
         return attacks.cafe_ordinal(head, plan, reading="clamped", sweeps=SWEEPS), recover
-    kernel_scale = attacks.size_ratio(_own_gradient(problem, plan.batch_size)) if knows == "paired-gradient" else 1.0
-    return attacks.cafe_ordinal(head, plan, kernel_scale=kernel_scale, sweeps=SWEEPS), recover
+    scale = 1.0
+    if knows == "paired-gradient":
+        scale = aggregated.kernel_to_bias_ratio(own_gradient(model, params, plan.batch_size))
+    return attacks.cafe_ordinal(head, plan, kernel_scale=scale, sweeps=SWEEPS), recover
 
 
-def _own_gradient(problem: Problem, batch_size: int) -> Any:
-    """The first dense layer's gradient on photographs of the attacker's own, with labels at random."""
-    side, parties = problem.dataset.x.shape[1], problem.model.parties
-    own = data.load(f"natural_patches:{side}", batch_size, 0)
-    tiles, _ = data.image_tiles(own.x, parties)
-    index = jnp.arange(batch_size, dtype=jnp.int32)
-    labels = jax.random.randint(jax.random.key(0), (batch_size,), 0, problem.model.num_classes)
-    features = forward_features(problem._replace(private=Batch(jnp.asarray(tiles), labels, index)))
-    head = models.frozen_features(problem.model)
-    protocol = protocols.vertical(head, num_samples=batch_size, batch_size=batch_size)
-    state = protocol.init(jax.random.key(0))._replace(params=problem.params)
-    _, transcript = jax.jit(protocol.round)(jax.random.key(0), state, Batch(features, labels, index))
-    return transcript.payload
+def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int) -> PyTree:
+    """The frozen model's gradient on a batch that the attacker makes up: random shapes and noise, random labels.
+
+    Nobody's data take part. Colour, grey and tabular slices are drawn alike, every party's by itself.
+    """
+    for_slices, for_labels = jax.random.split(own_key(SAMPLES))
+    slices = synthetic_slices(int(jax.random.bits(for_slices)), batch_size * model.parties, model.slice_shape)
+    x = jnp.asarray(slices).reshape(batch_size, model.parties, *model.slice_shape)
+    y = jax.random.randint(for_labels, (batch_size,), 0, model.num_classes)
+    share = protocols.vertical(models.frozen_features(model), num_samples=batch_size, batch_size=batch_size).share
+    features = jax.jit(model.features)(params, x)
+    return jax.jit(share)(params, Batch(features, y, jnp.arange(batch_size, dtype=jnp.int32)))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments._sources import Arrays, arrays_of, drawn_name
 from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
 
@@ -102,6 +103,11 @@ def _problem(
     return Problem(dataset, layout, model, model.init(audit.init_key(key)), private, held_out)
 
 
+def sources_of(problem: Problem, spec: str, seed: int) -> Arrays:
+    """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone."""
+    return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
+
+
 def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
     """H (N, P, d1) of the whole private set: what the simulated parties keep while parameters are frozen."""
 
@@ -115,6 +121,17 @@ def relative_errors(truth: Any, estimate: Any, where: np.ndarray) -> np.ndarray:
     """||estimate - truth|| / ||truth|| over the last axis, for the (sample, party) pairs in `where`."""
     truth, estimate = np.asarray(truth)[where], np.asarray(estimate)[where]
     return np.linalg.norm(estimate - truth, axis=-1) / np.linalg.norm(truth, axis=-1)
+
+
+def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -> float:
+    """Mean PSNR of reconstructed images `index` by the paper's own formula, with every channel's largest true value.
+
+    An image with a channel that is black throughout has none and is left out; as elsewhere 200 dB stand for infinity.
+    """
+    with np.errstate(divide="ignore"):
+        values = np.minimum(metrics.psnr_channel_peak(problem.dataset.x[index], images), 200.0)
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
 def image_psnr(problem: Problem, slices: Any, index: np.ndarray) -> np.ndarray:

@@ -12,9 +12,10 @@ import optax
 
 from experiments._cafe import descent as cafe_descent
 from experiments._cafe.exact import SWEEPS, Knowledge, observe_and_recover
-from experiments._cafe.problem import Problem, forward_features, image_psnr
+from experiments._cafe.problem import Problem, channel_peak_psnr, forward_features, image_psnr
 from jaxleak import attacks, audit, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
+from jaxleak.attacks import aggregated
 from jaxleak.objectives import cross_entropy
 
 #: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
@@ -36,6 +37,13 @@ KNOWLEDGE: dict[str, Knowledge] = {
 }
 
 
+#: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
+CAPS = {"linnaeus5": 20_000}
+CAP = 8_000
+#: F1 and F2 below which the paper passes on to the next step.
+THRESHOLDS = (1e-9, 5e-9)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One configuration to run. Defaults are those of NeurIPS 2021, Table 2."""
@@ -52,6 +60,7 @@ class Setting:
     images: int = 32
     model_learning_rate: float = 0.0
     model_optimizer: str = "sgd"
+    switch: bool = False  # the single loop passes on by thresholds
     defense: str = "none"
     adaptive: bool = False  # the exact engine's attacker knows that the defense is fake gradients
     network: str = "cafe"
@@ -61,8 +70,9 @@ class Setting:
 def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     """The exact engine: Steps I and II on all samples, Step III on the first `images`.
 
-    Undefended, samples that the attack itself flags are left out of the PSNR and counted in `recovered`. Against a
-    defense everything is inverted, flagged or not: leaving samples out would flatter the attack.
+    Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
+    of the `images_asked` are left, and `answered` is the share of answers among all samples. Against a defense
+    everything is inverted: leaving samples out would flatter the attack.
     """
     defense = _defense(setting.defense)
     knows = KNOWLEDGE[setting.defense] if setting.adaptive else "nothing"
@@ -87,17 +97,21 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         defense=defense,
         knows=knows,
     )
-    shown = recovery.recovered[: setting.images] if defense is None else np.ones(setting.images, bool)
+    shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
-    recovered = float(recovery.recovered.mean())
+    answered = float(recovery.answered.mean())
+    counts = {"answered": answered, "images": len(wanted), "images_asked": len(shown)}
     if not len(wanted):
-        # Of MNIST in sixteen tiles, say: every image has a blank one, through which no gradient passes.
-        return {"psnr": float("nan"), "recovered": recovered, "images": 0}
-    result = attacks.invert_slices(
+        # In MNIST cut into sixteen tiles, for example, every image has a blank tile, through which no gradient passes.
+        return {"psnr": float("nan"), **counts}
+    result = aggregated.invert_slices(
         problem.model, problem.params, recovery.H[wanted], wanted, seed=setting.seed, chunk=8
     )
     psnr = np.minimum(image_psnr(problem, result.x, wanted), 200.0)
-    return {"psnr": float(psnr.mean()), "recovered": recovered, "images": len(wanted)}
+    scores = {"psnr": float(psnr.mean()), **counts}
+    if problem.dataset.x.ndim == 4:
+        scores["psnr_channel_peak"] = channel_peak_psnr(problem, problem.assemble(np.asarray(result.x)), wanted)
+    return scores
 
 
 @dataclass(frozen=True)
@@ -105,32 +119,49 @@ class NestedTables:
     """Outcome of the paper's Steps I and II."""
 
     values: cafe_descent.Tables
-    history: list[tuple[int, float, float]]  # (rounds done, least F1, least F2) of every chunk
+    history: list[tuple[int, float, float]]  # (rounds done, F1, F2) where a step ends a chunk or first passes on
     feature_error: float  # truth-side, median relative error of H
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
-    """Steps I and II by gradient descent, 8,000 batches each."""
+    """Steps I and II by gradient descent, as many batches each as the data set's cap."""
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
     values = cafe_descent.steps_one_and_two(
         problem,
         features,
-        iterations=8000,
+        iterations=cap(setting.dataset),
         batch_size=setting.batch_size,
         key=jax.random.key(setting.seed),
-        options=attacks.table9(_table9_row(setting))._asdict(),
+        options=aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
+        workers=setting.workers,
         defense=_defense(setting.defense),
-        callbacks=[lambda done, _, i: history.append((done, float(i["F1"].min()), float(i["F2"].min())))],
+        callbacks=[lambda done, _, infos: history.extend(_passing(done, infos))],
     )
     error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
     return NestedTables(values, history, float(np.median(error)))
 
 
+def cap(dataset: str) -> int:
+    """The most iterations that a step takes."""
+    return CAPS.get(dataset, CAP)
+
+
+def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, float]]:
+    """The first rounds below the thresholds, and the last round, of a chunk that ends after `done` rounds."""
+    size = len(infos["F1"])
+    below = [np.flatnonzero(infos[name] < limit) for name, limit in zip(("F1", "F2"), THRESHOLDS, strict=True)]
+    kept = sorted({int(found[0]) for found in below if len(found)} | {size - 1})
+    return [(done - size + k + 1, float(infos["F1"][k]), float(infos["F2"][k])) for k in kept]
+
+
 def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> dict[str, Any]:
     """The paper's Step III after Steps I and II, or a baseline without them."""
     key = jax.random.key(setting.seed)
-    options = {**attacks.table9(_table9_row(setting))._asdict(), **dict(setting.overrides)}
+    options = {
+        **aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
+        **dict(setting.overrides),
+    }
     defense = _defense(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
@@ -142,6 +173,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
         key=key,
         threat=threat,
         tables=tables.values if tables else None,
+        workers=setting.workers,
         defense=defense,
         callbacks=[_curve(problem, curve)],
     )
@@ -150,18 +182,19 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
 
 
 def single(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """Algorithm 4: all three updates in every iteration, while the model trains if it has a learning rate."""
+    """The single loop, while the model trains if it has a learning rate.
+
+    All three updates in every iteration (Algorithm 4), or one of them, passing on by thresholds (Section 4.2).
+    """
     key = jax.random.key(setting.seed)
-    options = {**attacks.table9(_table9_row(setting))._asdict(), **dict(setting.overrides)}
     curve: list[tuple[int, float]] = []
     reconstruction, _ = cafe_descent.step_three(
         problem,
-        lambda model, share: attacks.cafe(
-            model, share, num_samples=setting.num_samples, loops="single", switch=False, **options
-        ),
+        lambda model, share: _single_loop(setting, model, share),
         rounds=setting.iterations,
         batch_size=setting.batch_size,
         key=key,
+        workers=setting.workers,
         optimizer=_optimizer(setting),
         defense=_defense(setting.defense),
         callbacks=[_curve(problem, curve)],
@@ -217,21 +250,32 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
 
 def _table9_row(setting: Setting) -> str:
     # The ICLR data set CIFAR-100 has no row; it takes that of CIFAR-10.
-    return setting.dataset if setting.dataset in attacks.TABLE9 else "cifar10"
+    return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
+
+
+def _single_loop(setting: Setting, model: models.SplitModel, share: Any) -> Attack:
+    overrides: dict[str, Any] = dict(setting.overrides)
+    if setting.method == "cafe-iclr":
+        options = aggregated.CAFE_ICLR._replace(**overrides)
+    else:
+        printed = {**aggregated.published_hyperparameters(_table9_row(setting))._asdict(), **overrides}
+        options = aggregated.CafeOptions(loops="single", switch=setting.switch, **printed)
+    return attacks.cafe(model, share, num_samples=setting.num_samples, options=options)
 
 
 def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel, share: Any) -> Attack:
     size: dict[str, Any] = {"num_samples": setting.num_samples}
     rate: dict[str, Any] = {"learning_rate": options["data_learning_rate"]}
+    nested = {**options, "loops": "nested", "iterations": 1}
     builders: dict[str, Callable[[], Attack]] = {
-        "cafe": lambda: attacks.cafe(model, share, **size, loops="nested", iterations=1, **options),
-        "cafe-cosine": lambda: attacks.cafe_cosine(model, share, **size, loops="nested", iterations=1, **options),
-        "dlg": lambda: attacks.dlg(model, share, **size, **rate),
-        "idlg": lambda: attacks.idlg(model, share, **size, **rate),
-        "cosine": lambda: attacks.cosine_tv(model, share, **size, beta=options["beta"], **rate),
-        "sapag": lambda: attacks.sapag(model, share, **size, **rate),
-        "bn": lambda: attacks.bn_regularizer(model, share, **size, **rate),
-        "gc": lambda: attacks.gc_regularizer(model, share, **size, **rate),
+        "cafe": lambda: attacks.cafe(model, share, **size, options=aggregated.CafeOptions(**nested)),
+        "cafe-cosine": lambda: attacks.cafe(model, share, **size, options=aggregated.cosine_options(**nested)),
+        "dlg": lambda: aggregated.aligned_dlg(model, share, **size, **rate),
+        "idlg": lambda: aggregated.aligned_idlg(model, share, **size, **rate),
+        "cosine": lambda: aggregated.aligned_cosine_tv(model, share, **size, beta=options["beta"], **rate),
+        "sapag": lambda: aggregated.aligned_sapag(model, share, **size, **rate),
+        "bn": lambda: aggregated.aligned_batch_statistics(model, share, **size, **rate),
+        "gc": lambda: aggregated.aligned_group_consistency(model, share, **size, **rate),
     }
     return builders[setting.method]()
 
@@ -253,6 +297,7 @@ def _defense(name: str) -> defenses.Defense | None:
 
 
 def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
+    """A callback that appends (iteration, mean PSNR) to `curve`."""
     everyone = np.arange(len(problem.private.y))
 
     def record(done: int, state: audit.RunState, _: dict[str, np.ndarray]) -> None:
@@ -266,7 +311,8 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
 
 def _psnr(problem: Problem, reconstruction: Any) -> dict[str, float]:
     scores = cafe_descent.reconstruction_metrics(problem, reconstruction)
-    return {"psnr": scores["psnr_mean"], **scores}
+    everyone = len(problem.private.y)
+    return {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
 
 
 def _no_reconstruction(state: PyTree, observation: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from experiments import _paper
 from experiments._cafe.cells import DATASETS, Cell, at_iteration, iterations_to, psnr
-from experiments._cafe.runs import FAKE, KNOWLEDGE, Setting
+from experiments._cafe.runs import CAP, FAKE, KNOWLEDGE, THRESHOLDS, Setting, cap
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
 #: Without printed numbers: the training curves.
@@ -78,7 +78,12 @@ def _frozen(options: Options, **fields: Any) -> Setting:
 def _descent(options: Options, overrides: tuple[tuple[str, float], ...] = (), **fields: Any) -> Setting:
     if options.data_learning_rate is not None:
         overrides = (*overrides, ("data_learning_rate", options.data_learning_rate))
-    return Setting("descent", iterations=options.iterations, overrides=overrides, **fields)
+    return Setting("descent", iterations=_capped(options, fields["dataset"]), overrides=overrides, **fields)
+
+
+def _capped(options: Options, dataset: str) -> int:
+    """Iterations of Step III: those of the options, and in proportion more where the paper's cap is higher."""
+    return options.iterations * cap(dataset) // CAP
 
 
 def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterator[Cell]:
@@ -99,15 +104,20 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
     elif table == "table5":
         single = cell["id"].split("/")[1] == "single"
         if single:
-            setting = Setting("single", dataset=dataset, iterations=options.iterations)
+            setting = Setting("single", dataset=dataset, iterations=_capped(options, dataset))
             yield Cell(*base, setting, iterations_to(STOP_DB[dataset]), "NaN: not reached in the iterations run")
+            # Section 4.2 has thresholds for passing on, of which Algorithm 4 says nothing.
+            switching = replace(setting, switch=True)
+            note = "one step per iteration, passing on by thresholds; NaN: not reached"
+            yield Cell(f"{cell['id']}#switching", *base[1:], switching, iterations_to(STOP_DB[dataset]), note)
         elif cell["id"].split("/")[2] == "step3":
             yield Cell(
                 *base, _descent(options, dataset=dataset), iterations_to(STOP_DB[dataset]), "Step III of nested loops"
             )
         else:
             step = int(cell["id"].split("/")[2].removeprefix("step"))
-            yield Cell(*base, _descent(options, dataset=dataset), _step_iterations(step), "capped at 8000")
+            read, most = _step_iterations(step, cap(dataset)), f"capped at {cap(dataset)}"
+            yield Cell(*base, _descent(options, dataset=dataset), read, most)
     elif table == "table6":
         parties = int(cell["id"].split("/")[2].removeprefix("m"))
         yield Cell(*base, _frozen(options, dataset=dataset, parties=parties), psnr)
@@ -137,16 +147,17 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
     elif table == "table11":
         yield from _table11(options, cell, base)
     elif table == "text-fake-gradients":
-        sgd = f"{options.num_samples} images, pool of 1 instead of 1000; exact engine, nothing left out"
+        engine = "exact engine" if options.solver == "exact" else reduced
+        note = f"{options.num_samples} images, pool of 1 instead of 1000; {engine}, nothing left out"
         if cell["defense"] == "none":
-            yield Cell(*base, Setting("exact", dataset="cifar10", images=options.images), psnr)
+            yield Cell(*base, _frozen(options, dataset="cifar10"), psnr)
         else:
             for reading in FAKE:
-                setting = Setting("exact", dataset="cifar10", images=options.images, defense=reading)
-                yield Cell(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, sgd)
-                if reading in KNOWLEDGE:
+                setting = _frozen(options, dataset="cifar10", defense=reading)
+                yield Cell(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
+                if reading in KNOWLEDGE and options.solver == "exact":  # the descent has no attacker who knows
                     known = replace(setting, adaptive=True)
-                    yield Cell(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, sgd)
+                    yield Cell(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
 
 
 def _figure7(options: Options) -> Iterator[Cell]:
@@ -211,22 +222,38 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
     if table == "table1a":
         # A count of iterations per image: only the descending attack has one.
         total = 1 if method == "dlg" else size
-        fields |= {"num_samples": total, "workers": 0 if method == "dlg" else 4}
-        setting = Setting("descent", method=method, iterations=10 * options.iterations, **fields)
-        return Cell(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total)
-    setting = _frozen(options, **fields) if method == "cafe" else _descent(options, method=method, **fields)
+        note = "one image per seed, of the paper's 50" if method == "dlg" else ""
+        if method == "dlg":
+            fields |= {"num_samples": total, "workers": 1}
+            setting = Setting("descent", method=method, iterations=10 * options.iterations, **fields)
+        else:
+            setting = _iclr_descent(options, iterations=10 * options.iterations, **fields)
+        return Cell(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total, note)
+    if method != "cafe":
+        setting = _descent(options, method=method, **fields)
+    elif options.solver == "exact":
+        setting = _frozen(options, **fields)
+    else:
+        setting = _iclr_descent(options, iterations=options.iterations, **fields)
     return Cell(identifier, cell["value"], cell["unit"], setting, psnr)
 
 
-def _step_iterations(step: int) -> Any:
-    threshold, column = ((1e-9, 1), (5e-9, 2))[step - 1]
+def _iclr_descent(options: Options, **fields: Any) -> Setting:
+    """The submission's own attack: all steps in every iteration, normalised gradient descent on the data."""
+    rate = options.data_learning_rate
+    overrides = () if rate is None else (("data_learning_rate", rate),)
+    return Setting("single", method="cafe-iclr", overrides=overrides, **fields)
 
+
+def _step_iterations(step: int, most: int) -> Any:
     def read(results: dict[str, Any]) -> float:
         history = results["f_history"]
-        begin = 0 if step == 1 else 8000
+        begin = 0 if step == 1 else most
         reached = [
-            point[0] - begin for point in history if begin < point[0] <= begin + 8000 and point[column] < threshold
+            point[0] - begin
+            for point in history
+            if begin < point[0] <= begin + most and point[step] < THRESHOLDS[step - 1]
         ]
-        return float(reached[0]) if reached else 8000.0
+        return float(reached[0]) if reached else float(most)
 
     return read

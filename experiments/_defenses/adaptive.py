@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from experiments import _own_keys
 from experiments._defenses import registry
 from jaxleak import objectives
 from jaxleak._base import Batch, PyTree
@@ -25,9 +26,9 @@ from jaxleak.protocols import ClientShare
 SAMPLES = 4
 #: Shadow clients, of random images, labels and weights, that a defense's noise is measured on.
 SHADOWS = 4
-#: Of the mean square: entries of a noise that grows with them have a smallest variance.
+#: The least variance of an entry whose noise grows with it, as a share of the mean square of all entries.
 _FLOOR = 0.1
-#: Of OUTPOST's largest deviation: how far tensors without noise are trusted.
+#: The deviation that tensors without noise are given, as a share of OUTPOST's largest deviation.
 _CLEAN = 0.01
 
 Share = Callable[..., PyTree]
@@ -84,11 +85,11 @@ gradient, which label rules read, is among those entries |
     if kind == "dropout":
         return dropped_features(share, defense), settings
     if kind == "support":
-        return share, settings._replace(selection=observed_support)
+        return share, settings.comparing(selection=observed_support)
     if kind == "withheld":
         inferred = settings.labels in LABEL_RULES
         labels = "joint" if inferred else settings.labels
-        return share, settings._replace(selection=observed_support, labels=labels)
+        return share, settings.comparing(selection=observed_support)._replace(labels=labels)
     if kind in ("gaussian", "laplace"):
         noise = {"gaussian": objectives.gaussian_likelihood, "laplace": objectives.laplace_likelihood}[kind]
         return share, _knowing(settings, noise(strength))
@@ -96,17 +97,17 @@ gradient, which label rules read, is among those entries |
         # The noise that a neighbour hands over goes by its own entries, of which all that is known is that they are
         # about as large.
         deviation = strength * math.sqrt(1 + registry.NEIGHBOURS) if kind == "cancelling" else strength
-        return share, settings._replace(distance=proportional_likelihood(deviation))
+        return share, settings.comparing(distance=proportional_likelihood(deviation))
     if kind == "outpost":
         return share, _knowing(settings, outpost_likelihood(model, strength, variables))
     if kind == "shadow":
         weights = shadow_weights(defense, model, share, images, variables)
-        return share, settings._replace(distance=objectives.layer_weighted(settings.distance, weights))
+        return share, settings.comparing(distance=objectives.layer_weighted(settings.gradients.distance, weights))
     sigma = registry.sigma_at(name, strength, round_) * registry.CLIP
     if kind == "update":
         return clipped(share, registry.CLIP), _knowing(settings, objectives.gaussian_likelihood(sigma))
     s = _knowing(settings, objectives.gaussian_likelihood(sigma / images))
-    s = s._replace(selection=observed_support) if kind == "private+support" else s
+    s = s.comparing(selection=observed_support) if kind == "private+support" else s
     return clipped_examples(share, registry.CLIP), s
 
 
@@ -116,7 +117,7 @@ def straight_through(share: Share, defense: Defense, samples: int) -> Share:
     def shared(params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> PyTree:
         payload = share(params, batch, sharpness=sharpness)
         # The same draws in every iteration: an objective that jitters would keep a random iterate as its best.
-        keys = jax.random.split(jax.random.key(0), samples)
+        keys = jax.random.split(_own_keys.own_key(_own_keys.TRANSFORMS), samples)
         drawn = jax.vmap(lambda key: defense.apply(key, jax.lax.stop_gradient(payload)))(keys)
         return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
 
@@ -125,7 +126,7 @@ def straight_through(share: Share, defense: Defense, samples: int) -> Share:
 
 def dropped_features(share: ClientShare, defense: Defense) -> Share:
     """The mean gradient under `SAMPLES` draws of the client's dropout, the same draws in every iteration."""
-    keys = jax.random.split(jax.random.key(0), SAMPLES)
+    keys = jax.random.split(_own_keys.own_key(_own_keys.MASKS), SAMPLES)
 
     def shared(params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> PyTree:
         known = {"model": share.model, "variables": params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
@@ -195,7 +196,7 @@ def outpost_likelihood(model: Classifier, ratio: float, variables: PyTree = None
     compared is, in every tensor, as many entries as survive, the largest that arrived. The noise follows from the
     spread of the weights, where none are given of weights that the attacker draws as the model's are drawn.
     """
-    seen = model.init(jax.random.key(0)) if variables is None else variables
+    seen = model.init(_own_keys.own_key(_own_keys.WEIGHTS)) if variables is None else variables
     deviations = [float(NOISE * risk(leaf)) for leaf in jax.tree.leaves(seen["params"])]
     floor = (_CLEAN * max(deviations)) ** 2 or 1.0
 
@@ -230,7 +231,8 @@ def shadow_weights(
         pairs = list(zip(jax.tree.leaves(payload), jax.tree.leaves(sent), strict=True))
         return [jnp.mean(a**2) for a, _ in pairs], [jnp.mean((b - a) ** 2) for a, b in pairs]
 
-    measured = [one(jax.random.fold_in(jax.random.key(0), number)) for number in range(SHADOWS)]
+    shadows = _own_keys.own_key(_own_keys.SHADOWS)
+    measured = [one(jax.random.fold_in(shadows, number)) for number in range(SHADOWS)]
     signals = [sum(map(float, of)) for of in zip(*(signal for signal, _ in measured), strict=True)]
     noises = [sum(map(float, of)) for of in zip(*(noise for _, noise in measured), strict=True)]
     return tuple(s / (s + n) if s else 1.0 for s, n in zip(signals, noises, strict=True))
@@ -239,4 +241,5 @@ def shadow_weights(
 def _knowing(settings: Settings, likelihood: objectives.Distance) -> Settings:
     # A likelihood has units, so the weights of the priors are those of the attack that works with one.
     bayes = presets.bayes(settings.iterations)
-    return settings._replace(distance=likelihood, tv=bayes.tv, activation=bayes.activation, selection=bayes.selection)
+    weights = {name: bayes.weight(name) for name in ("tv", "activation")}
+    return settings.comparing(distance=likelihood, selection=None).weighing(**weights)

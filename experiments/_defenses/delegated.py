@@ -1,6 +1,5 @@
 """Studies of defenses that the runners of the CAFE and VFLRecon tables carry out; here they are only put together."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from experiments import _plots, cafe_tables, vflrecon
 from experiments._defenses.report import readings, table
 from experiments._defenses.verdicts import orders
+from experiments._files import read_json
 
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
@@ -78,7 +78,7 @@ def run(
                 fresh=fresh,
             )
         )
-    rows = json.loads((folder / "results.json").read_text())["cells"]
+    rows = read_json(folder / "results.json", _cells)
     if study in CAFE:
         _draw_fake_gradients(out, folder)
     else:
@@ -93,6 +93,10 @@ def run(
             )
     figures = [os.path.relpath(path, out) for path in sorted((folder / "figures").glob("*.png"))]
     return rows, figures
+
+
+def _cells(results: Any) -> list[dict[str, Any]]:
+    return [dict(cell.items()) for cell in results["cells"]]
 
 
 def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -128,7 +132,7 @@ def _draw_fake_gradients(out: Path, folder: Path) -> None:
     stored = [out / study / "results.json" for study in CAFE]
     if not all(path.exists() for path in stored):
         return
-    curves, undefended = loss_curves([row for path in stored for row in json.loads(path.read_text())["cells"]])
+    curves, undefended = loss_curves([row for path in stored for row in read_json(path, _cells)])
     if curves:
         _plots.trade_off(
             folder / "figures" / "fake-gradients-trade-off.png",

@@ -15,10 +15,10 @@ from jaxleak.models._classifier import BatchNormMode
 
 #: What FedLeak prints for DP-SGD (section 6.4), and its Soteria in the combination (Figure 5).
 CLIP, DELTA, COMBINED_RATIO = 1.0, 1e-5, 0.5
-#: Of adaptive DP, per round; FedLeak says only that sigma decays.
+#: The factor of sigma per round in adaptive DP; FedLeak says only that sigma decays.
 DECAY = 0.99
 
-#: Of the attacked client, whose noise it takes over: in the ring of `cancelling_noise` one, however many clients.
+#: Clients whose noise the attacked client takes over: one in the ring of `cancelling_noise`, whatever its size.
 NEIGHBOURS = 1
 
 #: What an attacker does who knows the defense; see `experiments._defenses.adaptive`.
@@ -129,7 +129,7 @@ def _bits(bits: float, *, stochastic: bool = False) -> Defense:
     return defenses.quantize(int(bits), stochastic=stochastic)
 
 
-def _sent_too(encoding: defenses.Encoding) -> defenses.Encoding:
+def _sent_too(encoding: defenses.PayloadEncoding) -> defenses.PayloadEncoding:
     # Ciphertexts are on the wire as well.
     return encoding
 

@@ -13,7 +13,9 @@ from experiments._defenses.registry import REGISTRY
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
-from experiments._harness import RunFolder, grouped, print_grouped
+from experiments._files import write_text
+from experiments._harness import RunFolder
+from experiments._rows import grouped, print_grouped
 
 _WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
@@ -216,4 +218,4 @@ def write(path: Path, sections: list[str], provenance: str) -> None:
         "of the better attacker. Bits per entry of the upload; without a defense 32.",
         "",
     ]
-    path.write_text("\n".join([*top, *sections, provenance, ""]))
+    write_text(path, "\n".join([*top, *sections, provenance, ""]))

@@ -11,9 +11,11 @@ from experiments._defenses.studies import Point
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner, unavailable
-from experiments._harness import BEYOND_BUDGET, NO_DATA, RunFolder
+from experiments._harness import RunFolder
 from experiments._inversion.attacker import check
 from experiments._inversion.case import Case
+from experiments._inversion.size import require_memory
+from experiments._rows import BEYOND_BUDGET, NO_DATA
 
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0
@@ -31,6 +33,14 @@ class Budget:
 def attack_job(case: Case, federation: Federation) -> Job:
     """The attack on one upload of that federation."""
     return Job("invert", case, federation=federation if case.attacked_round else None)
+
+
+def jobs_of(point: Point, federation: Federation, adaptive: tuple[str, ...] | None) -> dict[str, Job]:
+    """The attacks on a point, by what is behind the names of their scores; `adaptive` as in `run_points`."""
+    jobs = {"": attack_job(point.case, federation)}
+    if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
+        jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), federation)
+    return jobs
 
 
 def run_points(
@@ -66,9 +76,7 @@ def run_points(
             "attacked_round": point.case.attacked_round,
         }
         rows.append(row)
-        jobs = {"": attack_job(point.case, utility.federation)}
-        if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
-            jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), utility.federation)
+        jobs = jobs_of(point, utility.federation, adaptive)
         why = unavailable(point.case.data)
         need = 0.0 if why else _cost(point, jobs, runner, utility, seeds)
         if why or need > max(budget.left, 0.0):
@@ -77,8 +85,10 @@ def run_points(
         before = sum(folder.seconds.values())
         try:
             with folder.phase(point.curve.replace("/", "-")):
+                for seed in seeds:
+                    folder.sources.bind(utility.federation.sources(point.case.data, seed))
                 row |= _measure(point, jobs, runner, utility, seeds)
-        except (ValueError, FloatingPointError) as error:
+        except (ValueError, FloatingPointError, MemoryError) as error:
             row["not_run"] = str(error)
         budget.left -= sum(folder.seconds.values()) - before
         _add_change(rows)
@@ -95,6 +105,7 @@ def _measure(
     point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
     check(point.case)
+    require_memory(point.case)
     row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
     row["bits_per_entry"] = utility.bits_per_entry(point.case)
     row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
@@ -104,7 +115,7 @@ def _measure(
             row |= _statistics(f"{name}{suffix}", [score[name] for score in scores])
         row |= _statistics("psnr_grey", [score["psnr_grey"] for score in scores])
     leaks = [row[f"psnr{suffix}_values"] for suffix in jobs]
-    # Who attacks may know the defense and still do as if not: the defender has to reckon with the better one.
+    # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
     row |= _statistics("leak", max(leaks, key=np.mean))
     if point.case.defense is not None and registry.REGISTRY[point.case.defense].private:
         f = utility.federation

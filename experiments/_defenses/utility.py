@@ -1,7 +1,6 @@
 """What a defense costs: the same federation, trained with it and without, scored on held-out samples."""
 
 import functools
-import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,9 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments._defenses import registry
-from experiments._harness import digest, jsonable, write_json
+from experiments._files import naming, read_numbers, write_json
+from experiments._harness import digest
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model, client_defense
+from experiments._sources import Arrays, drawn
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 
@@ -30,9 +31,14 @@ class Federation:
 
     def check(self) -> None:
         """Raise `ValueError` on a number out of range."""
-        _validate.positive(**{name: float(value) for name, value in asdict(self).items()})
+        _validate.positive(learning_rate=self.learning_rate)
+        _validate.count(**{name: value for name, value in asdict(self).items() if name != "learning_rate"})
         _validate.in_range(self.clients, float("inf"), samples=self.samples)
         _validate.in_range(1, self.samples // self.clients, batch_size=self.batch_size)
+
+    def sources(self, spec: str, seed: int) -> Arrays:
+        """The samples that the clients train on, and those of the test."""
+        return drawn(spec, self.samples + self.test_samples, seed)
 
 
 class Utility:
@@ -68,14 +74,14 @@ class Utility:
         """
         _validate.in_range(0, self.federation.rounds, attacked_round=case.attacked_round)
         path = self.path(case, seed)
-        scores = json.loads(path.read_text()) if path.exists() else {}
+        scores = read_numbers(path) if path.exists() else {}
         stored = not case.attacked_round or self.weights_path(case, seed).exists()
         if not scores or not (stored or scores["diverged"]):
             begin = time.perf_counter()
-            scores = jsonable(self._train(_trained_as(case), seed))
+            scores = self._train(_trained_as(case), seed)
             self.slowest = max(self.slowest, time.perf_counter() - begin)
             write_json(path, scores)
-        return {name: float(value) for name, value in scores.items()}
+        return scores
 
     def variables(self, case: Case, seed: int) -> PyTree:
         """The global model before the case's attacked round of this training, which trains if need be.
@@ -122,7 +128,8 @@ class Utility:
         try:
             state = run(federation.init(key), private, case.attacked_round)
             if case.attacked_round:
-                models.save_weights(self.weights_path(case, seed), state.variables)
+                with naming(self.weights_path(case, seed)):
+                    models.save_weights(self.weights_path(case, seed), state.variables)
             state = run(state, private, f.rounds - case.attacked_round)
         except FloatingPointError:
             return {"test_accuracy": float("nan"), "train_accuracy": float("nan"), "diverged": 1.0}

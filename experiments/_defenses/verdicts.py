@@ -11,10 +11,10 @@ from experiments import _paper
 PROTECTED = 10.0
 #: dB that two leaks may differ by and still be called comparable, and that a leak must lose to be called degraded.
 COMPARABLE, DEGRADED = 3.0, 1.0
-#: Of an accuracy that the paper reads off its figure.
+#: Accuracies that the paper shows in a figure only may differ by this much.
 ABOUT = 0.1
 
-#: Of a VFL attack, between a table's name and its cell's.
+#: Tasks of a VFL attack, as they stand between the name of a table and that of its cell.
 TASKS = ("label", "feature")
 
 
@@ -149,7 +149,7 @@ def _listed(leaks: list[float]) -> str:
 
 
 def orders(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Of each printed table, its cells from the smallest value to the largest: (what, the paper's order, ours).
+    """The cells of each printed table from the smallest value to the largest: (what, the paper's order, ours).
 
     A table that has several data sets has an order for each, and so has every reading of a defense and attacker (what
     follows "#" in a cell's name), in which cells without one stand in for what has no such reading.

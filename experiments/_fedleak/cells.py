@@ -3,19 +3,19 @@
 Cells that come from the same run share it: equal jobs run once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from experiments import _paper
-from experiments._fedleak.jobs import Job, Plan, Sizes
+from experiments._fedleak.jobs import DATASETS, Job, Plan, Scores, Sizes
 from experiments._inversion.case import Case
 from jaxleak import _validate, metrics
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
-#: Those that train a generator on public data.
+#: Methods that train a generator on public data.
 GENERATIVE = {"GGL": "ggl", "ROGS": "rog"}
 
 MODELS = {
@@ -29,6 +29,13 @@ MODELS = {
     "ViT": "vit_tiny",
     "three-layer fully connected network with ReLU": "mlp",
     "three-hidden-layer network with ReLU": "mlp",
+}
+
+#: Which FedLeak a row runs; Tables 15 to 19 vary one thing around it.
+PRESETS = {
+    "fedleak": "our preset (relative L1 + cosine, all entries, no blend, smoothing, Adam at 0.05 with cosine decay)",
+    "fedleak_paper": "the printed preset",
+    "fedleak_upstream": "the published code's preset",
 }
 
 #: What a table's name on the command line stands for among the printed tables; all others stand for themselves.
@@ -81,6 +88,26 @@ def plans(table: str, sizes: Sizes) -> Iterator[Plan]:
         yield from _paths(sizes)
     elif table == "table14":
         yield from _label_rules(sizes)
+
+
+def over_rounds(same: Sequence[Plan]) -> Plan:
+    """The mean of one cell over several attacked rounds, given its plan for each of them."""
+    first = same[0]
+    if len(same) == 1 or first.reason or all(plan.jobs == first.jobs for plan in same):
+        return first
+    size = len(first.jobs)
+
+    def read(scores: Sequence[Scores]) -> float:
+        own = [scores[size * number : size * (number + 1)] for number in range(len(same))]
+        return float(np.mean([plan.read(part) for plan, part in zip(same, own, strict=True)]))
+
+    notes = dict.fromkeys(part for plan in same for part in plan.note.split("; "))
+    return replace(
+        first,
+        jobs=tuple(job for plan in same for job in plan.jobs),
+        read=read,
+        note=_join(*notes, f"mean over {len(same)} rounds"),
+    )
 
 
 def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Sizes) -> Plan:
@@ -178,6 +205,8 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
     ]
     if cell["method"] in GENERATIVE:
         notes.append(f"generator trained on {case.public_data}")
+    if method in PRESETS:
+        notes.append(PRESETS[method])
     if method in ("fedleak", "fedleak_upstream") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
     return Job("invert", case, sizes.attack_round or training), _join(*notes)
@@ -290,7 +319,7 @@ def _label_rules(sizes: Sizes) -> Iterator[Plan]:
 def _data(of_table: str, of_cell: str, sizes: Sizes) -> tuple[str | None, str]:
     """The data specification of a cell and a note, or None and the reason."""
     name = of_cell if of_cell in sizes.specs else of_table
-    if name in sizes.specs:
+    if name in sizes.specs and (sizes.specs[name] != sizes.substitute or DATASETS.get(name) == sizes.substitute):
         return sizes.specs[name], ""
     if sizes.substitute is not None:
         return sizes.substitute, f"{sizes.substitute} in place of {name}"

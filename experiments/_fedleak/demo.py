@@ -25,7 +25,7 @@ ATTACKS = {
     "Inverting Gradients": Case(attack="inverting_gradients"),
     "SAPAG": Case(attack="sapag"),
 }
-#: Those that train a generator on public data; shown only where such data are named.
+#: Attacks that train a generator on public data; they are shown only where such data are named.
 GENERATIVE = {"GGL": Case(attack="ggl"), "ROG": Case(attack="rog")}
 LABELS = "calibrated"
 ITERATIONS = 400
@@ -47,7 +47,7 @@ def main(
         public_data: what GGL and ROG train their generators on; None leaves both out.
     """
     iterations = ITERATIONS if iterations is None else iterations
-    _validate.positive(iterations=iterations)
+    _validate.count(iterations=iterations)
     common: dict[str, Any] = {"iterations": iterations, "labels": LABELS, "batch_size": BATCH}
     cases = {name: replace(case, **common) for name, case in ATTACKS.items()}
     if public_data is not None:
@@ -63,6 +63,8 @@ def main(
     scores: dict[str, dict[str, list[float]]] = {}
     with Progress() as progress:
         runner = Runner(folder, fresh=fresh, watch=progress.update)
+        runner.check([Job("invert", case) for case in cases.values()], seeds)
+        folder.log_again()
         for name, case in cases.items():
             assert settings(case).labels != "given"
             with folder.phase(name):

@@ -17,6 +17,7 @@ from experiments._inversion.problem import attack, observe
 from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels
+from jaxleak.models import HeadLayer
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
@@ -57,11 +58,16 @@ def sign_noise(case: Case, seed: int) -> dict[str, float]:
         f"noise{s}": float(distances(jax.random.fold_in(jax.random.key(seed), s), x, y, jnp.float32(s / 255)).mean())
         for s in STRENGTHS
     }
-    scores = [attack(case, 1000 * seed + i).scores for i in range(FIG1_ATTACKED)]
+    scores = [attack(case, of_image).scores for of_image in fig1_seeds(seed)]
     entries = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
     distance = float(np.mean([s["l2_distance"] for s in scores]))
     found |= {"distance": distance, "psnr": float(np.mean([s["psnr"] for s in scores]))}
     return found | {"element": distance / entries**0.5}
+
+
+def fig1_seeds(seed: int) -> list[int]:
+    """Seeds of the images that `sign_noise` attacks."""
+    return [1000 * seed + i for i in range(FIG1_ATTACKED)]
 
 
 def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
@@ -137,12 +143,11 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
     """`key -> variables` and `(variables, key, x, y) -> labels by rule`, compiled once for all seeds."""
     model = build_model(case, image_shape, num_classes)
 
-    def found_by(rule: str, gradient: PyTree, head: PyTree, key: jax.Array) -> jax.Array:
-        slopes, layer = (gradient["kernel"], gradient["bias"]), {"kernel": head["kernel"], "bias": head["bias"]}
-        return infer_labels(rule, *slopes, case.batch_size, **layer, key=key)
+    def found_by(rule: str, gradient: HeadLayer, head: HeadLayer, key: jax.Array) -> jax.Array:
+        return infer_labels(rule, *gradient, case.batch_size, **head._asdict(), key=key)
 
     def takes(rule: str) -> bool:
-        head = jax.eval_shape(model.init, jax.random.key(0))["params"][model.head]
+        head = jax.eval_shape(lambda key: model.head_of(model.init(key)["params"]), jax.random.key(0))
         try:
             jax.eval_shape(lambda head: found_by(rule, head, head, jax.random.key(0)), head)
         except ValueError:  # not this batch size
@@ -153,13 +158,13 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
 
     @jax.jit
     def found_by_all(variables: PyTree, key: jax.Array, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-        head = variables["params"][model.head]
+        head = model.head_of(variables["params"])
 
-        def loss(layer: PyTree) -> jax.Array:
-            weights = {**variables["params"], model.head: layer}
+        def loss(layer: HeadLayer) -> jax.Array:
+            weights = model.with_head(variables["params"], layer)
             return objectives.cross_entropy(model.apply({**variables, "params": weights}, x).logits, y)
 
-        # Of the last layer alone: a forward pass, however deep the model.
+        # The gradient of the last layer alone takes one forward pass, however deep the model is.
         gradient = jax.grad(loss)(head)
         return {rule: found_by(rule, gradient, head, key) for rule in usable}
 
@@ -185,10 +190,10 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
         def distance(x: jax.Array, mask: PyTree) -> tuple[jax.Array, PyTree]:
             simulated = side.share(observation.params, Batch(x[:, None], truth.y, truth.index))
             observed = observation.payload
-            if s.selection is not None:
-                mask = s.selection(observed, simulated) if mask is None else mask
+            if s.gradients.selection is not None:
+                mask = s.gradients.selection(observed, simulated) if mask is None else mask
                 observed, simulated = (objectives.apply_mask(mask, tree) for tree in (observed, simulated))
-            return s.distance(observed, simulated), mask
+            return s.gradients.distance(observed, simulated), mask
 
         _, _, d = objectives.regularized_gradient(
             distance, x, s.regularization, selected=lambda mask: mask, step=lambda g: -0.05 * g

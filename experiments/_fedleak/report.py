@@ -13,7 +13,9 @@ from experiments import _plots
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Result, Runner
-from experiments._harness import RunFolder, print_grouped, write_json
+from experiments._files import write_json
+from experiments._harness import RunFolder
+from experiments._rows import print_grouped
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")

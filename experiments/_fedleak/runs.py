@@ -1,10 +1,10 @@
 """Runs jobs, each once: finished ones are read back from the run folder, so that a killed study goes on."""
 
 import functools
-import json
+import operator
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +15,18 @@ import numpy as np
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
-from experiments._harness import RunFolder, digest, jsonable, write_json
+from experiments._files import jsonable, read_npz, read_numbers, write_json, write_npz
+from experiments._harness import RunFolder, digest
 from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model
 from experiments._inversion.problem import attack
+from experiments._inversion.size import require_memory
+from experiments._inversion.sources import sources_of
+from experiments._sources import Arrays, drawn
 from jaxleak import data
 from jaxleak._base import PyTree
-from jaxleak.attacks import presets
+from jaxleak.attacks import LABEL_RULES, presets
 from jaxleak.checkpoint import Checkpoints
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
@@ -45,7 +49,8 @@ class Result(NamedTuple):
     """What a job left for one seed."""
 
     scores: dict[str, float]
-    # Of "invert": truth, estimate (B, H, W, C) and curve (iterations,). Of "path": arrays along it. Else empty.
+    # A job "invert" leaves truth, estimate (B, H, W, C) and curve (iterations,), "path" arrays along the path, and the
+    # others nothing.
     images: dict[str, np.ndarray]
 
 
@@ -80,14 +85,21 @@ class Runner:
     def __call__(self, job: Job, seed: int) -> Result:
         """The result of a job with one seed."""
         if (job, seed) not in self.memory:
+            self.folder.sources.bind(sources_of_job(job, seed))
+            self.folder.sources.begin()
             path = self._path(job, seed)
             if path.exists():
-                with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
-                    images = {name: file[name] for name in file.files}
-                self.memory[job, seed] = Result(_numbers(json.loads(path.read_text())["scores"]), images)
+                scores = read_numbers(path, lambda content: content["scores"])
+                self.memory[job, seed] = Result(scores, read_npz(path.with_suffix(".npz")))
             else:
                 self.memory[job, seed] = self._run(job, seed, path)
         return self.memory[job, seed]
+
+    def check(self, jobs: Iterable[Job], seeds: Sequence[int]) -> None:
+        """Raise `ConfigMismatchError` if results at hand come from other data, before anything is run or written."""
+        for job in jobs:
+            for seed in seeds:
+                self.folder.sources.check(sources_of_job(job, seed))
 
     def cost(self, job: Job, seeds: Sequence[int]) -> float:
         """Estimated seconds of what is not done, corrected by how earlier jobs of this sitting took against theirs."""
@@ -116,11 +128,12 @@ class Runner:
             result = Result({"parameters": float(parameters(job.case))}, {})
         self._spent += time.perf_counter() - begin
         self._predicted += cost(job)
-        np.savez(path.with_suffix(".npz"), **result.images)  # type: ignore[arg-type]
+        write_npz(path.with_suffix(".npz"), result.images)
         write_json(path, {"job": jsonable(asdict(job)), "seed": seed, "scores": result.scores})
         return result
 
     def _invert(self, job: Job, seed: int) -> Result:
+        require_memory(job.case)
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -142,18 +155,35 @@ class Runner:
         return Result({**outcome.scores, **reached}, images)
 
 
+def sources_of_job(job: Job, seed: int) -> Arrays:
+    """Arrays that the results of one job and seed come from."""
+    case = job.case
+    if job.kind == "parameters":
+        return drawn(case.data, 1, 0)
+    if job.kind == "labels":
+        return drawn(case.data, None, seed)
+    if job.kind == "fig9":
+        return drawn(case.data, case.pool, seed)
+    if job.kind == "fig1":
+        attacked = [sources_of(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
+        return functools.reduce(operator.or_, map(dict, attacked), dict(drawn(case.data, case.pool, seed)))
+    found = dict(sources_of(case, seed))
+    if job.training is not None:
+        found |= drawn(case.data, None, seed)
+    if job.federation is not None:
+        found |= job.federation.sources(case.data, seed)
+    return found
+
+
 def _numbers_of_preset(case: Case) -> dict[str, Any]:
     # A preset whose numbers have changed since is another run.
-    return {name: value for name, value in settings(case)._asdict().items() if not _has_code(value)}
+    s = settings(case)
+    numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
+    return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
 
 
 def _has_code(value: Any) -> bool:
     return any(map(_has_code, value)) if isinstance(value, tuple) else callable(value)
-
-
-def _numbers(stored: dict[str, Any]) -> dict[str, float]:
-    # JSON has no NaN, so the harness stores it as text.
-    return {name: float(value) for name, value in stored.items()}
 
 
 def cost(job: Job) -> float:
@@ -162,9 +192,11 @@ def cost(job: Job) -> float:
     if job.kind == "parameters":
         return 1.0
     rate = RATE.get(jax.default_backend(), RATE["other"])
-    forward = forward_operations(replace(case, weights=None)) / rate
+    # Nothing else of a case changes the model, and to count is to trace.
+    built = {name: getattr(case, name) for name in ("model", "activation", "width", "init", "mean", "std", "data")}
+    forward = forward_operations(Case(**built)) / rate
     if job.kind == "labels":
-        return COMPILE / 3 + LABEL_BATCHES * case.batch_size * forward
+        return COMPILE * len(LABEL_RULES) / 3 + LABEL_BATCHES * case.batch_size * forward
     if job.kind == "fig9":
         return COMPILE + case.pool * 1000 * forward
     s = settings(case)
@@ -214,7 +246,7 @@ def unavailable(spec: str) -> str:
     """Why a data specification cannot be loaded, or nothing."""
     try:
         data.load(spec, 1)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         return str(error)
     return ""
 

@@ -1,6 +1,5 @@
 """Trained weights for attacks on a model that is not fresh: FedAvg on samples that the attacked client never holds."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._harness import digest, write_json
+from experiments._files import naming, read_numbers, write_json
+from experiments._harness import digest
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model
 from jaxleak import data, models, protocols
@@ -64,7 +64,7 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
     path = folder / f"{digest(what)}.safetensors"
     reached = path.with_suffix(".json")
     if path.exists() and reached.exists():
-        return models.load_weights(path, like), json.loads(reached.read_text())
+        return models.load_weights(path, like), read_numbers(reached)
     test_x, test_y = jnp.asarray(x[:held_out]), jnp.asarray(y[:held_out])
     train_x, train_y = jnp.asarray(x[held_out:]), jnp.asarray(y[held_out:])
     parts = data.partition_clients("iid", seed, train_x, train_y, min(training.clients, len(train_y)))
@@ -85,6 +85,7 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
         "test_accuracy": federation.evaluate(variables, test_x, test_y),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    models.save_weights(path, variables)
+    with naming(path):
+        models.save_weights(path, variables)
     write_json(reached, accuracy)
     return variables, accuracy

@@ -11,7 +11,7 @@ from experiments._defenses import registry as defense_registry
 from experiments._inversion.case import Case, check_combinations
 from jaxleak import _validate, attacks, models, objectives, protocols, threats
 from jaxleak._base import Attack
-from jaxleak.attacks import presets
+from jaxleak.attacks import client_updates, presets
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
@@ -20,8 +20,10 @@ ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
 
 def check(case: Case) -> None:
     """Raise `ValueError` on unknown names or options out of range, before any data are loaded."""
-    _validate.positive(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
-    _validate.positive(batch_size=case.batch_size, local_steps=case.local_steps)
+    _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
+    _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
+    optional = {"width": case.width, "microbatch": case.microbatch}
+    _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
     _validate.one_of(models.CLASSIFIERS, model=case.model)
     check_combinations(case, case.attack in CLOSED_FORM)
@@ -43,6 +45,7 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
     if case.defense is not None:
+        _validate.one_of(tuple(defense_registry.REGISTRY), defense=case.defense)
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
         defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
@@ -64,7 +67,7 @@ def build_attack(
     case: Case,
     model: models.Classifier,
     share: protocols.ClientShare,
-    generator: attacks.PublicGenerator | None = None,
+    generator: client_updates.PublicGenerator | None = None,
 ) -> Attack:
     """The attack of `case` on what `share` gives."""
     if case.attack in CLOSED_FORM:
@@ -72,7 +75,7 @@ def build_attack(
     return attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
 
 
-def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> attacks.Settings:
+def settings(case: Case, generator: client_updates.PublicGenerator | None = None) -> attacks.Settings:
     """The preset of `case` with the case's changes.
 
     Without a generator, settings of attacks that need one are only good for being read.
@@ -100,15 +103,18 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.exact_kinks:
         changes["smoothing"] = None
     elif case.homotopy is not None:
-        changes["smoothing"] = attacks.smoothing(*case.homotopy, finish=case.finish, progress_below=case.progress_below)
+        changes["smoothing"] = client_updates.smoothing(
+            *case.homotopy, finish=case.finish, progress_below=case.progress_below
+        )
     if case.tv is not None:
-        changes["tv"] = case.tv
+        s = s.weighing(tv=case.tv)
     if case.tv_kind is not None:
-        changes["tv_kind"] = case.tv_kind
+        s = s.weighing(client_updates.variation_prior(case.tv_kind))
     if case.activation_penalty is not None:
-        changes["activation"] = case.activation_penalty
+        s = s.weighing(activation=case.activation_penalty)
+    compared: dict[str, Any] = {}
     if case.matched_percent is not None:
-        changes["selection"] = objectives.top_share(case.matched_percent, per_tensor=case.per_tensor)
+        compared["selection"] = objectives.top_share(case.matched_percent, per_tensor=case.per_tensor)
     if case.blend is not None:
         changes["regularization"] = objectives.gradient_regularization(
             case.blend,
@@ -120,7 +126,7 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.white_point is not None:
         changes["white_point"] = case.white_point
     if case.generator:
-        changes["candidate"] = attacks.generator_weights()
+        changes["candidate"] = client_updates.generator_weights()
         changes["optimizer"] = presets.signed(presets.cosine_decay_adam(1e-2, case.iterations))
     if case.optimizer is not None:
         _validate.one_of(_OPTIMIZERS, optimizer=case.optimizer)
@@ -130,13 +136,13 @@ def settings(case: Case, generator: attacks.PublicGenerator | None = None) -> at
     if case.terms is not None:
         for name in case.terms:
             _validate.one_of(_TERMS, terms=name)
-        changes["distance"] = objectives.weighted([(1.0, _TERMS[name]) for name in case.terms])
-    return s._replace(**changes)
+        compared["distance"] = objectives.weighted([(1.0, _TERMS[name]) for name in case.terms])
+    return (s.comparing(**compared) if compared else s)._replace(**changes)
 
 
-def _untrained(latent_size: int) -> attacks.PublicGenerator:
+def _untrained(latent_size: int) -> client_updates.PublicGenerator:
     codes = jnp.zeros(latent_size)
-    return attacks.PublicGenerator(None, codes, codes, (), 0, np.zeros((0, 2)))
+    return client_updates.PublicGenerator(None, codes, codes, (), 0, np.zeros((0, 2)))
 
 
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
@@ -161,13 +167,13 @@ def threat_for(case: Case) -> threats.Threat:
     return threats.Threat(
         index=False,
         labels=s is not None and s.labels == "given",
-        statistics=s is not None and s.batch_norm > 0,
+        statistics=s is not None and s.reads_statistics,
         running_statistics=case.batch_norm == "eval",
     )
 
 
 def leaves_read(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
-    """Which part of the update the case's attack reads, as in `attacks.leaves_read`; None is the whole."""
+    """Which part of the update the case's attack reads, as `client_updates.leaves_read` says; None is the whole."""
     if case.attack in CLOSED_FORM:
         return None
-    return attacks.leaves_read(model, settings(case), batch_size=case.images)
+    return client_updates.leaves_read(model, settings(case), batch_size=case.images)

@@ -28,9 +28,9 @@ class Case:
     init: str | None = None
     """Initialisation of the weights, for example wide_uniform."""
     mean: tuple[float, ...] | None = None
-    """Of the pixels, one per channel: taken off before the network reads them; for weights trained that way."""
+    """Per-channel mean, subtracted from the input before the network reads it; for weights trained that way."""
     std: tuple[float, ...] | None = None
-    """What they are divided by then."""
+    """Per-channel standard deviation, by which the input is divided after the mean was subtracted."""
     weights: Path | None = None
     """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
     data: str = "natural_patches"
@@ -48,13 +48,15 @@ class Case:
     clients: int = 1
     """Clients behind one secure aggregation."""
     learning_rate: float = 1e-4
-    """Of the local steps."""
+    """Learning rate of the client's local steps."""
     estimate: bool = False
     """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
     batch_norm: str = "train"
     labels: str | None = None
     """Label strategy: given, joint, or a rule; None keeps the preset's."""
     restarts: int = 1
+    """Independent starts; the one with the lowest score of the attacker's own is the answer. Two or more also give the
+    agreement of the two best."""
     microbatch: int | None = None
     homotopy: tuple[float, float] | None = None
     """Smoothing from this sharpness to that; None keeps the preset's."""
@@ -73,7 +75,7 @@ class Case:
     matched_percent: float | None = None
     """FedLeak's R; 100 matches every gradient entry."""
     per_tensor: bool = False
-    """That share of every tensor, in place of the share of all entries together."""
+    """Choose the matched share from every tensor by itself, instead of from all entries together."""
     blend: float | None = None
     """FedLeak's lambda'."""
     white_point: float | None = None
@@ -98,11 +100,11 @@ class Case:
     granted_statistics: bool = False
     """Grant gradinversion the batch-normalisation statistics of the client's batch, and match them."""
     far: bool = False
-    """Of row_space: try shifts by up to 12 pixels, which takes 4,470 iterations per image instead of 2,250."""
+    """Let row_space try shifts by up to 12 pixels, which takes 4,470 iterations per image instead of 2,250."""
     noise: str | None = None
     """Noise that the attack bayes reckons with: gaussian or laplace; None keeps the preset's."""
     noise_scale: float | None = None
-    """Its scale; None keeps the preset's."""
+    """Scale of the noise that the attacker assumes; None keeps the preset's."""
     public_data: str = HELD_OUT
     """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
     holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
@@ -113,9 +115,9 @@ class Case:
     generator_epochs: int = 40
     """Passes over the public images."""
     defense: str | None = None
-    """Of the client's upload: a name of experiments._defenses.registry."""
+    """Defense of the client's upload, by its name; the end of this help lists the names."""
     strength: float = 0.0
-    """Of the defense."""
+    """Strength of the defense, in the defense's own unit."""
     adaptive: bool = False
     """The attacker knows the defense and its strength."""
     attacked_round: int = 0

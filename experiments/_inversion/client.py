@@ -40,7 +40,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     return Victim(model, protocol, share, private)
 
 
-#: Of secure aggregation: entries up to 30 for three clients, in steps of 2^-24.
+#: Bits behind the point in secure aggregation: entries up to 30 for three clients, in steps of 2^-24.
 FRACTION_BITS = 24
 
 #: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.

@@ -15,8 +15,9 @@ from experiments._inversion.attacker import build_attack, iterations_of, leaves_
 from experiments._inversion.case import HELD_OUT, Case
 from experiments._inversion.client import Victim, client_of, victim
 from experiments._inversion.public_data import generator_for
-from jaxleak import attacks, audit, metrics, objectives, protocols, threats
-from jaxleak._base import Attack, Batch, Observation, PyTree
+from jaxleak import attacks, audit, metrics, models, objectives, protocols, threats
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak.attacks import client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 
@@ -32,13 +33,16 @@ class Outcome(NamedTuple):
     estimate: np.ndarray  # (B, H, W, C), matched one to one with `truth`
     scores: dict[str, float]
     curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
+    second: audit.Agreement | None = (
+        None  # the second best start, in the order of `truth`; None where there is one only
+    )
 
 
 def _attack(
     case: Case,
     image_shape: tuple[int, ...],
     num_classes: int,
-    generator: attacks.PublicGenerator | None,
+    generator: client_updates.PublicGenerator | None,
     variables: PyTree,
 ) -> Attack:
     """The attack of `case`, who sees these `variables`; one that does not read them serves all seeds."""
@@ -52,7 +56,7 @@ def _attack_on(
     case: Case,
     image_shape: tuple[int, ...],
     num_classes: int,
-    generator: attacks.PublicGenerator | None,
+    generator: client_updates.PublicGenerator | None,
     variables: PyTree = None,
 ) -> Attack:
     # Whom the client's own samples are drawn from, and what its upload passes through, is not the attack's.
@@ -93,6 +97,15 @@ def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
 
 
+class Answer(NamedTuple):
+    """What an attack made of one observation, before anybody looks at the truth."""
+
+    found: Reconstruction
+    curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
+    seconds: float
+    second: audit.Agreement | None = None  # the second best start, in the answer's order; None where there is one only
+
+
 def attack(
     case: Case,
     seed: int,
@@ -105,14 +118,33 @@ def attack(
     """Run `case` with one seed, and score it; `variables`, `devices` and the rest as in `victim` and `audit.invert`."""
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
-    shape = tuple(side.model.image_shape)
+    template = audit.template_of(side.private)
+    answer = answer_to(
+        case, seed, observation, side.model, template, callbacks=callbacks, checkpoints=checkpoints, devices=devices
+    )
+    return judged(case, observation, answer, side.share, truth)
+
+
+def answer_to(
+    case: Case,
+    seed: int,
+    observation: Observation,
+    model: models.Classifier,
+    template: Batch,
+    *,
+    callbacks: tuple[Callable[[int, InversionRun, dict[str, np.ndarray]], None], ...] = (),
+    checkpoints: Checkpoints | None = None,
+    devices: Sequence[jax.Device] = (),
+) -> Answer:
+    """Attack what was seen of one round; of the private data, no more than their shapes (`template`) come in here."""
+    shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
-    engine = _attack(_compiled(case), shape, side.model.num_classes, generator, observation.params)
+    engine = _attack(_compiled(case), shape, model.num_classes, generator, observation.params)
     begin = time.perf_counter()
-    found, _, infos = audit.invert(
+    found, run, infos = audit.invert(
         engine,
         observation,
-        audit.template_of(side.private),
+        template,
         key=jax.random.key(seed),
         iterations=iterations_of(case),
         restarts=case.restarts,
@@ -121,33 +153,66 @@ def attack(
         checkpoints=checkpoints,
         devices=devices,
     )
-    x = jax.block_until_ready(found.x)
+    jax.block_until_ready(found.x)
     seconds = time.perf_counter() - begin
-    scores, estimate = score(np.asarray(truth.x[:, 0]), np.asarray(x[:, 0]))
-    scores |= {"score": float(found.score[0]), "matched": float(found.recovered[0]), "seconds": seconds}
+    second = None
+    if case.restarts > 1:
+        second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
+    distance = np.asarray(infos.get("distance", np.zeros(0)))
+    # One column per restart.
+    return Answer(found, distance[:, 0] if distance.ndim == 2 else distance, seconds, second)
+
+
+def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
+    """The answer beside the truth, which comes in here for the first time."""
+    found, second = answer.found, answer.second
+    scores, estimate, order = score(np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0]))
+    scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
+    if second is not None:
+        scores["agreement"] = float(np.mean(second.value))
+        second = audit.Agreement(second.value[order], second.other[order])
     if case.labels != "none":  # without labels nobody knows the answer's gradient
-        simulated = jax.jit(side.share)(observation.params, Batch(x, found.y, jnp.arange(case.images)))
+        simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
         scores |= {
             "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
             "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
-    distance = np.asarray(infos.get("distance", np.zeros(0)))
-    # One column per restart; no rows where a finished run was resumed.
-    curve = distance[:, 0] if distance.ndim == 2 else distance
-    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, curve)
+    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, answer.curve, second)
 
 
-def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
-    """Truth-side scores, and the estimates in the order of the truth that they match one to one.
+def own_opinion(found: Reconstruction) -> dict[str, float]:
+    """What the attack says of its answer without the truth: whether it has one, and whether its gradient is matched."""
+    assert found.gradient_matched is not None  # every attack on one client's update compares gradients
+    return {
+        "answered": float(np.mean(found.answered)),
+        "gradient_matched": float(np.mean(found.gradient_matched)),
+    }
+
+
+def captions(outcomes: Sequence[Outcome]) -> list[str]:
+    """One text per image of `outcomes`, for under its reconstruction: what the attack itself says of it."""
+    texts = []
+    for outcome in outcomes:
+        text = "gradient matched" if outcome.scores["gradient_matched"] else "gradient not matched"
+        own = [text if outcome.scores["answered"] else "not answered"] * len(outcome.truth)
+        if outcome.second is not None:
+            own = [f"{text}\nagreement {value:.2f}" for text, value in zip(own, outcome.second.value, strict=True)]
+        texts += own
+    return texts
+
+
+def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Truth-side scores, the estimates in the order of the truth that they match one to one, and that order.
 
     Estimates are clipped to [0, 1] first, as whoever looks at them would: some attacks leave their pixels free. Scores
     are means over the images, but for `ssim_max`, of the image that leaks most, and `recognised`, the share of images
     whose SSIM is above `RECOGNISED_ABOVE`.
     """
     estimate = np.clip(estimate, 0, 1)
-    matched = estimate[metrics.match_one_to_one(truth, estimate)]
+    order = metrics.match_one_to_one(truth, estimate)
+    matched = estimate[order]
     ssim = metrics.ssim(truth, matched)
     scores = {
         "psnr": float(np.mean(metrics.psnr(truth, matched))),
@@ -158,7 +223,7 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
         "recognised": float(np.mean(ssim > RECOGNISED_ABOVE)),
         "psnr_grey": float(np.mean(metrics.grey_psnr(truth))),
     }
-    return scores, matched
+    return scores, matched, order
 
 
 def _compiled(case: Case) -> Case:

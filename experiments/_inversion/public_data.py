@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from jaxleak import attacks, data
+from jaxleak.attacks import client_updates
 from jaxleak.attacks._cafe.decoder import synthetic_slices
 
 #: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
@@ -18,7 +19,7 @@ _FIELDS = ("attack", "data", "pool", "skip", "public_data", "public_samples", "l
 
 def generator_for(
     case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False
-) -> attacks.PublicGenerator | None:
+) -> client_updates.PublicGenerator | None:
     """The generator that the case's attack is granted, trained on its public data; None for an attack without one.
 
     Args:
@@ -41,9 +42,9 @@ def generator_for(
 
 
 @functools.lru_cache(maxsize=8)
-def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool) -> attacks.PublicGenerator:
+def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool) -> client_updates.PublicGenerator:
     images = public_images(case, seed, image_shape, captured=captured)
-    return attacks.train_generator(
+    return client_updates.train_generator(
         jax.random.key(seed), images, case.latent_size, epochs=case.generator_epochs, kl=KL[case.attack]
     )
 
@@ -62,10 +63,10 @@ def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captur
     if spec == SYNTHETIC:
         return synthetic_slices(seed, case.public_samples, image_shape)
     own = not captured and spec == case.data
-    if not captured and all(name.startswith("natural_patches") for name in (spec, case.data)):
+    if not captured and all(name.partition(":")[0] in data.OVERLAPPING for name in (spec, case.data)):
         raise ValueError(
-            "crops of natural_patches overlap, so that its held-out part shows the victim's pixels: take other data "
-            f"or --public-data {SYNTHETIC}"
+            f"{spec} and {case.data} are crops of the same photographs, which overlap, so public images of {spec} "
+            f"would show the victim's pixels: take other data or --public-data {SYNTHETIC}"
         )
     x = data.load(spec, None, seed).x[case.taken if own else 0 :]
     if x.ndim != 4:

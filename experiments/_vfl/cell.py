@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import _paper
-from experiments._harness import NO_DATA
+from experiments._rows import NO_DATA
 from experiments._vfl.problem import Case
 
 #: The data that exist here; BHI and CelebA do not.
@@ -48,8 +48,8 @@ def dataset_case(base: Case, name: str) -> Case:
 
 
 def encrypted(base: Case, case: Case) -> Case:
-    """The same case with the cipher of `base`, or with its algebra alone if `base` has none."""
-    return replace(case, cipher="plain" if base.cipher == "none" else base.cipher)
+    """The same case on ciphertexts, as the paper runs it, unless `base` asks for their algebra alone."""
+    return replace(case, cipher="ckks" if base.cipher == "none" else base.cipher)
 
 
 def validated(case: Case) -> Case:

@@ -14,6 +14,7 @@ TABLES: dict[str, Callable[[Case], Iterator[Cell]]] = {
     "table5": tables.table5,
     "table6": tables.table6,
     "fig3": figures.fig3,
+    "fig4": figures.fig4,
     "fig5": figures.fig5,
     "fig6": figures.fig6,
     "fig7": figures.fig7,
@@ -31,6 +32,6 @@ def cells(table: str, base: Case) -> list[Cell]:
 
     Args:
         table: which.
-        base: sizes of the runs and the cipher that stands in the rows with encryption ("none" there means "plain").
+        base: sizes of the runs and the cipher that stands in the rows with encryption ("none" there means "ckks").
     """
     return list(TABLES[table](base))

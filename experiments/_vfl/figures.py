@@ -1,13 +1,16 @@
-"""Figures 3 and 5 to 9 of the VFLRecon paper, drawn from the rows of the tables; nothing here computes."""
+"""Figures 3 to 9 of the VFLRecon paper, drawn from the rows of the tables; nothing here computes."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments._plots import plt
+from experiments._plots import comparison_sheet, plt, save_figure
+from experiments._vfl.problem import IMAGE_WIDTHS
 from experiments._vfl.tables import BESIDE
 
+#: Tables whose figures show arrays, and not numbers of rows.
+PICTURED = ("fig4", "fig6")
 _LABELS = {
     "ours": "VFLRecon, first of --shadow-init",
     "own_bottom": "VFLRecon, own bottom shared",
@@ -31,11 +34,13 @@ def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: dict[str,
         folder: where PNG files go.
         table: "fig3" to "fig9"; others have no figure.
         rows: from `run_cells`.
-        arrays: of figure 6, the victims' features and the estimate, or None.
+        arrays: of figures 4 and 6, the victims' features and the estimate, or None.
     """
     ran = [row for row in rows if row["ours"] is not None]
     if table in ("fig3", "fig5") and ran:
         _bars(folder / f"{table}.png", ran, "label accuracy, %" if table == "fig3" else "mean squared error")
+    elif table == "fig4" and arrays:
+        _strips(folder / "fig4.png", arrays["victims"], arrays["estimate"])
     elif table == "fig6" and arrays:
         _correlations(folder / "fig6.png", arrays["victims"], arrays["estimate"])
     elif table in _AXES:
@@ -63,8 +68,7 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> 
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=7)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
@@ -77,8 +81,18 @@ def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
     axes.set_xticks(x, [row["id"].split("/", 1)[1] for row in rows], rotation=20, fontsize=7)
     axes.set_ylabel(ylabel)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
+
+
+def _strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
+    """The victims' strips of square images beside what was made of them; brightness is scaled pixel by pixel."""
+    side = IMAGE_WIDTHS["cifar10"]
+    if victims.shape[1] % side:
+        raise ValueError(
+            f"strips of images of {side} rows must have a multiple of {side} pixels, got {victims.shape[1]}"
+        )
+    shown = {"the victim's part of the images": victims, "reconstructed from cut gradients": estimate}
+    comparison_sheet(path, {title: x.reshape(len(x), side, -1, 1) for title, x in shown.items()}, columns=16)
 
 
 def _correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
@@ -89,5 +103,4 @@ def _correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: 
             image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")
         axes.set_title(title)
     figure.colorbar(image, ax=panels)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)

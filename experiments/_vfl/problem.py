@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments._sources import Arrays
 from experiments._vfl.defenses import DefenseName, build_defense
 from jaxleak import _validate, data, models, protocols
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
@@ -54,7 +55,7 @@ class Case:
     task_epochs: int = 20  # of training where the task's accuracy is measured
     network_epochs: int = 10
     fields: tuple[str, ...] = ("gradient", "outputs", "inputs")
-    # "validation" chooses the fields on the attacker's own records instead (`attacks.select_fields`).
+    # "validation" chooses the fields on the attacker's own records instead (`attacks.party_records.select_fields`).
     select: Literal["fixed", "validation"] = "fixed"
     shadow_runs: int = 1  # >= 1, of the same records in other orders; only a shared start is the same in all of them
 
@@ -86,6 +87,11 @@ class Problem(NamedTuple):
     def own(self, batch: Batch) -> np.ndarray:
         """The adversary's features (N, d)."""
         return np.asarray(batch.x)[:, ADVERSARY, : self.own_width]
+
+    def without_truth(self) -> "Problem":
+        """The same set-up as far as the attacker has it: of the victims' records, its own features and nothing else."""
+        own = jnp.zeros_like(self.victim.x).at[:, ADVERSARY].set(self.victim.x[:, ADVERSARY])
+        return self._replace(victim=self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y)))
 
 
 def vertical_problem(case: Case, seed: int) -> Problem:
@@ -134,6 +140,16 @@ def vertical_problem(case: Case, seed: int) -> Problem:
     )
 
 
+def sources_of(case: Case) -> Arrays:
+    """All rows of the table, whatever the seed: the encoding and the draw go by the whole of it."""
+
+    def load() -> dict[str, np.ndarray]:
+        table = _table(case.data)
+        return {"numeric": table.numeric, "categorical": table.categorical, "y": table.y}
+
+    return {f"the data {case.data} (all rows)": load}
+
+
 def rounds_of(batch: Batch, batch_size: int, epochs: int) -> int:
     """Steps of that many epochs; what does not fill a batch is left out of an epoch."""
     return len(batch.y) // batch_size * epochs
@@ -156,7 +172,7 @@ def accuracy(model: models.BottomTopModel, params: PyTree, batch: Batch) -> floa
     return float(jnp.mean(_predict(model, params, batch.x) == batch.y))
 
 
-def _parts(case: Case, encoding: data.Encoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
+def _parts(case: Case, encoding: data.TableEncoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
     image = case.data in IMAGE_WIDTHS
     kind = ("blocks" if image else "random") if case.partition == "auto" else case.partition
     count = len(encoding.columns)

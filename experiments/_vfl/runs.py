@@ -21,7 +21,8 @@ from experiments._vfl.problem import (
 )
 from experiments._vfl.truth import Truth, aligned_scores, regression_score
 from jaxleak import attacks, audit, metrics, threats
-from jaxleak._base import Observation, PartyRecord, Protocol, PyTree
+from jaxleak._base import Batch, Observation, PartyRecord, Protocol, PyTree
+from jaxleak.attacks import party_records
 
 THREAT = threats.party_view(ADVERSARY)
 Task = Literal["labels", "features"]
@@ -31,7 +32,7 @@ _BOTH: tuple[Task, ...] = ("labels", "features")
 class Runs(NamedTuple):
     """What is scored of a case."""
 
-    shadow_init: tuple[attacks.ShadowInit, ...] = attacks.SHADOW_INITS
+    shadow_init: tuple[party_records.ShadowInit, ...] = party_records.SHADOW_INITS
     features: bool = True  # also reconstruct features
     task: bool = False  # also train for `task_epochs`, defended and undefended, and test on records nobody trained on
     regressions: bool = False  # also regress features on cut gradients, without networks
@@ -68,7 +69,8 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
         begin = time.perf_counter()
         jax.block_until_ready(watch())
     scores = {"seconds_per_step": (time.perf_counter() - begin) / rounds}
-    truth = Truth(problem, seen)
+    # From here on the attacks get the set-up without the truth, which scores alone keep.
+    problem, truth = problem.without_truth(), Truth(problem, seen)
     known = _attacker_only(case.attacker_only(), seed, runs.features)
     scores |= known.scores(truth)
 
@@ -125,7 +127,7 @@ def _with_shadow_runs(
                 case, problem, shadows_seen, seen, shadow_key, _BOTH if runs.features else _BOTH[:1]
             )
             for task, fields in chosen.items():
-                for field in attacks.FIELDS if case.select == "validation" else ():
+                for field in party_records.FIELDS if case.select == "validation" else ():
                     scores[f"chose_{field}_{task}_{how}{suffix}"] = float(field in fields)
             scores[f"label_accuracy_{how}{suffix}"] = truth.label_accuracy(np.asarray(answer.y))
             if runs.features:
@@ -164,9 +166,9 @@ def _task_accuracy(case: Case, seed: int) -> float:
 class _AttackerOnly(NamedTuple):
     """What the attacker's own features say: tuned models, and the paper's networks."""
 
-    labels: attacks.LabelBaseline
-    features: attacks.FeatureBaseline | None
-    networks: dict[Task, attacks.ReconstructionNet]
+    labels: party_records.LabelBaseline
+    features: party_records.FeatureBaseline | None
+    networks: dict[Task, party_records.ReconstructionNet]
 
     def scores(self, truth: Truth) -> dict[str, float]:
         own = truth.problem.own(truth.problem.victim)
@@ -192,11 +194,11 @@ class _AttackerOnly(NamedTuple):
 def _attacker_only(case: Case, seed: int, features: bool) -> _AttackerOnly:
     problem = vertical_problem(case, seed)
     own, y = problem.own(problem.shadow), np.asarray(problem.shadow.y)
-    labels = attacks.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)
+    labels = party_records.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)
     known = None
     if features:
-        target = np.asarray(attacks.victims_features(problem.model, problem.shadow.x, ADVERSARY))
-        known = attacks.fit_feature_baseline(own, target, seed=seed)
+        target = np.asarray(party_records.victims_features(problem.model, problem.shadow.x, ADVERSARY))
+        known = party_records.fit_feature_baseline(own, target, seed=seed)
     size = len(own) // case.batch_size * case.batch_size
     index = jnp.arange(size, dtype=jnp.int32).reshape(-1, case.batch_size)
     records = Observation(jnp.arange(len(index)), index=index, party=_inputs_only(jnp.asarray(own)[index]))
@@ -226,10 +228,10 @@ def _answer(attack: Any, seen: Observation, problem: Problem, key: jax.Array) ->
 
 
 def _shadow_run(
-    case: Case, problem: Problem, protocol: Protocol, how: attacks.ShadowInit, start: PyTree, key: jax.Array
+    case: Case, problem: Problem, protocol: Protocol, how: party_records.ShadowInit, start: PyTree, key: jax.Array
 ) -> Observation:
     # The shared start is the simulator's gift to the attacker; the other two are what a participant has.
-    initial = attacks.shadow_params(
+    initial = party_records.shadow_params(
         problem.model,
         key,
         how,
@@ -258,12 +260,12 @@ def _vflrecon(
     """The answer, and the fields of the records by task."""
     fields: dict[Task, tuple[str, ...]] = {}
     nets = {}
-    joined = attacks.join_runs(shadows)
+    joined = party_records.join_runs(shadows)
     for task in tasks:
         options: dict[str, Any] = {"party": ADVERSARY, "task": task, "epochs": case.network_epochs}
         fields[task] = case.fields
         if case.select == "validation":
-            fields[task] = attacks.select_fields(
+            fields[task] = party_records.select_fields(
                 jax.random.fold_in(key, 3), shadows, problem.shadow, problem.model, **options
             ).fields
         nets[task] = attacks.train_vflrecon(
@@ -274,21 +276,45 @@ def _vflrecon(
 
 
 def _comparisons(
-    case: Case, seed: int, problem: Problem, seen: Observation, baseline: attacks.LabelBaseline, truth: Truth
+    case: Case, seed: int, problem: Problem, seen: Observation, baseline: party_records.LabelBaseline, truth: Truth
 ) -> dict[str, float]:
-    scores = {"label_accuracy_fu_free_top": _fu(case, seed)}
+    scores = {
+        "label_accuracy_fu_free_top": _fu(case, seed),
+        "label_accuracy_fu_completion": _fu_completion(case, seed),
+    }
     if problem.model.num_classes != 2:
         return scores
-    index, x, gradients = attacks.flat_observations(seen)
+    index, x, gradients = party_records.flat_observations(seen)
     share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
     # Li et al. know one positive sample; this attacker takes the one it is surest of from its own features.
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
-    answers = {"norm": attacks.norm_labels(gradients, share), "direction": attacks.direction_labels(gradients, anchor)}
+    answers = {
+        "norm": party_records.norm_labels(gradients, share),
+        "direction": party_records.direction_labels(gradients, anchor),
+    }
     labels = np.zeros(len(problem.victim.y), np.int32)
     for name, answer in answers.items():
         labels[index] = answer
         scores[f"label_accuracy_li_{name}"] = truth.label_accuracy(labels)
     return scores
+
+
+def _fu_completion(case: Case, seed: int) -> float:
+    """Fu et al.'s passive attack, which completes the party's own bottom model after training.
+
+    The party fits a classifier of its bottom's outputs on the labelled shadow records, as many as every other attacker
+    has; the paper's semi-supervised use of unlabelled records is left out.
+    """
+    problem = vertical_problem(replace(case.undefended(), cipher="none"), seed)
+    rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
+    bottom = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)["bottom"][ADVERSARY]
+
+    def outputs(batch: Batch) -> np.ndarray:
+        return np.asarray(problem.model.bottom(bottom, jnp.asarray(problem.own(batch))))
+
+    y, classes = np.asarray(problem.shadow.y), problem.model.num_classes
+    head = party_records.fit_label_baseline(outputs(problem.shadow), y, classes, seed=seed)
+    return metrics.label_accuracy(np.asarray(problem.victim.y), head.predict(outputs(problem.victim)))
 
 
 def _fu(case: Case, seed: int) -> float:
@@ -297,5 +323,5 @@ def _fu(case: Case, seed: int) -> float:
     state = problem.victim_protocol.init(key)
     rounds = rounds_of(problem.victim, case.batch_size, 1)
     _, seen = audit.watch(problem.victim_protocol, THREAT, problem.victim, state, key=key, rounds=rounds)
-    index, _, gradients = attacks.flat_observations(seen)
-    return metrics.label_accuracy(np.asarray(problem.victim.y)[index], attacks.sign_labels(gradients)[0])
+    index, _, gradients = party_records.flat_observations(seen)
+    return metrics.label_accuracy(np.asarray(problem.victim.y)[index], party_records.sign_labels(gradients)[0])

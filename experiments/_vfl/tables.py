@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments._harness import BEYOND_BUDGET, NO_DATA, Progress, RunFolder, jsonable, print_grouped
+from experiments._files import Stored, append_line, jsonable, read_lines, write_text
+from experiments._harness import Progress, RunFolder, digest
+from experiments._rows import BEYOND_BUDGET, NO_DATA, print_grouped
 from experiments._vfl.cell import FEATURE, LABEL, Cell
-from experiments._vfl.problem import Case, vertical_problem
+from experiments._vfl.problem import Case, sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case, task_scores
 from experiments._vfl.truth import correlations
-from jaxleak import attacks
+from jaxleak.attacks import party_records
 
 #: Scores that stand beside ours, by the name of the attack.
 BESIDE = ("own_bottom", "independent", "free", "baseline", "baseline_network")
@@ -26,24 +28,33 @@ _WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than c
 _FIRST, _PER_START, _TASK, _CKKS_STEP = 10.0, 8.0, 6.0, 1.5
 
 
+def scores_and_arrays(case: Case, seed: int, runs: Runs) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """All scores of a case and seed, and the arrays of its features, where the runs reconstruct any."""
+    if not runs.shadow_init and not runs.features:
+        return task_scores(case, seed), {}
+    scores, arrays = run_case(case, seed, runs)
+    return scores | (correlations(arrays, seed) if arrays else {}), arrays
+
+
 class Runner:
     """Runs every (case, seed) once; what a killed run of the same folder has finished is read from there."""
 
-    def __init__(self, folder: RunFolder, runs: dict[Case, Runs]):
+    def __init__(self, folder: RunFolder, runs: dict[Case, Runs], pictured: Collection[tuple[Case, int]] = ()):
         """Plan.
 
         Args:
             folder: keeps finished scores in `cases.jsonl`.
             runs: per case all that any of its cells needs.
+            pictured: cases and seeds whose arrays are kept too, for figures.
         """
-        self.runs = runs
-        self.arrays: dict[Case, dict[str, np.ndarray]] = {}
+        self.runs, self.pictured = runs, pictured
         self.file: Path = folder.path / "cases.jsonl"
+        self.pictures: Path = folder.path / "pictures"
         self.done: dict[str, dict[str, float]] = {}
         if self.file.exists():
-            for line in self.file.read_text().splitlines():
-                entry = json.loads(line)
-                self.done[entry["key"]] = entry["scores"]
+            finished = read_lines(self.file, lambda entry: (str(entry["key"]), _numbers(entry["scores"])))
+            self.done = {key: Stored(self.file, scores) for _, (key, scores) in finished}
+            write_text(self.file, "".join(line for line, _ in finished))
 
     def key(self, case: Case, seed: int) -> str:
         """What a score depends on."""
@@ -58,20 +69,30 @@ class Runner:
         key = self.key(case, seed)
         if key not in self.done:
             runs = self.runs[case]
-            if not runs.shadow_init and not runs.features:
-                scores = task_scores(case, seed)
-            else:
-                scores, arrays = run_case(case, seed, runs)
-                if arrays:
-                    scores |= correlations(arrays, seed)
-                    self.arrays.setdefault(case, arrays)
+            scores, arrays = scores_and_arrays(case, seed, runs)
+            if arrays and (case, seed) in self.pictured:
+                self.pictures.mkdir(exist_ok=True)
+                np.savez(self._picture(case, seed), **arrays)  # type: ignore[arg-type]
             self.done[key] = scores
-            with self.file.open("a") as file:
-                file.write(json.dumps(jsonable({"key": key, "scores": scores})) + "\n")
+            append_line(self.file, json.dumps(jsonable({"key": key, "scores": scores})))
         return self.done[key]
 
+    def arrays(self, case: Case, seed: int) -> dict[str, np.ndarray] | None:
+        """What a figure shows of a case and seed that are pictured and finished, in this sitting or an earlier one."""
+        if case not in self.runs or not self._picture(case, seed).exists():
+            return None
+        with np.load(self._picture(case, seed), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
 
-def plan(cells: Sequence[Cell], shadow_init: tuple[attacks.ShadowInit, ...]) -> dict[Case, Runs]:
+    def _picture(self, case: Case, seed: int) -> Path:
+        return self.pictures / f"{digest({'key': self.key(case, seed)})}.npz"
+
+
+def _numbers(stored: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in stored.items()}
+
+
+def plan(cells: Sequence[Cell], shadow_init: tuple[party_records.ShadowInit, ...]) -> dict[Case, Runs]:
     """Per case what its cells need: a case that only costs accuracy runs no attack."""
     runs: dict[Case, Runs] = {}
     for cell in cells:
@@ -94,7 +115,7 @@ def cost(case: Case, runs: Runs) -> float:
     size = min(2.0, case.victim_records / 1000)
     seconds = (_TASK * size if runs.task else 0.0) + (_FIRST if starts else 0.0)
     # One training per candidate, on nearly all records, and one more with the fields that won.
-    trainings = 1 + (len(attacks.FIELD_CANDIDATES) if case.select == "validation" else 0)
+    trainings = 1 + (len(party_records.FIELD_CANDIDATES) if case.select == "validation" else 0)
     network = size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
     seconds += _PER_START * starts * network * trainings * max(1.0, case.shadow_runs * case.network_epochs / 10)
     if case.cipher == "ckks":
@@ -103,7 +124,13 @@ def cost(case: Case, runs: Runs) -> float:
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: RunFolder, *, seeds: Sequence[int], budget: float, shadow_init: Any
+    cells: Sequence[Cell],
+    folder: RunFolder,
+    *,
+    seeds: Sequence[int],
+    budget: float,
+    shadow_init: Any,
+    pictured: Collection[Case] = (),
 ) -> tuple[list[dict[str, Any]], Runner]:
     """Run what fits.
 
@@ -113,11 +140,16 @@ def run_cells(
         seeds: every cell is repeated for these.
         budget: minutes.
         shadow_init: which starts of the shadow run; the first is "ours" of the attack's cells.
+        pictured: cases whose arrays a figure shows; those of the first seed are kept.
 
     Returns:
         One row per cell: paper, ours, spread, what stands beside it, or why it was not run; and the runner.
     """
-    runner = Runner(folder, plan(cells, shadow_init))
+    runner = Runner(folder, plan(cells, shadow_init), {(case, seeds[0]) for case in pictured})
+    for cell in cells:
+        if not cell.missing:
+            folder.sources.check(sources_of(cell.case))
+    folder.log_again()
     left, rows = 60.0 * budget, []
     with Progress() as progress:
         for number, cell in enumerate(cells):
@@ -138,6 +170,7 @@ def run_cells(
             except (OSError, ImportError, ValueError) as error:  # nothing has been trained
                 row["not_run"] = (NO_DATA if isinstance(error, FileNotFoundError) else "") + str(error)
                 continue
+            folder.sources.bind(sources_of(cell.case))
             try:
                 with folder.phase(cell.id.split("/")[0]):
                     scores = [runner.scores(cell.case, seed) for seed in seeds]

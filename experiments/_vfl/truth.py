@@ -4,8 +4,9 @@ import jax
 import numpy as np
 
 from experiments._vfl.problem import ADVERSARY, Problem
-from jaxleak import attacks, metrics
+from jaxleak import metrics
 from jaxleak._base import Observation
+from jaxleak.attacks import party_records
 
 
 class Truth:
@@ -19,25 +20,25 @@ class Truth:
 
     def victims(self, x: jax.Array) -> np.ndarray:
         """All other parties' features side by side."""
-        return np.asarray(attacks.victims_features(self.problem.model, x, ADVERSARY))
+        return np.asarray(party_records.victims_features(self.problem.model, x, ADVERSARY))
 
     def label_accuracy(self, labels: np.ndarray) -> float:
-        """Of labels (N,)."""
+        """Share of `labels` (N,) that are the true ones."""
         return metrics.label_accuracy(self.y, labels[self.took_part])
 
     def feature_mse(self, x: jax.Array) -> float:
-        """Of padded samples (N, P, max d_p)."""
+        """Mean squared error of padded samples (N, P, max d_p) in the features that the victims hold."""
         return self.feature_mse_of(self.victims(x))
 
     def feature_mse_of(self, estimate: np.ndarray) -> float:
-        """Of the victims' features (N, sum of their d_p)."""
+        """Mean squared error of an estimate (N, sum of the victims' d_p) of the victims' features."""
         difference = estimate - self.victims(self.problem.victim.x)
         return float(np.mean(difference[self.took_part] ** 2))
 
 
 def regression_score(
     problem: Problem,
-    baseline: attacks.FeatureBaseline | None,
+    baseline: party_records.FeatureBaseline | None,
     shadow_seen: Observation,
     seen: Observation,
     truth: Truth,
@@ -55,7 +56,7 @@ def regression_score(
     assert baseline is not None
     epoch = len(problem.shadow.y) // seen.index.shape[1]  # type: ignore[union-attr]
     index, rows = _directions(jax.tree.map(lambda leaf: leaf[:epoch], shadow_seen))
-    fitted = attacks.fit_feature_baseline(rows, truth.victims(problem.shadow.x)[index], seed=seed)
+    fitted = party_records.fit_feature_baseline(rows, truth.victims(problem.shadow.x)[index], seed=seed)
     index, rows = _directions(seen)
     estimate = baseline.predict(problem.own(problem.victim))
     if fitted.mse < baseline.mse:
@@ -64,7 +65,7 @@ def regression_score(
 
 
 def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    index, x, gradients = attacks.flat_observations(seen)
+    index, x, gradients = party_records.flat_observations(seen)
     norms = np.maximum(np.linalg.norm(gradients, axis=1, keepdims=True), 1e-12)
     return index, np.concatenate([x, gradients / norms, np.log(norms)], axis=1)
 
@@ -87,15 +88,19 @@ def aligned_scores(
     """
     # The shadow's first epochs, as many steps as the real run has: later gradients are of a better model.
     early = jax.tree.map(lambda leaf: leaf[: len(seen.round)], shadow_seen)
-    index, x, gradients = attacks.flat_observations(early)
+    index, x, gradients = party_records.flat_observations(early)
     shadow_y, target = np.asarray(problem.shadow.y)[index], truth.victims(problem.shadow.x)[index]
     classes = problem.model.num_classes
-    aligned = attacks.fit_aligned_features(x, gradients, shadow_y, target, classes, seed=seed)
-    control = attacks.fit_feature_baseline(np.concatenate([x, np.eye(classes)[shadow_y]], axis=1), target, seed=seed)
-    index, x, gradients = attacks.flat_observations(seen)
+    aligned = party_records.fit_aligned_features(x, gradients, shadow_y, target, classes, seed=seed)
+    control = party_records.fit_feature_baseline(
+        np.concatenate([x, np.eye(classes)[shadow_y]], axis=1), target, seed=seed
+    )
+    index, x, gradients = party_records.flat_observations(seen)
     found = labels[index]
     estimates = {
-        "aligned": aligned.predict(np.concatenate([x, attacks.aligned_signals(gradients, found, classes)], axis=1)),
+        "aligned": aligned.predict(
+            np.concatenate([x, party_records.aligned_signals(gradients, found, classes)], axis=1)
+        ),
         "free_labels": control.predict(np.concatenate([x, np.eye(classes)[found]], axis=1)),
     }
     scores = {}

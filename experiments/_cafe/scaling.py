@@ -1,0 +1,47 @@
+"""CAFE at several sizes of the private set: time, memory and PSNR against N."""
+
+import subprocess
+import sys
+from typing import Any
+
+from experiments import _plots
+from experiments._files import read_numbers
+from experiments._harness import RunFolder, print_metrics
+
+SIZES = (1_000, 3_000, 10_000)
+
+
+def run(args: Any, folder: RunFolder) -> dict[str, float]:
+    """Run all sizes, one process each, so that each has a peak memory of its own; draw and return what they measured.
+
+    Args:
+        args: the settled options of `experiments.cafe_scale`.
+        folder: of the sweep; the run of size N goes to `nN` in it.
+
+    Raises:
+        SystemExit: with the status of the first run that failed, which has said why.
+    """
+    results = {}
+    folder.begin()  # what the sizes leave below this folder is its results
+    for size in SIZES:
+        out = folder.path / f"n{size}"
+        command = [sys.executable, "-m", "experiments.cafe_scale", "--preset", "scale", "--num-samples", str(size)]
+        command += ["--data", args.data, "--batch-size", str(args.batch_size), "--images", str(args.images)]
+        command += ["--parties", str(args.parties), "--seed", str(args.seed), "--out", str(out)]
+        status = subprocess.run(command + (["--fresh"] if args.fresh else []), check=False).returncode
+        if status != 0:
+            sys.exit(status)
+        results[size] = read_numbers(out / "results.json", lambda found: found["metrics"])
+    sizes = list(results)
+    column = {
+        name: [results[size][name] for size in sizes] for name in ("seconds_steps_1_2", "peak_memory_gb", "psnr_mean")
+    }
+    _plots.scaling(
+        folder.figure("scaling.png"), sizes, column["seconds_steps_1_2"], column["peak_memory_gb"], column["psnr_mean"]
+    )
+    merged = {f"{name}_n{size}": results[size][name] for size in sizes for name in sorted(results[size])}
+    folder.finish(merged)
+    for size in sizes:
+        print(f"N = {size}:")
+        print_metrics({name: results[size][name] for name in (*column, "feature_relative_error", "answered_fraction")})
+    return merged

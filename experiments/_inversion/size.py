@@ -1,0 +1,61 @@
+"""How much memory an inversion needs at the very least, known from shapes alone, before any data are read."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from experiments._inversion.attacker import CLOSED_FORM
+from experiments._inversion.case import Case
+from experiments._inversion.client import build_model
+from jaxleak import audit, data
+
+#: Copies of the parameters at one time: the weights, the observed gradient, and the gradient that is compared with it.
+PARAMETER_COPIES = 3
+#: Copies of the outputs of all non-linearities at one time. A gradient of a gradient keeps more of them: on a CPU, XLA
+#: plans 4 for a dense network and 10 to 20 for convolutional ones. A client alone keeps one.
+ACTIVATION_COPIES, CLIENT_COPIES = 3, 1
+
+
+def require_memory(case: Case, image_shape: tuple[int, ...] | None = None, num_classes: int = 10) -> None:
+    """Refuse a case that cannot fit in memory, within seconds; nothing is allocated, compiled or trained.
+
+    Args:
+        case: what is attacked, and with what.
+        image_shape: (H, W, channels); None looks at one sample of the case's data.
+        num_classes: of the model, if the shape is given.
+
+    Raises:
+        MemoryError: with a lower bound of the need in GB, and the option that lowers it.
+        ValueError, FileNotFoundError: on unknown data, or a model that does not fit the images.
+    """
+    if image_shape is None:
+        one = data.load(case.data, 1)
+        image_shape, num_classes = one.x.shape[1:], len(one.classes)
+    device = jax.local_devices()[0]
+    same = replace(Case(), **{name: getattr(case, name) for name in _OF_THE_MODEL})
+    parameters, per_image = _bytes_of(same, tuple(image_shape), num_classes)
+    smaller = f"--width (now {case.width}) lowers it" if case.width else f"take a smaller --model than {case.model}"
+    audit.require_bytes(PARAMETER_COPIES * parameters, device, smaller)
+    closed = case.attack in CLOSED_FORM
+    trials = case.microbatch or case.restarts
+    copies = CLIENT_COPIES if closed else ACTIVATION_COPIES * trials
+    named = {"--microbatch": trials, "--batch-size": case.batch_size, "--local-steps": case.local_steps}
+    largest = max(named, key=lambda name: named[name])
+    need = PARAMETER_COPIES * parameters + copies * case.images * per_image
+    audit.require_bytes(need, device, f"{largest} (now {named[largest]}) lowers it")
+
+
+_OF_THE_MODEL = ("model", "activation", "width", "init")
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes_of(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tuple[int, int]:
+    """Bytes of the model's parameters, and of the outputs of its non-linearities for one image."""
+    model = build_model(case, image_shape, num_classes)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    outputs = jax.eval_shape(lambda v, x: model.apply(v, x, mode="eval"), variables, images)
+    sizes = [4 * sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (variables, outputs.activations)]
+    return sizes[0], sizes[1]

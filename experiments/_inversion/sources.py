@@ -1,0 +1,22 @@
+"""What a gradient inversion reads from files: the client's data, given weights, and public images."""
+
+from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
+from experiments._inversion.public_data import public_images
+from experiments._sources import Arrays, contents, drawn
+from jaxleak import data
+from jaxleak.attacks import presets
+
+
+def sources_of(case: Case, seed: int) -> Arrays:
+    """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
+    found = dict(drawn(case.data, case.taken, seed))
+    if case.weights is not None:
+        found |= contents(f"the weights {case.weights}", case.weights)
+    if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
+        source = case.data if case.public_data == HELD_OUT else case.public_data
+
+        def load() -> dict[str, object]:
+            return {"x": public_images(case, seed, data.load(case.data, 1, seed).x.shape[1:])}
+
+        found[f"the public images {source} (at most {case.public_samples}, drawn with seed {seed})"] = load
+    return found

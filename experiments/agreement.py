@@ -1,0 +1,278 @@
+"""When can a reconstruction be believed without the truth? What the agreement of two starts is worth.
+
+    python -m experiments.agreement
+    python -m experiments.agreement --only lenet --seeds 0 1 2 3
+
+Every case is attacked from two independent starts, and the SSIM between their images (`agreement`, which an attacker
+can compute) is compared with the SSIM of the answer to the truth (which only a study can). An image counts as right
+where the latter is above .8. All cases count, whether or not their attack succeeds: some are cut short, have kinks that
+nothing smooths, or a network that is not broken here; in others a defense has changed the upload, of which the
+attacker knows nothing. The threshold is chosen on the even seeds of the undefended cases, as the lowest that at most
+one in twenty wrong images reaches; the odd seeds judge it. The same is counted for images whose gradient is matched,
+and for those with both.
+
+Prints a line per case, the threshold and the rates; draws all images, and the rates along the threshold. MNIST and
+CIFAR-10 are read from JAXLEAK_DATA_DIR. The study takes about half an hour of one core. Finished runs are not run
+again, so the same command goes on where it was; `--fresh` starts over, and `--finished-only` counts what is there.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from sklearn.metrics import roc_auc_score
+
+from experiments import _plots
+from experiments._harness import Progress, RunFolder, default_out, digest, jsonable, print_metrics, run_command
+from experiments._inversion.case import Case
+from experiments._inversion.problem import RECOGNISED_ABOVE, attack
+from experiments._inversion.sources import sources_of
+from jaxleak import _validate, metrics
+
+_CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
+_MLP = replace(_CONVNET, model="mlp", iterations=500)
+_LENET = replace(_CONVNET, model="lenet", activation="relu", data="mnist", iterations=500)
+_RESNET = replace(_CONVNET, model="resnet10", width=16, batch_size=1, iterations=1000)
+
+#: Cases that take seconds a seed. Those of one model and number of iterations stand together: they share a compilation.
+QUICK: dict[str, Case] = {
+    "convnet-b4": _CONVNET,
+    "convnet-b4-patches": replace(_CONVNET, data="natural_patches"),
+    "convnet-b4-noise-1e-3": replace(_CONVNET, defense="gaussian", strength=1e-3),
+    "convnet-b4-noise-1e-2": replace(_CONVNET, defense="gaussian", strength=1e-2),
+    "convnet-b4-sparse-10": replace(_CONVNET, defense="sparsification", strength=10.0),
+    "convnet-b4-1-bit": replace(_CONVNET, defense="quantization", strength=1.0),
+    "mlp-b4": _MLP,
+    "mlp-b4-noise-1e-3": replace(_MLP, defense="gaussian", strength=1e-3),
+    "mlp-b4-noise-1e-2": replace(_MLP, defense="gaussian", strength=1e-2),
+    "mlp-b4-sparse-10": replace(_MLP, defense="sparsification", strength=10.0),
+    "lenet-b4": _LENET,
+    "lenet-b4-noise-1e-3": replace(_LENET, defense="gaussian", strength=1e-3),
+    "convnet-b1-cut-short": replace(_CONVNET, batch_size=1, iterations=40),
+    "lenet-b4-exact-kinks": replace(_LENET, exact_kinks=True),
+}
+#: Cases that take minutes a seed.
+SLOW: dict[str, Case] = {
+    "resnet10_16-b1": _RESNET,
+    "resnet10_16-b1-patches": replace(_RESNET, data="natural_patches"),
+    "resnet10_16-b1-exact-kinks": replace(_RESNET, exact_kinks=True, iterations=200),
+    "resnet10_16-b4": replace(_RESNET, batch_size=4, iterations=400),
+    "resnet18_16-b1": replace(_RESNET, model="resnet18", iterations=200),
+    "vit_tiny-b1": replace(_RESNET, model="vit_tiny", width=None, iterations=100),
+}
+CASES = QUICK | SLOW
+#: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
+MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | {"convnet-b4": 12, "convnet-b4-patches": 12}
+
+#: The share of the wrong images that may reach the threshold.
+FALSE_ALARMS_AT_MOST = 0.05
+#: Thresholds that are tried.
+THRESHOLDS = np.round(np.arange(0.5, 1.0, 0.01), 2)
+
+
+class Images(NamedTuple):
+    """One entry per image."""
+
+    agreement: np.ndarray  # (I,) SSIM between the two starts
+    tinted: np.ndarray  # (I,) the same after the second start was given the tint of the first
+    ssim: np.ndarray  # (I,) of the answer to the truth
+    matched: np.ndarray  # (I,) bool, the gradient is matched
+    defended: np.ndarray  # (I,) bool
+    seed: np.ndarray  # (I,)
+
+    @property
+    def right(self) -> np.ndarray:
+        """(I,) bool."""
+        return self.ssim > RECOGNISED_ABOVE
+
+    def where(self, rows: np.ndarray) -> "Images":
+        """Some of them."""
+        return Images(*(column[rows] for column in self))
+
+
+@dataclass(frozen=True)
+class Args:
+    """Which cases to run, from which seeds."""
+
+    seeds: tuple[int, ...] = tuple(range(12))
+    """Seeds of data, weights, batch and starts. The even ones choose the threshold, the odd ones judge it."""
+    only: str = ""
+    """Run only the cases whose name contains this."""
+    finished_only: bool = False
+    """Judge the runs that are finished, and start no other."""
+    out: Path | None = None
+    fresh: bool = False
+    """Forget finished runs."""
+
+
+def main(args: Args) -> dict[str, float]:
+    """Run all cases; returns the metrics."""
+    _validate.positive(seeds=len(args.seeds))
+    cases = {name: case for name, case in CASES.items() if args.only in name}
+    if not cases:
+        raise ValueError(f"only must be part of a case's name ({', '.join(CASES)}), got {args.only!r}")
+    out = args.out or default_out("agreement", args.only or "all")
+    folder = RunFolder(out, "agreement", {"seeds": args.seeds, "only": args.only}, fresh=args.fresh)
+    stored = folder.path / "cells"
+    stored.mkdir(exist_ok=True)
+    if args.fresh:
+        for file in stored.glob("*.npz"):
+            file.unlink()
+    jobs = [(name, seed) for name in cases for seed in args.seeds[: MOST_SEEDS[name]]]
+    for name, seed in jobs:
+        folder.sources.bind(sources_of(cases[name], seed))
+    rows, columns = list[dict[str, Any]](), list[Images]()
+    with Progress() as progress:
+        for name, seed in jobs:
+            # The arrays are named by what was run, so that a changed case is run anew.
+            file = stored / f"{name}-{seed}-{digest(jsonable(asdict(cases[name])))}.npz"
+            if not file.exists():
+                if args.finished_only:
+                    continue
+                with folder.phase(name):
+                    _run(cases[name], seed, file)
+            images, scores = _read(file, cases[name], seed)
+            columns.append(images)
+            rows.append({"case": name, "seed": seed, **scores})
+            progress.update(name, len(rows), len(jobs))
+    if not columns:
+        raise ValueError(f"no run of these cases is finished in {folder.path}; leave finished_only out")
+    everything = Images(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    found = judge(everything)
+    show(rows)
+    draw(folder, everything, found["threshold"])
+    path = folder.finish(found, cells=rows)
+    print_metrics(found)
+    print(f"stored in {path}")
+    return found
+
+
+def _run(case: Case, seed: int, file: Path) -> None:
+    outcome = attack(case, seed)
+    assert outcome.second is not None  # every case has two starts
+    with file.with_suffix(".partial").open("wb") as partial:
+        np.savez(
+            partial,
+            truth=outcome.truth,
+            estimate=outcome.estimate,
+            other=outcome.second.other,
+            agreement=outcome.second.value,
+            scores=np.array(json.dumps(jsonable(outcome.scores))),
+        )
+    file.with_suffix(".partial").replace(file)
+
+
+def _read(file: Path, case: Case, seed: int) -> tuple[Images, dict[str, Any]]:
+    """What one run left, and the numbers of it that results.json keeps."""
+    with np.load(file, allow_pickle=False) as arrays:
+        truth, estimate, other = (np.asarray(arrays[name]) for name in ("truth", "estimate", "other"))
+        agreement, scores = np.asarray(arrays["agreement"]), json.loads(str(arrays["scores"]))
+    size = len(truth)
+    images = Images(
+        agreement=agreement,
+        tinted=metrics.ssim(estimate, np.clip(tinted_like(estimate, other), 0, 1)),
+        ssim=metrics.ssim(truth, estimate),
+        matched=np.full(size, scores["gradient_matched"] == 1),
+        defended=np.full(size, case.defense is not None),
+        seed=np.full(size, seed),
+    )
+    kept = {name: scores[name] for name in ("psnr", "score", "cosine_distance", "gradient_matched")}
+    return images, {"agreement": images.agreement, "tinted": images.tinted, "ssim": images.ssim, **kept}
+
+
+def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Images (I, H, W, C) with the gain and offset of every channel that bring them nearest to `wanted`."""
+    centre, aim = images.mean(axis=(1, 2), keepdims=True), wanted.mean(axis=(1, 2), keepdims=True)
+    power = np.mean((images - centre) ** 2, axis=(1, 2), keepdims=True)
+    gain = np.mean((images - centre) * (wanted - aim), axis=(1, 2), keepdims=True) / np.maximum(power, 1e-12)
+    return aim + gain * (images - centre)
+
+
+def rates(believed: np.ndarray, right: np.ndarray) -> dict[str, float]:
+    """What it costs to believe these images.
+
+    Args:
+        believed: (I,) bool.
+        right: (I,) bool, with the truth in hand.
+
+    Returns:
+        images, right, believed and believed_wrong, which are counts; wrong_share, of the believed ones;
+        false_alarm_rate, the share of the wrong images that are believed; found_share, the share of the right images
+        that are believed. NaN where there is nothing to divide by.
+    """
+    wrong = int((believed & ~right).sum())
+    return {
+        "images": len(right),
+        "right": int(right.sum()),
+        "believed": int(believed.sum()),
+        "believed_wrong": wrong,
+        "wrong_share": wrong / believed.sum() if believed.any() else float("nan"),
+        "false_alarm_rate": wrong / (~right).sum() if (~right).any() else float("nan"),
+        "found_share": (believed & right).sum() / right.sum() if right.any() else float("nan"),
+    }
+
+
+def choose(agreement: np.ndarray, right: np.ndarray) -> float:
+    """The lowest of `THRESHOLDS` that at most `FALSE_ALARMS_AT_MOST` of the wrong images reach; 1 if there is none."""
+    fine = [t for t in THRESHOLDS if (agreement[~right] >= t).sum() <= FALSE_ALARMS_AT_MOST * (~right).sum()]
+    return float(min(fine, default=1.0))
+
+
+def judge(images: Images) -> dict[str, float]:
+    """The threshold of the even seeds, and the rates of all rules on the odd ones."""
+    even = images.seed % 2 == 0
+    chosen_on, judged_on = (images.where(rows & ~images.defended) for rows in (even, ~even))
+    threshold = choose(chosen_on.agreement, chosen_on.right)
+    found = {"threshold": threshold}
+    for group, some in {
+        "chosen_on": chosen_on,
+        "judged_on": judged_on,
+        "defended": images.where(images.defended),
+    }.items():
+        agree = some.agreement >= threshold
+        for rule, believed in {"agree": agree, "matched": some.matched, "both": agree & some.matched}.items():
+            found |= {f"{group}/{rule}/{name}": value for name, value in rates(believed, some.right).items()}
+    undefended = images.where(~images.defended)
+    if 0 < undefended.right.sum() < len(undefended.right):
+        for name, values in (("as_shown", undefended.agreement), ("up_to_tint", undefended.tinted)):
+            found[f"undefended/area_under_roc/{name}"] = float(roc_auc_score(undefended.right, np.nan_to_num(values)))
+    return found
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print one line per case."""
+    table = Table("case", "seeds", "images", "right", "agreement of the right", "of the wrong", "gradients matched")
+    for name in dict.fromkeys(row["case"] for row in rows):
+        mine = [row for row in rows if row["case"] == name]
+        agreement, ssim = (np.concatenate([row[key] for row in mine]) for key in ("agreement", "ssim"))
+        right = ssim > RECOGNISED_ABOVE
+        table.add_row(
+            name, str(len(mine)), str(len(ssim)), str(right.sum()), _range(agreement[right]), _range(agreement[~right]),
+            str(sum(row["gradient_matched"] == 1 for row in mine)),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _range(values: np.ndarray) -> str:
+    return f"{values.min():.2f} to {values.max():.2f}" if len(values) else ""
+
+
+def draw(folder: RunFolder, images: Images, threshold: float) -> None:
+    """All images, and the rates along the threshold."""
+    groups = {"undefended": images.where(~images.defended), "defended": images.where(images.defended)}
+    curves = {
+        f"{group}: {label}": (THRESHOLDS, [rates(some.agreement >= t, some.right)[name] for t in THRESHOLDS])
+        for group, some in groups.items()
+        for label, name in (("wrong images believed", "false_alarm_rate"), ("right images believed", "found_share"))
+        if len(some.seed)
+    }
+    points = {group: (some.agreement, some.ssim) for group, some in groups.items() if len(some.seed)}
+    _plots.certificate(folder.figure("agreement.png"), points, curves, threshold=threshold, right=RECOGNISED_ABOVE)
+
+
+if __name__ == "__main__":
+    run_command(main, Args, __doc__)

@@ -1,0 +1,256 @@
+"""How many mistaken inputs the checks before an attack catch: random mistakes on five models.
+
+    python -m experiments.mistakes
+    python -m experiments.mistakes --draws 1 --out runs/quick
+
+Every draw has weights, images, labels and a batch size of its own. Each kind of mistake that applies to the model is
+made once a draw, and the right update is checked beside it, so that false alarms are counted as well. The first line
+takes about half an hour on one core and checks some 300 mistakes; the table in docs/your_model.md is of that run.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments._harness import Progress, RunFolder, default_out, run_command
+from experiments._sources import drawn
+from jaxleak import Batch, _validate, audit, data, models, protocols
+from jaxleak._tree import named_leaves
+
+_SIDE, _CLASSES = 16, 10
+_FIELDS = ("made", "failed", "suspicious", "missed")
+
+
+@dataclass(frozen=True)
+class Args:
+    """How many draws, from where."""
+
+    draws: int = 5
+    """Draws of weights, batch and mistakes for every model."""
+    data: str = "natural_patches"
+    """Images of the clients, which the checks never see."""
+    seed: int = 0
+    """Seed of the first draw."""
+    out: Path | None = None
+    """Folder of the run."""
+    fresh: bool = False
+    """Start over."""
+
+
+class Client(NamedTuple):
+    """One draw: what was claimed truly."""
+
+    share: protocols.ClientShare
+    variables: Any
+    payload: Any
+    batch: Batch
+    key: jax.Array
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.batch.y)
+
+
+#: What is claimed of an update: share, variables, payload and batch size.
+Claim = dict[str, Any]
+
+
+def _models() -> dict[str, tuple[models.Classifier, str]]:
+    shape = (_SIDE, _SIDE, 3)
+    small = {"channels": (8, 16, 16), "strides": (1, 2, 2)}
+    normalised = models.convnet(shape, _CLASSES, batch_norm=True, **small)  # type: ignore[arg-type]
+    return {
+        "convnet": (models.convnet(shape, _CLASSES, **small), "train"),  # type: ignore[arg-type]
+        "convnet, batch statistics": (normalised, "train"),
+        "convnet, running statistics": (normalised, "eval"),
+        "lenet (sigmoid)": (models.lenet(shape, _CLASSES), "train"),
+        "mlp": (models.mlp(shape, _CLASSES, widths=(64, 32)), "train"),
+    }
+
+
+def _claim(client: Client, **changes: Any) -> Claim:
+    right = {"share": client.share, "variables": client.variables, "payload": client.payload, "batch_size": client.size}
+    return right | changes
+
+
+def _scaled(client: Client, factor: float) -> Claim:
+    return _claim(client, payload=jax.tree.map(lambda g: g * factor, client.payload))
+
+
+def _batch_size(client: Client) -> Claim:
+    return _claim(client, batch_size=1 if client.size > 1 else 4)
+
+
+def _other_mode(client: Client) -> Claim | None:
+    if not client.share.model.has_batch_norm:
+        return None
+    return _claim(client, share=_MIRRORED[id(client.share)])
+
+
+def _swapped(client: Client) -> Claim | None:
+    leaves = named_leaves(client.payload)
+    square = [name for name, g in leaves.items() if any(a == b > 1 for a, b in pairwise(g.shape))]
+    if not square:
+        return None
+    name = square[int(jax.random.randint(client.key, (), 0, len(square)))]
+    axes = [a for a in range(leaves[name].ndim - 1) if leaves[name].shape[a] == leaves[name].shape[a + 1] > 1]
+    return _with_leaf(client, name, leaves[name].swapaxes(axes[0], axes[0] + 1))
+
+
+def _rows_permuted(client: Client) -> Claim | None:
+    """The head's rows in PyTorch's order of channels and positions."""
+    leaf, head = client.payload[client.share.model.head]["kernel"], client.share.model.head
+    channels = next((g.shape[-1] for g in reversed(list(named_leaves(client.payload).values())) if g.ndim == 4), 0)
+    side = round((len(leaf) / channels) ** 0.5) if channels else 0
+    if side < 2:
+        return None
+    return _with_leaf(
+        client, f"{head}/kernel", leaf.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(leaf.shape)
+    )
+
+
+def _other_weights(client: Client) -> Claim:
+    return _claim(client, variables=client.share.model.init(jax.random.fold_in(client.key, 1)))
+
+
+def _another_round(client: Client) -> Claim:
+    """The weights after a step of this very client at a rate of 0.1."""
+    moved = jax.tree.map(lambda w, g: w - 0.1 * g, client.variables["params"], client.payload)
+    return _claim(client, variables={**client.variables, "params": moved})
+
+
+def _missing(client: Client) -> Claim:
+    names = list(named_leaves(client.payload))
+    return _with_leaf(client, names[int(jax.random.randint(client.key, (), 0, len(names)))], None)
+
+
+def _not_finite(client: Client) -> Claim:
+    return _claim(client, payload=jax.tree.map(lambda g: g.at[(0,) * g.ndim].set(jnp.nan), client.payload))
+
+
+def _noise(client: Client) -> Claim:
+    leaves, treedef = jax.tree.flatten(client.payload)
+    size = np.sqrt(sum(float(jnp.vdot(g, g)) for g in leaves) / sum(g.size for g in leaves))
+    keys = jax.random.split(client.key, len(leaves))
+    noisy = [g + size * jax.random.normal(k, g.shape) for g, k in zip(leaves, keys, strict=True)]
+    return _claim(client, payload=jax.tree.unflatten(treedef, noisy))
+
+
+def _pruned(client: Client) -> Claim:
+    def prune(g: jax.Array) -> jax.Array:
+        return jnp.where(jnp.abs(g) >= jnp.quantile(jnp.abs(g), 0.9), g, 0)
+
+    return _claim(client, payload=jax.tree.map(prune, client.payload))
+
+
+def _decay(client: Client) -> Claim:
+    return _claim(client, payload=jax.tree.map(lambda g, w: g + 5e-4 * w, client.payload, client.variables["params"]))
+
+
+def _with_leaf(client: Client, name: str, value: Any) -> Claim:
+    leaves = {other: value if other == name else leaf for other, leaf in named_leaves(client.payload).items()}
+    return _claim(client, payload=jax.tree.unflatten(jax.tree.structure(client.payload), list(leaves.values())))
+
+
+#: Every mistake by name. None of a batch of one where a sum is a mean.
+MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
+    "none": _claim,
+    "sum, not mean": lambda c: None if c.size == 1 else _scaled(c, c.size),
+    "another batch size": _batch_size,
+    "another mode of batch normalisation": _other_mode,
+    "two axes swapped": _swapped,
+    "head in channels-first order": _rows_permuted,
+    "weights of another model": _other_weights,
+    "weights of the next round": _another_round,
+    "not divided by the rate 0.01": lambda c: _scaled(c, 0.01),
+    "reversed sign": lambda c: _scaled(c, -1.0),
+    "weight decay": _decay,
+    "a leaf is missing": _missing,
+    "not finite": _not_finite,
+    "noise, not stated": _noise,
+    "pruned, not stated": _pruned,
+}
+_MIRRORED: dict[int, protocols.ClientShare] = {}
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Make and check all mistakes; returns the metrics."""
+    _validate.count(draws=args.draws)
+    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", asdict(args), fresh=args.fresh)
+    folder.sources.bind(drawn(args.data, 256, 0))
+    folder.work_again()
+    counts: dict[str, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys(("made", "failed", "suspicious", "missed"), 0)
+    )
+    by_model: dict[str, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys(("made", "failed", "suspicious", "missed"), 0)
+    )
+    with Progress() as progress, folder.phase("checks"):
+        chosen = _models()
+        for number, (name, (model, mode)) in enumerate(chosen.items()):
+            shares = {m: protocols.ClientShare(model, batch_norm=m) for m in ("train", "eval")}  # type: ignore[arg-type]
+            _MIRRORED.update({id(shares["train"]): shares["eval"], id(shares["eval"]): shares["train"]})
+            for draw in range(args.draws):
+                client = _client(shares[mode], args, 1000 * number + draw)
+                for mistake, make in MISTAKES.items():
+                    claim = make(client)
+                    if claim is None:
+                        continue
+                    statuses = {f.status for f in audit.check_update(**claim)}
+                    status = next((s for s in ("failed", "suspicious") if s in statuses), "missed")
+                    for row in (counts[mistake], by_model[name if mistake != "none" else f"{name}, no mistake"]):
+                        row["made"] += 1
+                        row[status] += 1
+                    folder.log(model=name, draw=draw, batch_size=client.size, mistake=mistake, status=status)
+                progress.update(name, draw + 1, args.draws)
+    mistakes = {name: row for name, row in counts.items() if name != "none"}
+    total = {
+        field: sum(row[field] for row in mistakes.values()) for field in ("made", "failed", "suspicious", "missed")
+    }
+    right = counts["none"]
+    metrics: dict[str, Any] = total | {
+        "right": right["made"], "false_alarms": right["failed"], "false_suspicions": right["suspicious"],
+        "by_mistake": {name.replace(",", "").replace(" ", "_"): row for name, row in mistakes.items()},
+    }  # fmt: skip
+    print(table(mistakes))
+    print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
+    print(f"stored in {folder.finish(metrics, cells=[{'model': name} | row for name, row in by_model.items()])}")
+    return metrics
+
+
+def table(rows: dict[str, dict[str, int]]) -> str:
+    """A table in Markdown."""
+    lines = ["| mistake | made | inconsistent | suspicious | missed |", "|---|---|---|---|---|"]
+    return "\n".join(
+        lines + [f"| {n} | {r['made']} | {r['failed']} | {r['suspicious']} | {r['missed']} |" for n, r in rows.items()]
+    )
+
+
+def _client(share: protocols.ClientShare, args: Args, seed: int) -> Client:
+    """A client of one, two or four images; with running statistics it has seen some batches before."""
+    key = jax.random.key(args.seed * 100_000 + seed)
+    weight_key, batch_key, own_key = jax.random.split(key, 3)
+    size = (1, 4, 4)[seed % 3]
+    images = data.load(args.data, n=256)
+    index = jax.random.choice(batch_key, len(images.x), (size,), replace=False)
+    x = jax.image.resize(jnp.asarray(images.x)[index], (size, _SIDE, _SIDE, 3), "linear")
+    y = jax.random.randint(batch_key, (size,), 0, _CLASSES, jnp.int32)
+    variables = share.model.init(weight_key)
+    if share.batch_norm == "eval":
+        warm = jax.image.resize(jnp.asarray(images.x)[:32], (32, _SIDE, _SIDE, 3), "linear")
+        for _ in range(10):
+            variables = {**variables, "batch_stats": share.model.apply(variables, warm, mode="train").batch_stats}
+    batch = Batch(x[:, None], y, jnp.arange(size))
+    return Client(share, variables, jax.jit(share)(variables, batch), batch, own_key)
+
+
+if __name__ == "__main__":
+    run_command(main, Args, __doc__)
