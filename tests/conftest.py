@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 
+import hypothesis
+
 # Nearly all of the suite's time is compilation of tiny programs that run once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
@@ -13,3 +15,6 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 # this is for releases known to have it.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+# Chosen by `--hypothesis-profile deep`, see `fuzzing.fuzz`.
+hypothesis.settings.register_profile("deep")

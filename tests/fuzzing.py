@@ -1,11 +1,10 @@
 """What the fuzz tests share: a tiny model, hostile numbers and names, and what counts as a clear error.
 
-`JAXLEAK_FUZZ=2000 pytest -s tests/test_fuzz*.py` tries that many of each kind and says how many it tried.
+`make fuzz` tries more than ten thousand examples, no two runs the same ones, and says how many it tried.
 """
 
 import collections
 import math
-import os
 import pickle
 
 import jax
@@ -15,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from jaxleak import audit, models, protocols
+from jaxleak import _memory, audit, models, protocols
 from jaxleak._base import Batch
+from jaxleak.checkpoint import ConfigMismatchError
 
-EXAMPLES = int(os.environ.get("JAXLEAK_FUZZ", "0"))
+DEEP = settings.get_current_profile_name() == "deep"
 TRIED: collections.Counter[str] = collections.Counter()
 
 #: What a user can mend. A TypeError or KeyError, or XLA's own, is a bug.
-CLEAR = (ValueError, OSError, FloatingPointError)
+CLEAR = (ValueError, OSError, FloatingPointError, MemoryError, ConfigMismatchError)
 UNCLEAR = ("XLA", "jaxlib", "Traceback", "<class", "object at 0x", "NoneType", "unpack")
 
 SHAPE, CLASSES, B = (4, 4, 1), 3, 2
@@ -36,11 +36,11 @@ INTEGERS = st.integers(-3, 60) | st.sampled_from([10**6, 2**31, 2**63, 10**30])
 NAMES = st.text(max_size=8) | st.sampled_from(["iid", "auto", "direct", "given", "joint", "calibrated", "digits", ""])
 
 
-def fuzz(examples):
-    """As many examples as asked for by JAXLEAK_FUZZ, of a fixed seed otherwise."""
+def fuzz(examples, deep):
+    """Examples of a fixed seed in every run of the tests, and others, many more of them, with the profile "deep"."""
     return settings(
-        max_examples=EXAMPLES or examples,
-        derandomize=not EXAMPLES,
+        max_examples=deep if DEEP else examples,
+        derandomize=not DEEP,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -62,11 +62,16 @@ def nothing_is_unpickled(monkeypatch):
         monkeypatch.setattr(pickle, name, refuse)
 
 
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch):
+    """What asks for more than a gigabyte is refused, so that no example fills this machine."""
+    monkeypatch.setattr(_memory, "_available_host_bytes", lambda: 10**9)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def report():
     yield
-    print(f"\nfuzz: {sum(TRIED.values())} examples tried, {dict(TRIED)}")
-    TRIED.clear()
+    print(f"\nfuzz: {sum(TRIED.values())} examples tried so far, {dict(TRIED)}")
 
 
 def clear(what, attempt, mentions=()):

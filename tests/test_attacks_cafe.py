@@ -7,11 +7,24 @@ import reference
 
 from jaxleak import _tree, attacks, models, protocols, threats
 from jaxleak._base import Batch, Observation
-from jaxleak.attacks import CafeOptimizers, cafe
+from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe.three_steps import feature_step, output_step
+from jaxleak.attacks.aggregated import CafeOptimizers, CafeOptions
 from jaxleak.objectives import cafe_objective
 
 N, K, P = 12, 4, 2
+
+
+def cafe(model, share, *, num_samples, **options):
+    return attacks.cafe(model, share, num_samples=num_samples, options=CafeOptions(**options))
+
+
+def cafe_cosine(model, share, *, num_samples, **options):
+    return attacks.cafe(model, share, num_samples=num_samples, options=aggregated.cosine_options(**options))
+
+
+def cafe_upstream(model, share, *, num_samples, **options):
+    return attacks.cafe(model, share, num_samples=num_samples, options=aggregated.CAFE_UPSTREAM._replace(**options))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +108,7 @@ def test_step_1_is_algorithm_1(problem, truth):
 def test_row_optimizers_touch_only_their_rows():
     table = jax.random.normal(jax.random.key(0), (6, 3))
     index = jnp.array([1, 4])
-    for rows in (_tree.row_optimizer(optax.adam(0.1)), attacks.twice_corrected_adam(0.1)):
+    for rows in (_tree.row_optimizer(optax.adam(0.1)), aggregated.twice_corrected_adam(0.1)):
         state = rows.init(table)
         for _ in range(2):
             new, state = rows.update(jnp.ones((2, 3)), state, table, index)
@@ -132,7 +145,7 @@ def test_nested_loops_recover_v_and_h_and_then_lower_the_misfit_of_the_data(prob
     assert x.max() <= 1
     # Misfit, per sample and in the attacker's own units, agrees with the objective's scale.
     reconstruction = attack.reconstruct(state, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript))
-    assert reconstruction.recovered.all()
+    assert reconstruction.answered.all()
     assert reconstruction.score.shape == (N,)
     assert float(reconstruction.score.mean()) * K == pytest.approx(float(infos["features"][-20:].mean()), rel=0.5)
 
@@ -180,7 +193,12 @@ def test_algorithm_4_as_printed_runs_all_steps_and_lowers_them(problem, truth):
 
 
 @pytest.mark.parametrize(
-    ("build", "falling"), [(attacks.cafe_upstream, ("F1", "F2")), (attacks.dlg, ("F3",)), (attacks.sapag, ("F3",))]
+    ("build", "falling"),
+    [
+        (cafe_upstream, ("F1", "F2")),
+        (aggregated.aligned_dlg, ("F3",)),
+        (aggregated.aligned_sapag, ("F3",)),
+    ],
 )
 def test_full_gradients_of_one_batch_lower_the_objective(small, build, falling):
     # Upstream's F3 aims at an H that still moves, so only its own steps must fall.
@@ -201,7 +219,9 @@ def test_inner_updates_are_steps_on_the_same_batch(small):
     problem, observation = small
     states = []
     for inner_updates, rounds in [(1, 3), (3, 1)]:
-        attack = attacks.dlg(problem.model, problem.protocol.share, num_samples=6, inner_updates=inner_updates)
+        attack = aggregated.aligned_dlg(
+            problem.model, problem.protocol.share, num_samples=6, inner_updates=inner_updates
+        )
         state = attack.init(jax.random.key(0), problem.template)
         step = jax.jit(attack.step)
         for _ in range(rounds):
@@ -212,7 +232,7 @@ def test_inner_updates_are_steps_on_the_same_batch(small):
 
 def test_upstream_is_adam_with_the_bias_correction_applied_twice():
     table = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
-    rows = attacks.twice_corrected_adam(0.01)
+    rows = aggregated.twice_corrected_adam(0.01)
     slow, fast, state = reference.TwiceCorrectedAdam(table, 0.01), jnp.asarray(table), rows.init(jnp.asarray(table))
     rng = np.random.default_rng(1)
     for _ in range(12):
@@ -223,7 +243,7 @@ def test_upstream_is_adam_with_the_bias_correction_applied_twice():
 
 
 def test_normalized_descent_takes_steps_of_its_rate_and_rests_at_zero():
-    transform = attacks.normalized_sgd(0.1)
+    transform = aggregated.normalized_sgd(0.1)
     for scale in (1e-8, 1.0, 1e4):
         updates, _ = transform.update(jnp.array([3.0, 4.0]) * scale, transform.init(jnp.zeros(2)))
         np.testing.assert_allclose(updates, [-0.06, -0.08], rtol=1e-5)
@@ -232,12 +252,17 @@ def test_normalized_descent_takes_steps_of_its_rate_and_rests_at_zero():
 
 
 def test_table9_fits_cafe_and_names_its_datasets(problem):
-    assert attacks.table9("cifar10") == (5e-3, 8e-3, 2e-2, 1e-2, 1e-4, 1e-3, 90.0)
-    assert attacks.table9("mnist").xi == 25
-    for name in attacks.TABLE9:
-        cafe(problem.model, problem.protocol.share, num_samples=N, **attacks.table9(name)._asdict())
+    assert aggregated.published_hyperparameters("cifar10") == (5e-3, 8e-3, 2e-2, 1e-2, 1e-4, 1e-3, 90.0)
+    assert aggregated.published_hyperparameters("mnist").xi == 25
+    for name in aggregated.TABLE9:
+        cafe(
+            problem.model,
+            problem.protocol.share,
+            num_samples=N,
+            **aggregated.published_hyperparameters(name)._asdict(),
+        )
     with pytest.raises(ValueError, match="dataset must be one of cifar10, linnaeus5, mnist, yale32, got 'svhn'"):
-        attacks.table9("svhn")
+        aggregated.published_hyperparameters("svhn")
 
 
 def test_cafe_refuses_bad_arguments(problem):
@@ -276,13 +301,13 @@ def test_missing_grants_are_named(problem, transcript):
         with pytest.raises(ValueError, match=match):
             _first_step(build(model, share, num_samples=N), problem, threats.view(threats.Threat(**grants), transcript))
 
-    for build in (cafe, attacks.dlg, attacks.cafe_iclr):
+    for build in (cafe, aggregated.aligned_dlg, cafe_upstream):
         refuses(build, "the threat must grant index", index=False)
-    refuses(attacks.idlg, "the threat must grant labels")
-    refuses(attacks.bn_regularizer, "the threat must grant statistics")
+    refuses(aggregated.aligned_idlg, "the threat must grant labels")
+    refuses(aggregated.aligned_batch_statistics, "the threat must grant statistics")
     refuses(cafe, "Step II reads the payload's first/kernel", payload=("first/bias",))
     refuses(cafe, r"\(alpha\) matches the whole payload, but .*kernel_0", payload=("first/bias", "first/kernel"))
-    refuses(attacks.dlg, "does not grant", payload=("first/bias",))
+    refuses(aggregated.aligned_dlg, "does not grant", payload=("first/bias",))
     with pytest.raises(ValueError, match="parameters"):
         _first_step(
             cafe(model, share, num_samples=N), problem, threats.view(threats.Threat(), transcript)._replace(params=None)
@@ -290,8 +315,15 @@ def test_missing_grants_are_named(problem, transcript):
 
 
 def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, transcript):
-    attack = cafe(problem.model, problem.protocol.share, num_samples=N, alpha=0)
-    _first_step(attack, problem, threats.view(threats.FIRST_LAYER_ONLY, transcript))
+    attack = cafe(problem.model, problem.protocol.share, num_samples=N, alpha=0, loops="single", switch=False)
+    state = attack.init(jax.random.key(0), problem.template)
+    step = jax.jit(attack.step)
+    seen = [threats.view(t, transcript) for t in (threats.FIRST_LAYER_ONLY, threats.HONEST_BUT_CURIOUS_SERVER)]
+    (narrow, info), (wide, _) = (step(jax.random.key(0), state, observation) for observation in seen)
+    for a, b in zip(*map(jax.tree.leaves, (narrow, wide)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(info["F3"])
+    assert (narrow.data.x != state.data.x).any()
 
 
 def test_k_equal_n_is_refused_when_seen(problem):
@@ -301,7 +333,7 @@ def test_k_equal_n_is_refused_when_seen(problem):
     observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
     with pytest.raises(ValueError, match="Theorem 1"):
         _first_step(cafe(problem.model, protocol.share, num_samples=N), problem, observation)
-    _first_step(attacks.dlg(problem.model, protocol.share, num_samples=N), problem, observation)
+    _first_step(aggregated.aligned_dlg(problem.model, protocol.share, num_samples=N), problem, observation)
 
 
 def test_horizontal_models_are_the_case_of_one_party():
@@ -314,7 +346,12 @@ def test_horizontal_models_are_the_case_of_one_party():
     )
     state = jax.eval_shape(protocol.init, jax.random.key(1))
     transcript = jax.eval_shape(protocol.round, jax.random.key(2), state, template)[1]
-    attack = attacks.cafe_iclr(model, protocol.share, num_samples=8, batch_size=4, inner_updates=10)
+    attack = attacks.cafe(
+        model,
+        protocol.share,
+        num_samples=8,
+        options=aggregated.CAFE_ICLR._replace(batch_size=4, inner_updates=10),
+    )
     attack_state = jax.eval_shape(attack.init, jax.random.key(0), template)
     observation = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
     after, _ = jax.eval_shape(attack.step, jax.random.key(0), attack_state, observation)
@@ -327,15 +364,15 @@ def test_tables_need_beta_zero():
     with pytest.raises(ValueError, match="set its weight beta to 0"):
         cafe(model, share, num_samples=6)
     with pytest.raises(ValueError, match="set its weight beta to 0"):
-        attacks.cosine_tv(model, share, num_samples=6)
+        aggregated.aligned_cosine_tv(model, share, num_samples=6)
     cafe(model, share, num_samples=6, beta=0)
-    attacks.cosine_tv(model, share, num_samples=6, beta=0)
+    aggregated.aligned_cosine_tv(model, share, num_samples=6, beta=0)
     with pytest.raises(ValueError, match="extractor records none"):
-        attacks.bn_regularizer(model, share, num_samples=6)
+        aggregated.aligned_batch_statistics(model, share, num_samples=6)
 
 
 def test_baselines_refuse_what_they_cannot_do(problem):
     with pytest.raises(ValueError, match="use cafe for objectives with gamma > 0"):
-        attacks.gradient_matching(problem.model, problem.protocol.share, num_samples=N, objective=cafe_objective())
+        aggregated.aligned_matching(problem.model, problem.protocol.share, num_samples=N, objective=cafe_objective())
     with pytest.raises(ValueError, match="candidates must be >= 2, got 1"):
-        attacks.gc_regularizer(problem.model, problem.protocol.share, num_samples=N, candidates=1)
+        aggregated.aligned_group_consistency(problem.model, problem.protocol.share, num_samples=N, candidates=1)

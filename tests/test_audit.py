@@ -9,6 +9,7 @@ import pytest
 
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, Reconstruction, Transcript
+from jaxleak.attacks import aggregated
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 
@@ -88,7 +89,7 @@ def test_a_chunks_length_changes_no_bit(uninterrupted, chunk):
 def test_a_chunks_length_changes_no_bit_of_a_real_attack():
     model = models.logistic((3,), num_classes=2)
     protocol = protocols.vertical(model, num_samples=6, batch_size=2, optimizer=optax.sgd(0.1))
-    attack = attacks.cafe_exact(model, attacks.CafeExactPlan(6, 2, 1, 3, 2, direct=True))
+    attack = attacks.cafe_exact(model, aggregated.CafeExactPlan(6, 2, 1, 3, 2, direct=True))
     runs = [_run(Toy(attack, protocol), rounds=5, chunk=chunk) for chunk in (5, 2)]
     chex.assert_trees_all_equal(*runs)
 
@@ -151,7 +152,7 @@ def test_the_best_restart_is_the_attackers_choice_per_sample():
     np.testing.assert_array_equal(best.x[:, 0], [0, 4, 5])
     np.testing.assert_array_equal(best.y, [0, 4, 5])
     np.testing.assert_array_equal(best.score, [1, 3, 0])
-    assert best.recovered.all()
+    assert best.answered.all()
 
 
 def test_a_payload_that_is_not_finite_names_its_round(tmp_path):

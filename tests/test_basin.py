@@ -100,7 +100,7 @@ def test_warm_weights_are_those_that_are_measured(tmp_path, monkeypatch):
         ({"sharpness": (1.0, 0.0)}, r"sharpness\[1\] must be > 0, got 0.0"),
         ({"sharpness": ()}, "sharpness must be > 0, got 0"),
         ({"batches": 33, "rows": ("convnet-b4",)}, r"batches must be in \[1, 32\], got 33"),
-        ({"seeds": ()}, "seeds must be > 0, got 0"),
+        ({"seeds": ()}, "seeds must hold at least one seed"),
     ],
 )
 def test_bad_options_are_refused_at_once(tmp_path, options, message):

@@ -5,6 +5,7 @@ import pytest
 import reference
 
 from jaxleak import attacks, audit, protocols
+from jaxleak.attacks import aggregated
 from jaxleak.defenses import fake_gradients
 from jaxleak.threats import FIRST_LAYER_ONLY
 
@@ -34,7 +35,7 @@ def error(recovery, private):
 
 @pytest.fixture(scope="module")
 def adaptive(setting):
-    return run(setting, attacks.cafe_censored, attacks.recover_censored, scale="tensor")
+    return run(setting, attacks.cafe_censored, aggregated.recover_censored, scale="tensor")
 
 
 @pytest.mark.parametrize("size", [400, 100_000])
@@ -42,24 +43,24 @@ def test_visible_entries_are_true(size):
     rng = np.random.default_rng(0)
     true = jnp.asarray(rng.standard_normal(size) * np.exp(1.5 * rng.standard_normal(size)), jnp.float32)
     upload = fake_gradients(pool_size=1, scale="tensor").apply(KEY, true)
-    visible = np.asarray(attacks.visible_entries(upload))
+    visible = np.asarray(aggregated.visible_entries(upload))
     capped = np.asarray(upload != true)
     assert capped.mean() > 0.01  # the defense does something
     assert not (visible & capped).any()
     assert visible.mean() > 0.7
-    assert np.asarray(attacks.visible_entries(true)).mean() > 0.95
+    assert np.asarray(aggregated.visible_entries(true)).mean() > 0.95
 
 
 def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
-    _, recovery = run(setting, attacks.cafe_exact, attacks.recover, scale="tensor")
+    _, recovery = run(setting, attacks.cafe_exact, aggregated.recover_exact, scale="tensor")
     assert np.median(error(recovery, setting[1])) > 0.03
-    assert not recovery.recovered.any()
+    assert not recovery.answered.any()
 
 
 def test_true_entries_are_enough(setting, adaptive):
     _, recovery = adaptive
     _, private, _ = setting
-    trusted = recovery.recovered
+    trusted = recovery.answered
     assert trusted.mean() > 0.7
     assert np.median(error(recovery, private)[trusted]) < 1e-4
     np.testing.assert_array_equal(recovery.labels[trusted], np.asarray(private.y)[trusted])
@@ -87,7 +88,7 @@ def test_bad_input(setting, adaptive):
     with pytest.raises(ValueError, match="workers"):
         attacks.cafe_censored(model, plan._replace(workers=2))
     with pytest.raises(ValueError, match="at least 8 entries"):
-        attacks.visible_entries(jnp.ones(7))
+        aggregated.visible_entries(jnp.ones(7))
     state, _ = adaptive
     with pytest.raises(ValueError, match="has seen 3 of"):
-        attacks.recover_censored(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
+        aggregated.recover_censored(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))

@@ -6,6 +6,7 @@ import reference
 
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch
+from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import slice_inverter
 from jaxleak.attacks._cafe.decoder import synthetic_slices
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter
@@ -69,7 +70,7 @@ def state(problem, plan):
 
 @pytest.fixture(scope="module")
 def recovery(problem, plan, state):
-    return attacks.recover(problem.model, problem.params, plan, state)
+    return aggregated.recover_exact(problem.model, problem.params, plan, state)
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +98,16 @@ def test_steps_1_and_2_recover_gradients_features_and_labels(problem, truth, rec
     np.testing.assert_array_equal(recovery.labels, problem.private.y)
     assert recovery.consistency.max() < 1e-3
     assert recovery.label_margin.min() > 100
-    assert recovery.recovered.all()
+    assert recovery.answered.all()
     assert (recovery.output_rank, recovery.feature_rank) == (N, N)
     assert 1 < recovery.output_condition < 1e4
     assert 1 < recovery.feature_condition < 1e4
-    again = attacks.true_output_gradients(problem.model, problem.params, H, np.asarray(problem.private.y), K)
+    again = aggregated.true_output_gradients(problem.model, problem.params, H, np.asarray(problem.private.y), K)
     np.testing.assert_allclose(again, V, atol=1e-7)
 
 
 def test_step_3_recovers_the_data_and_certifies_it(problem, recovery):
-    inverter = SliceInverter(problem.model, problem.params, options=attacks.InversionOptions(max_restarts=1))
+    inverter = SliceInverter(problem.model, problem.params, options=aggregated.FeatureInversionOptions(max_restarts=1))
     index = np.arange(3)
     result = inverter(recovery.H[index], index)
     truth = np.asarray(problem.private.x[index]).reshape(-1, 8, 8, 1)
@@ -134,34 +135,34 @@ def test_bias_gradients_alone_do_for_step_1(problem, head, plan, state):
 def test_matrix_free_solvers_give_the_same_answer(head, recovery):
     free = attacks.plan_cafe_exact(head.model, num_samples=N, batch_size=K, solver="matrix_free")
     assert not free.direct
-    other = attacks.recover(head.model, head.params, free, _watch(head, free))
+    other = aggregated.recover_exact(head.model, head.params, free, _watch(head, free))
     np.testing.assert_allclose(other.V, recovery.V, atol=1e-6)
     assert _relative(other.H, recovery.H).max() < 1e-3
     np.testing.assert_array_equal(other.labels, recovery.labels)
     assert (other.output_rank, other.feature_rank) == (N, N)
     assert other.output_condition == pytest.approx(recovery.output_condition, rel=0.05)
-    assert other.recovered.all()
+    assert other.answered.all()
 
 
-def test_a_dead_slice_is_flagged_and_not_filled(head, plan):
+def test_a_dead_slice_is_not_answered(head, plan):
     # Features that switch off every unit behind them: nothing of this slice flows back.
     kernel = np.asarray(head.params["first"]["kernel"][1], np.float64)
     x = np.array(head.private.x)
     x[5, 1] = -np.ones(kernel.shape[1]) @ np.linalg.pinv(kernel)
     problem = head._replace(private=head.private._replace(x=jnp.asarray(x)))
     state = _watch(problem, plan)
-    recovery = attacks.recover(head.model, head.params, plan, state)
+    recovery = aggregated.recover_exact(head.model, head.params, plan, state)
     expected = np.ones((N, P), bool)
     expected[5, 1] = False
     np.testing.assert_array_equal(recovery.live, expected)
     assert (recovery.H[5, 1] == 0).all()
-    np.testing.assert_array_equal(recovery.recovered, np.arange(N) != 5)
+    np.testing.assert_array_equal(recovery.answered, np.arange(N) != 5)
     assert _relative(recovery.H, x)[expected].max() < 1e-3
     observation = audit.start(attacks.cafe_exact(head.model, plan), head.protocol, head.private, key=KEY).protocol
     answer = attacks.cafe_exact(head.model, plan).reconstruct(state, observation)
     assert np.isnan(answer.x[5]).all()
     assert np.isinf(answer.score[5])
-    assert not answer.recovered[5]
+    assert not answer.answered[5]
     assert not np.isnan(np.delete(answer.x, 5, axis=0)).any()
 
 
@@ -169,8 +170,8 @@ def test_noise_on_the_payload_flags_samples(head, plan):
     noisy = protocols.vertical(
         head.model, num_samples=N, batch_size=K, sampling="uniform", defense=clipped_gaussian(3.0, 0.1)
     )
-    recovery = attacks.recover(head.model, head.params, plan, _watch(head._replace(protocol=noisy), plan))
-    assert not recovery.recovered.any()
+    recovery = aggregated.recover_exact(head.model, head.params, plan, _watch(head._replace(protocol=noisy), plan))
+    assert not recovery.answered.any()
     assert recovery.consistency.min() > 0.1
 
 
@@ -187,7 +188,7 @@ def test_without_extractor_steps_1_and_2_recover_the_data(network):
         attacks.cafe_exact(problem.model, plan), problem.protocol, problem.private, key=KEY
     ).protocol
     answer = attacks.cafe_exact(problem.model, plan).reconstruct(state, observation)
-    np.testing.assert_array_equal(answer.recovered, True)
+    np.testing.assert_array_equal(answer.answered, True)
     np.testing.assert_allclose(answer.x, problem.private.x, atol=1e-3)
     np.testing.assert_array_equal(answer.y, problem.private.y)
     assert answer.score.max() < 1e-3
@@ -200,13 +201,13 @@ def test_horizontal_rounds_are_recovered_although_shares_are_fixed():
     problem = problem._replace(protocol=protocol)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, workers=3)
     state = _watch(problem, plan)
-    recovery = attacks.recover(model, problem.params, plan, state)
+    recovery = aggregated.recover_exact(model, problem.params, plan, state)
     resolved = np.asarray(state.resolved)
     assert resolved.sum() > 10
     _, V = reference.true_features_and_output_gradients(problem, K)
     np.testing.assert_allclose(recovery.V[:, resolved], V[:, resolved], atol=1e-5)
     assert recovery.output_rank == N - 3 + 1
-    good = recovery.recovered
+    good = recovery.answered
     assert good.mean() > 0.9
     np.testing.assert_allclose(recovery.H[good], problem.private.x[good], atol=1e-3)
     np.testing.assert_array_equal(recovery.labels[good], problem.private.y[good])
@@ -232,13 +233,16 @@ def test_plans_refuse_what_cannot_work(problem):
 def test_missing_rounds_and_grants_are_named(head, plan, state):
     early = state._replace(seen=jnp.asarray(plan.rounds - 3, jnp.int32))
     with pytest.raises(ValueError, match=f"has seen {plan.rounds - 3} of {plan.rounds} rounds; run the rest first"):
-        attacks.recover(head.model, head.params, plan, early)
+        aggregated.recover_exact(head.model, head.params, plan, early)
     blind = state._replace(V=jnp.zeros_like(state.V), projected=jnp.zeros_like(state.projected))
     with pytest.raises(ValueError, match="rounds the threat must grant first/kernel as well"):
-        attacks.recover(head.model, head.params, plan, blind)
+        aggregated.recover_exact(head.model, head.params, plan, blind)
     for threat, match in (
-        (SERVER_WITHOUT_INDICES, "needs the batch indices"),
-        (HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)), "needs the payload leaf first/bias"),
+        (SERVER_WITHOUT_INDICES, "needs batch indices; the threat must grant index"),
+        (
+            HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)),
+            "reads the payload.s first/bias, which the threat",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             _watch(head, plan, ((threat, None),))

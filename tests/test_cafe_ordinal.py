@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, audit, protocols
+from experiments._cafe.exact import own_gradient
+from jaxleak import attacks, audit, data, models, protocols
+from jaxleak._base import Observation
+from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import ordinal
 from jaxleak.defenses import fake_gradients
 from jaxleak.threats import FIRST_LAYER_ONLY
@@ -49,7 +52,7 @@ def error(recovery, private):
 
 @pytest.fixture(scope="module")
 def adaptive(setting):
-    return recovered(setting, attacks.cafe_ordinal, attacks.recover_ordinal, sweeps=SWEEPS)
+    return recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, sweeps=SWEEPS)
 
 
 def test_values_take_the_order_of_what_was_observed():
@@ -61,24 +64,24 @@ def test_values_take_the_order_of_what_was_observed():
 
 
 def test_the_order_is_nearly_enough(setting, adaptive):
-    _, unaware = recovered(setting, attacks.cafe_exact, attacks.recover)
+    _, unaware = recovered(setting, attacks.cafe_exact, aggregated.recover_exact)
     state, knowing = adaptive
     assert error(unaware, setting[1]) > 0.2
     assert error(knowing, setting[1]) < 0.25 * error(unaware, setting[1])
-    assert not unaware.recovered.any()
+    assert not unaware.answered.any()
     assert np.abs(np.asarray(state.attack.H)).max() > 0
 
 
 def test_knowledge_of_the_order_is_what_helps(setting, adaptive):
     # One sweep takes the noise for the gradient, as one does who does not know.
-    _, single = recovered(setting, attacks.cafe_ordinal, attacks.recover_ordinal, sweeps=1)
+    _, single = recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, sweeps=1)
     assert error(adaptive[1], setting[1]) < 0.6 * error(single, setting[1])
 
 
 def test_capped_entries_come_back_by_their_order(setting):
-    _, unaware = recovered(setting, attacks.cafe_exact, attacks.recover, CAPPED)
+    _, unaware = recovered(setting, attacks.cafe_exact, aggregated.recover_exact, CAPPED)
     options = {"reading": "clamped", "sweeps": SWEEPS}
-    _, knowing = recovered(setting, attacks.cafe_ordinal, attacks.recover_ordinal, CAPPED, **options)
+    _, knowing = recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, CAPPED, **options)
     assert error(unaware, setting[1]) > 0.3
     assert error(knowing, setting[1]) < 0.1 * error(unaware, setting[1])
 
@@ -97,4 +100,36 @@ def test_bad_input(setting, adaptive):
         attacks.cafe_ordinal(model, plan, variance=0.0)
     state, _ = adaptive
     with pytest.raises(ValueError, match="has seen 3 of"):
-        attacks.recover_ordinal(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
+        aggregated.recover_ordinal(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
+
+
+@pytest.mark.parametrize("slice_shape", [(8, 8, 1), (8, 8, 3), (5,)], ids=["grey", "colour", "table"])
+def test_the_ratio_of_sizes_is_measured_on_nobodys_data(slice_shape, monkeypatch):
+    """Without any data to load, the ratio comes near that of the victim's gradient: both are of one network."""
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("somebody's data were loaded"))
+    model = models.all_dense(slice_shape, parties=2, num_classes=3, width=8)
+    params = model.init(jax.random.key(1))
+    gradient = own_gradient(model, params, 4)
+    kernel, bias = (np.asarray(gradient["first"][name], np.float64) for name in ("kernel", "bias"))
+    ratio = aggregated.kernel_to_bias_ratio(gradient)
+    assert ratio == pytest.approx(np.sqrt((kernel**2).mean() / (bias**2).mean()), rel=1e-5)
+    # With features in [0, 1], the kernel's gradient is the bias's times a feature.
+    assert 0.1 < ratio < 1
+    again = own_gradient(model, params, 4)
+    np.testing.assert_array_equal(again["first"]["kernel"], gradient["first"]["kernel"])
+
+
+def test_the_ratio_of_sizes_scales_what_the_kernel_says(setting):
+    model, private, plan = setting
+    rng = np.random.default_rng(0)
+    first = {name: jnp.asarray(rng.standard_normal((P, *shape)), jnp.float32) for name, shape in
+             {"kernel": (model.feature_size, model.width), "bias": (model.width,)}.items()}  # fmt: skip
+    observation = Observation(jnp.zeros((), jnp.int32), None, {"first": first}, jnp.arange(K))
+    V, projected = jnp.asarray(rng.standard_normal((N, P, model.width)), jnp.float32), []
+    for scale in (1.0, 0.25):
+        attack = attacks.cafe_ordinal(model, plan, sweeps=SWEEPS, kernel_scale=scale)
+        state = attack.init(KEY, audit.template_of(private))
+        second = state._replace(seen=jnp.asarray(plan.output_rounds + 1, jnp.int32), V=V)
+        projected.append(jax.jit(attack.step)(KEY, second, observation)[0].projected)
+    assert np.abs(projected[0]).max() > 0
+    np.testing.assert_allclose(projected[1], 0.25 * projected[0], rtol=1e-5)

@@ -1,15 +1,19 @@
 """The CAFE tables: which cells there are, what they cost, and that a budget is respected. Nothing is attacked here."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments import _paper, cafe_tables
+from experiments._cafe import descent as cafe_descent
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
 from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
 from experiments._cafe.runs import Setting
+from jaxleak._base import Batch
 
 ALL = tables.NEURIPS + tables.ICLR
 
@@ -46,6 +50,75 @@ def test_cells_that_share_a_run_share_its_setting():
     assert len(set(loss) | set(accuracy)) == 1
 
 
+class AskedError(Exception):
+    """Carries what a protocol was asked for, in place of a run."""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A problem whose protocols raise `AskedError` with their name and options."""
+
+    def asking(name):
+        def protocol(model, **options):
+            raise AskedError(name, options)
+
+        return protocol
+
+    for name in ("horizontal", "vertical"):
+        monkeypatch.setattr(cafe_descent.protocols, name, asking(name))
+    monkeypatch.setattr(cafe_descent.models, "frozen_features", lambda model: model)
+    private = Batch(np.zeros((8, 1)), np.zeros(8), np.arange(8))
+    return SimpleNamespace(private=private, model=None)
+
+
+@pytest.mark.parametrize("run", [cafe_runs.single, lambda setting, problem: cafe_runs.descent(setting, problem, None)])
+@pytest.mark.parametrize(("workers", "name"), [(4, "horizontal"), (0, "vertical")])
+def test_descents_have_the_workers_of_their_setting(asked, run, workers, name):
+    setting = Setting("single", method="cafe-iclr", num_samples=8, batch_size=4, workers=workers)
+    with pytest.raises(AskedError) as found:
+        run(setting, asked)
+    assert found.value.args[0] == name
+    assert found.value.args[1].get("workers", 0) == workers
+
+
+def test_steps_one_and_two_have_the_workers_too(asked):
+    with pytest.raises(AskedError) as found:
+        cafe_descent.steps_one_and_two(
+            asked, np.zeros((8, 1, 4)), iterations=1, batch_size=4, key=None, options={}, workers=2
+        )
+    assert found.value.args[0] == "horizontal"
+
+
+def test_the_papers_solver_is_that_of_the_paper():
+    iclr = [c.setting for c in tables.cells(("iclr-table1b", "iclr-table3b"), tables.Options(solver="paper"))]
+    assert {s.method for s in iclr if s.kind == "single"} == {"cafe-iclr"}
+    assert not any(s.kind == "exact" for s in iclr)
+    fake = [c.setting for c in tables.cells(("fake-gradients",), tables.Options(solver="paper"))]
+    assert {s.kind for s in fake} == {"descent"}
+    assert {s.defense for s in fake} == {"none", *cafe_runs.FAKE}
+    single = [c.setting for c in tables.cells(("table5",), tables.Options()) if "single" in c.id]
+    assert {s.switch for s in single} == {True, False}
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Tables whose runs are made up need no data, and so no fingerprints of any."""
+    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
+    monkeypatch.setattr(Runner, "sources", lambda self, setting: {})
+
+
+def test_a_cell_that_asks_for_too_many_images_does_not_end_the_table(tmp_path, monkeypatch, capsys, no_data):
+    def problem(self, setting):
+        if setting.dataset == "mnist":
+            raise ValueError("mnist has 2000 samples, n=9000 were asked for")
+
+    monkeypatch.setattr(cafe_runs, "exact", lambda setting, problem: {"psnr": 100.0})
+    monkeypatch.setattr(Runner, "_problem", problem)
+    rows = cafe_tables.main(cafe_tables.Args(table=("table3",), only="cafe", out=tmp_path))
+    assert {row["ours"] for row in rows if "cifar10" in row["id"]} == {100.0}
+    assert "n=9000 were asked for" in capsys.readouterr().out
+
+
 def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
     rows = cafe_tables.main(cafe_tables.Args(table=("table3",), budget=0.01, out=tmp_path))
@@ -54,15 +127,15 @@ def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, monkeypat
     stored = json.loads((tmp_path / "results.json").read_text())
     assert {row["id"] for row in stored["cells"]} == {row["id"] for row in rows}
     assert stored["metrics"]["cells_run"] == 0
+    assert stored["status"] == "nothing was run"
 
 
-def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_path, capsys, monkeypatch, no_data):
     def exact(setting, problem):
         if setting.dataset == "mnist":
             raise MemoryError("out of memory: this needs about 21 GB")
         return {"psnr": 100.0}
 
-    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
     monkeypatch.setattr(cafe_runs, "exact", exact)
     monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
     args = cafe_tables.Args(table=("table3",), only="cafe", seeds=(0, 1), out=tmp_path)
@@ -75,7 +148,7 @@ def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_pa
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(monkeypatch, no_data):
     """The batch sizes of all exact runs, none of which does anything; the third is killed."""
     made = []
 
@@ -83,9 +156,8 @@ def ran(monkeypatch):
         made.append(setting.batch_size)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return {"psnr": 100.0 + setting.batch_size, "recovered": np.float32(0.5), "curve": [(1, float("nan"))]}
+        return {"psnr": 100.0 + setting.batch_size, "answered": np.float32(0.5), "curve": [(1, float("nan"))]}
 
-    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
     monkeypatch.setattr(cafe_runs, "exact", exact)
     monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
     return made
@@ -107,6 +179,22 @@ def test_a_killed_table_goes_on_where_it_was(ran, tmp_path):
     assert ran[before:] == [*finished, killed, *ran[4:before]]
 
 
+def test_a_row_says_how_many_images_its_mean_is_over_and_keeps_every_seed(monkeypatch, tmp_path, capsys, no_data):
+    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+
+    def exact(setting, problem):
+        return {"psnr": 100.0 + setting.seed, "images": 30 - setting.seed, "images_asked": 32, "answered": 0.5}
+
+    monkeypatch.setattr(cafe_runs, "exact", exact)
+    args = cafe_tables.Args(table=("table3",), datasets=("mnist",), only="cafe", seeds=(0, 3), out=tmp_path)
+    row = next(row for row in cafe_tables.main(args) if row["ours"] is not None)
+    assert (row["values"], row["images"], row["images_asked"]) == ([100.0, 103.0], [30, 27], [32, 32])
+    assert (row["answered"], row["feature_error"]) == ([0.5, 0.5], [None, None])
+    monkeypatch.setattr(cafe_tables, "Console", lambda: Console(width=200))
+    cafe_tables.show([row])
+    assert "57 of 64" in capsys.readouterr().out
+
+
 def test_finished_results_are_read_back_as_they_were(ran, tmp_path):
     specs, setting = {"mnist": "mnist"}, Setting("exact")
     first = Runner(specs, tmp_path / "cells", fresh=False)(setting)
@@ -123,7 +211,7 @@ def test_a_table_without_data_ends_with_an_error_where_it_is_asked_to(tmp_path, 
     args = cafe_tables.Args(table=("table3",), out=tmp_path)
     rows = cafe_tables.main(args)
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
-        cafe_tables.main(args, need_data=True)
+        cafe_tables.main(args, need_runs=True)
     assert json.loads((tmp_path / "results.json").read_text())["cells"] == rows
     printed = capsys.readouterr().out
     assert "not run (no data: linnaeus5 needs --linnaeus5" in printed
@@ -138,8 +226,10 @@ def test_missing_data_are_named():
     ("options", "message"),
     [
         ({"budget": 0.0}, "budget must be > 0"),
-        ({"seeds": ()}, "seeds must be > 0"),
+        ({"seeds": ()}, "seeds must hold at least one seed"),
         ({"datasets": ("imagenet",)}, "datasets must be"),
+        ({"only": "nosuchcell"}, "--only nosuchcell is in no cell's id"),
+        ({"linnaeus5": "nosuch"}, "--linnaeus5 cannot be loaded: .*nosuch"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, options, message):
@@ -152,6 +242,18 @@ def test_curves_are_read_at_the_last_point_before():
     assert at_iteration(60, 1)(results) == 20.0
     assert iterations_to(30.0)(results) == 75
     assert np.isnan(iterations_to(40.0)(results))
+
+
+def test_steps_end_at_the_first_iteration_below_their_threshold():
+    infos = {"F1": np.array([1.0, 1e-10, 1e-8, 1.0]), "F2": np.array([1.0, 1.0, 1.0, 1e-9])}
+    points = cafe_runs._passing(104, infos)
+    assert points == [(102, 1e-10, 1.0), (104, 1.0, 1e-9)]
+    by_id = {c.id: c for c in tables.cells(("table5",), tables.Options(solver="paper", iterations=8000))}
+    history = {"f_history": [(100, 1.0, 1.0), (102, 1e-10, 1.0), (8102, np.inf, 1e-9), (20_000, 1.0, 1.0)]}
+    assert by_id["table5/nested/step1/mnist"].read(history) == 102
+    assert by_id["table5/nested/step2/mnist"].read(history) == 102
+    assert by_id["table5/nested/step2/linnaeus5"].read(history) == 20_000  # of at most as many
+    assert by_id["table5/single/linnaeus5"].setting.iterations == 20_000
 
 
 def test_cost_grows_with_the_work():

@@ -1,6 +1,8 @@
 """`experiments.invert` on a gradient from elsewhere, here one that it saved itself."""
 
+import json
 import shlex
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ import tyro
 from experiments import invert
 from experiments._inversion.case import Case
 from jaxleak import models
+from jaxleak.checkpoint import ConfigMismatchError
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +29,25 @@ def arguments(tmp_path_factory):
 
 def test_it_is_attacked_and_the_verdict_printed(arguments, tmp_path, capsys):
     scores = invert.main(invert.Args(**arguments, out=tmp_path))
-    assert scores["matched"] == 0  # three iterations
-    assert "matched" in capsys.readouterr().out
+    assert scores["gradient_matched"] == 0  # three iterations
+    assert "gradient_matched" in capsys.readouterr().out
     with np.load(tmp_path / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 8, 8, 1)
     assert (tmp_path / "figures" / "contact_sheet.png").exists()
 
 
+def test_two_starts_give_an_agreement_without_a_truth(arguments, tmp_path):
+    two = {**arguments, "case": replace(arguments["case"], restarts=2)}
+    scores = invert.main(invert.Args(**two, out=tmp_path))
+    (cell,) = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert cell == {"image": 0, "agreement": scores["agreement"]}
+    assert -1 <= scores["agreement"] < 1
+
+
 def test_another_start_does_not_resume_this_one(arguments, tmp_path):
     first = invert.main(invert.Args(**arguments, out=tmp_path))
     assert invert.main(invert.Args(**arguments, out=tmp_path)) == first
-    with pytest.raises(ValueError, match="seed: 0 there, 1 now"):
+    with pytest.raises(ConfigMismatchError, match="seed: 0 there, 1 now"):
         invert.main(invert.Args(**arguments, out=tmp_path, seeds=(1,)))
 
 

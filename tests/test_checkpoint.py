@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import shutil
 
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
+from jaxleak.checkpoint import Checkpoints, ConfigMismatchError, fingerprint
 
 FLIPS = int(os.environ.get("JAXLEAK_FLIPS", "1"))
 CONFIG = {"data": "digits", "num_samples": 24, "sizes": (8, 16)}
@@ -80,6 +81,99 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, d
     np.testing.assert_array_equal(reopened.restore_latest(_tree(0))["round"], 11)
 
 
+METADATA = "_CHECKPOINT_METADATA"
+
+
+def _empty(steps):
+    shutil.rmtree(steps / "10")
+    (steps / "10").mkdir()
+
+
+def _a_file(steps):
+    shutil.rmtree(steps / "10")
+    (steps / "10").write_text("in the way")
+
+
+def _of_another_run(steps):
+    other = Checkpoints(steps.parent.parent / "other", {**CONFIG, "seed": 3})
+    other.save(10, _tree(7))
+    shutil.rmtree(steps / "10")
+    shutil.copytree(other.folder / "steps" / "10", steps / "10")
+
+
+#: By name: what happens to the checkpoints 5 and 10, which number is then damaged, and what is said of it.
+WRECKS = {
+    "without its arrays": (lambda steps: shutil.rmtree(steps / "10" / "default"), 10, "its arrays are missing"),
+    "an empty folder": (_empty, 10, "its arrays are missing"),
+    "a file": (_a_file, 10, "its arrays are missing"),
+    "without metadata": (lambda steps: (steps / "10" / METADATA).unlink(), 10, f"{METADATA} is missing or damaged"),
+    "metadata of others": (lambda steps: (steps / "10" / METADATA).write_text('{"a": 1}'), 10, METADATA),
+    "metadata of another form": (lambda steps: (steps / "10" / METADATA).write_text("[1]"), 10, METADATA),
+    "a stray folder": (lambda steps: (steps / "9999").mkdir(), 9999, "its arrays are missing"),
+    "a stray copy": (lambda steps: shutil.copytree(steps / "10", steps / "9999"), 9999, "a copy of checkpoint 10"),
+    "of another run": (_of_another_run, 10, "it belongs to another configuration"),
+    "an older one": (lambda steps: (steps / "5" / METADATA).write_text("[1]"), 5, f"{METADATA} is missing or damaged"),
+}
+
+
+@pytest.mark.parametrize("wreck", WRECKS)
+def test_a_wreck_among_the_checkpoints_leaves_the_valid_ones(checkpoints, wreck, capsys):
+    damage, damaged, said = WRECKS[wreck]
+    for step in (5, 10):
+        checkpoints.save(step, _tree(step))
+    damage(checkpoints.folder / "steps")
+    newest = 5 if damaged == 10 else 10
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(newest))
+    assert [path.name for path in (checkpoints.folder / "damaged").iterdir()] == [str(damaged)]
+    assert said in capsys.readouterr().out
+    reopened.save(newest + 5, _tree(11))
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(_tree(0)), _tree(11))
+
+
+def test_where_all_checkpoints_are_wrecks_the_run_begins_anew(checkpoints):
+    for step in (5, 10):
+        checkpoints.save(step, _tree(step))
+        shutil.rmtree(checkpoints.folder / "steps" / str(step) / "default")
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    start = _tree(0)
+    assert reopened.restore_latest(start) is start
+    reopened.save(5, _tree(6))
+    chex.assert_trees_all_equal(reopened.restore_latest(start), _tree(6))
+
+
+def test_a_whole_checkpoint_of_other_arrays_is_refused_and_stays(checkpoints):
+    checkpoints.save(5, _tree(5))
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    with pytest.raises(ConfigMismatchError, match=r"checkpoint 5 in .* holds other arrays .*--fresh"):
+        reopened.restore_latest({**_tree(0), "table": jnp.zeros((4, 2))})
+    chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(5))
+
+
+def test_a_history_comes_back_with_its_checkpoint(checkpoints):
+    loss = np.arange(6, dtype=np.float32).reshape(3, 2)
+    checkpoints.save(3, _tree(3), {"loss": loss, "frozen": loss > 4})
+    checkpoints.save(2, _tree(2), {})
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    tree, history = reopened.restore_with_history(_tree(0))
+    chex.assert_trees_all_equal(tree, _tree(3))
+    chex.assert_trees_all_equal(history, {"loss": loss, "frozen": loss > 4})
+    largest = max(_files_of(checkpoints, 3), key=lambda path: path.stat().st_size)
+    largest.unlink()
+    tree, history = reopened.restore_with_history(_tree(0))
+    chex.assert_trees_all_equal(tree, _tree(2))
+    assert history == {}
+
+
+def test_a_fingerprint_is_that_of_names_shapes_types_and_values():
+    x = np.arange(6, dtype=np.float32)
+    others = ({"y": x}, {"x": x.reshape(2, 3)}, {"x": x.astype(np.int32)}, {"x": x + 1}, {"x": x[::-1]}, {"x": (x, x)})
+    found = [fingerprint(tree) for tree in ({"x": x}, *others)]
+    assert len(set(found)) == len(found)
+    assert fingerprint({"x": jnp.asarray(x)}) == found[0]
+    assert {len(name) for name in found} == {64}
+
+
 def test_a_flipped_bit_is_noticed(tmp_path, capsys):
     """Orbax reads damaged values as they are; the checksum does not. `JAXLEAK_FLIPS` positions, evenly spread."""
     trees = {step: {"x": np.random.default_rng(step).random((64, 64), np.float32)} for step in (5, 10)}
@@ -108,6 +202,15 @@ def test_checkpoints_without_a_readable_configuration_are_refused(checkpoints):
     (checkpoints.folder / "config.json").write_text('{"data": ')
     with pytest.raises(ConfigMismatchError, match=r"config.json is damaged, .*--fresh"):
         Checkpoints(checkpoints.folder, CONFIG)
+
+
+def test_checkpoints_whose_configuration_is_missing_bind_to_their_own(checkpoints):
+    checkpoints.save(5, _tree(5))
+    (checkpoints.folder / "config.json").unlink()
+    with pytest.raises(ConfigMismatchError, match=r"config.json is missing, .*another configuration.*--fresh"):
+        Checkpoints(checkpoints.folder, {**CONFIG, "seed": 3})
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(_tree(0)), _tree(5))
+    assert json.loads((checkpoints.folder / "config.json").read_text())["data"] == "digits"
 
 
 def test_what_a_kill_left_of_a_save_and_of_a_deletion_is_no_checkpoint(checkpoints):

@@ -9,6 +9,7 @@ import pytest
 from jaxleak import models
 from jaxleak.models._classifier import Conv, Style
 from jaxleak.models._densenet import densenet121
+from jaxleak.models._mobilenet import InvertedResidual
 from jaxleak.models._vit import vit
 
 # Networks in miniature, one of each kind: (H, W, c), factory.
@@ -107,6 +108,17 @@ def test_shapes(name, size, features, last_map):
     assert model.has_batch_norm == bool(out.statistics)
     if last_map is not None:
         assert out.activations[-1].shape[1:3] == last_map
+
+
+@pytest.mark.parametrize(("stride", "channels", "adds"), [(1, 4, True), (2, 4, False), (1, 6, False)])
+def test_inverted_residuals_add_their_input_where_the_shape_stays(stride, channels, adds):
+    block = InvertedResidual(channels, 2, stride, Style("relu6", "default", "auto"))
+    x = jax.random.uniform(jax.random.key(0), (2, 4, 4, 4))
+    shapes = jax.eval_shape(lambda: block.init(jax.random.key(1), x, "eval", None))
+    silent = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # the projection answers zero
+    z = block.apply(silent, x, "eval", None)
+    assert z.shape == (2, 4 // stride, 4 // stride, channels)
+    np.testing.assert_allclose(z, x if adds else 0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

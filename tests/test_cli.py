@@ -58,9 +58,9 @@ def test_a_study_leaves_its_results_and_survives_a_kill(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads((whole / "results.json").read_text())
     assert result["status"] == "complete"
-    assert result["metrics"].keys() >= _score_names() > {"psnr_mean", "recovered_fraction"}
+    assert result["metrics"].keys() >= _score_names() > {"psnr_mean", "answered_fraction"}
     assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in result["metrics"].values())
-    assert result["metrics"]["recovered_fraction"] == result["metrics"]["label_accuracy"] == 1
+    assert result["metrics"]["answered_fraction"] == result["metrics"]["label_accuracy"] == 1
     assert result["metrics"]["psnr_median"] > 60
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["samples"] for line in lines if "samples" in line] == [8, 16, 24]

@@ -13,6 +13,7 @@ import reference
 
 from jaxleak import attacks, models
 from jaxleak._base import Attack, Batch, Transcript
+from jaxleak.attacks import aggregated, client_updates, party_records
 from jaxleak.audit import best_restart, watch
 from jaxleak.threats import FIRST_LAYER_ONLY, SERVER_WITHOUT_INDICES, Threat, party_view, view
 
@@ -34,7 +35,15 @@ class Case(NamedTuple):
 
 def shortest_plan(num_samples):
     """The shortest plan that three rounds fulfil; far too few to recover anything."""
-    return attacks.CafeExactPlan(num_samples, K, 1, ROUNDS - 1, 1, direct=True)
+    return aggregated.CafeExactPlan(num_samples, K, 1, ROUNDS - 1, 1, direct=True)
+
+
+def cafe(model, share, num_samples, start=aggregated.CafeOptions(), **options):  # noqa: B008
+    return attacks.cafe(model, share, num_samples=num_samples, options=start._replace(**options))
+
+
+def cafe_cosine(model, share, num_samples, **options):
+    return attacks.cafe(model, share, num_samples=num_samples, options=aggregated.cosine_options(**options))
 
 
 def cafe_exact(model, share, num_samples):
@@ -46,7 +55,7 @@ def cafe_censored(model, share, num_samples):
 
 
 def cafe_ordinal(model, share, num_samples):
-    plan = attacks.CafeExactPlan(num_samples, K, 1, 1, ROUNDS - 1, direct=True)  # a round per sweep
+    plan = aggregated.CafeExactPlan(num_samples, K, 1, 1, ROUNDS - 1, direct=True)  # a round per sweep
     return attacks.cafe_ordinal(model, plan, sweeps=ROUNDS - 1)
 
 
@@ -67,18 +76,18 @@ def vflrecon(model, share, num_samples):
 def vflrecon_free(model, share, num_samples):
     """Twelve shadow records for the baseline that names clusters."""
     rng = np.random.default_rng(0)
-    baseline = attacks.fit_label_baseline(rng.random((12, model.widths[0])), np.arange(12) % 2, 2)
+    baseline = party_records.fit_label_baseline(rng.random((12, model.widths[0])), np.arange(12) % 2, 2)
     return attacks.vflrecon_free(
         model, baseline, party=0, num_samples=num_samples, rounds=ROUNDS, batch_size=K, window=ROUNDS * K
     )
 
 
-def inversion(model, share, num_samples, name, **changes):
+def inversion(model, share, num_samples, name, weights=(), **changes):
     """A preset of the gradient-inversion engine at its tiniest."""
     trained = {"generator": tiny_public_generator()} if name in attacks.presets.GENERATIVE else {}
     if name == "ggl":
         trained["population"] = 6
-    settings = attacks.presets.preset(name, 10, **trained)._replace(**changes)
+    settings = attacks.presets.preset(name, 10, **trained)._replace(**changes).weighing(**dict(weights))
     return attacks.inversion(model, share, settings, batch_size=num_samples)
 
 
@@ -86,7 +95,7 @@ def inversion(model, share, num_samples, name, **changes):
 def tiny_public_generator():
     """A generator that has seen eight images of noise for one epoch."""
     images = np.random.default_rng(0).random((8, 4, 4, 1))
-    return attacks.train_generator(jax.random.key(0), images, 2, epochs=1, batch_size=4, kl=0.1, channels=2)
+    return client_updates.train_generator(jax.random.key(0), images, 2, epochs=1, batch_size=4, kl=0.1, channels=2)
 
 
 def patch_embedding(model, share, num_samples):
@@ -100,8 +109,8 @@ def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
 
 
 GIVEN = Threat(index=False, labels=True)
-SHIFTS = attacks.Shifts(reach=1, stride=2, tries=2)
-TINY_GENERATOR = attacks.generator_weights(channels=4, noise_channels=2, stages=1)
+SHIFTS = client_updates.Shifts(reach=1, stride=2, tries=2)
+TINY_GENERATOR = client_updates.generator_weights(channels=4, noise_channels=2, stages=1)
 CASES = {
     "inversion_dlg": client("dlg"),
     "inversion_idlg": client("idlg", GIVEN, labels="given"),
@@ -111,7 +120,7 @@ CASES = {
     "inversion_sapag": client("sapag", rtol=0.2),
     "inversion_gradinversion": client("gradinversion", labels="bias_rule", group=2),
     "inversion_gradinversion_statistics": client(
-        "gradinversion", Threat(index=False, statistics=True), labels="bias_rule", batch_norm=0.1, group=2
+        "gradinversion", Threat(index=False, statistics=True), labels="bias_rule", weights={"batch_norm": 0.1}, group=2
     ),
     "inversion_bayes": client("bayes", labels="bias_rule"),
     "inversion_fedleak": client("fedleak", labels="bias_rule"),
@@ -122,7 +131,7 @@ CASES = {
             "name": "row_space",
             "iterations": 60,
             "labels": "bias_rule",
-            "row_space": attacks.RowSpace(shifts=((0.0, SHIFTS),)),
+            "shifts": ((0.0, SHIFTS),),
         },
         rtol=1e-2,
         setting="wide_client",
@@ -137,30 +146,49 @@ CASES = {
     "cafe_exact": Case(cafe_exact, FIRST_LAYER_ONLY, random_start=False, on_host=True),
     "cafe_censored": Case(cafe_censored, FIRST_LAYER_ONLY, random_start=False, on_host=True),
     "cafe_ordinal": Case(cafe_ordinal, FIRST_LAYER_ONLY, random_start=False, on_host=True),
-    "cafe_nested": Case(attacks.cafe, options={"iterations": 1, "batch_size": K}),
-    "cafe_single": Case(attacks.cafe, options={"loops": "single", "thresholds": (1e9, 1e9)}),
-    "cafe_all_steps": Case(attacks.cafe, options={"loops": "single", "switch": False}),
-    "cafe_features_only": Case(attacks.cafe, FIRST_LAYER_ONLY, {"iterations": 1, "alpha": 0.0}),
-    "cafe_given_labels": Case(attacks.cafe, Threat(labels=True), {"iterations": 1, "label_mode": "given"}),
-    "cafe_iclr": Case(attacks.cafe_iclr, options={"inner_updates": 2}),
-    "cafe_upstream": Case(attacks.cafe_upstream),
-    "cafe_cosine": Case(attacks.cafe_cosine, options={"iterations": 1}),
-    "dlg": Case(attacks.dlg),
-    "idlg": Case(attacks.idlg, Threat(labels=True)),
-    "cosine_tv": Case(attacks.cosine_tv),
-    "sapag": Case(attacks.sapag),
-    "bn_regularizer": Case(attacks.bn_regularizer, Threat(statistics=True)),
-    "gc_regularizer": Case(attacks.gc_regularizer, options={"candidates": 2}),
+    "cafe_nested": Case(cafe, options={"iterations": 1, "batch_size": K}),
+    "cafe_single": Case(cafe, options={"loops": "single", "thresholds": (1e9, 1e9)}),
+    "cafe_all_steps": Case(cafe, options={"loops": "single", "switch": False}),
+    "cafe_features_only": Case(cafe, FIRST_LAYER_ONLY, {"iterations": 1, "alpha": 0.0}),
+    "cafe_given_labels": Case(cafe, Threat(labels=True), {"iterations": 1, "label_mode": "given"}),
+    "cafe_iclr": Case(cafe, options={"start": aggregated.CAFE_ICLR, "inner_updates": 2}),
+    "cafe_upstream": Case(cafe, options={"start": aggregated.CAFE_UPSTREAM}),
+    "cafe_cosine": Case(cafe_cosine, options={"iterations": 1}),
+    "dlg": Case(aggregated.aligned_dlg),
+    "idlg": Case(aggregated.aligned_idlg, Threat(labels=True)),
+    "cosine_tv": Case(aggregated.aligned_cosine_tv),
+    "sapag": Case(aggregated.aligned_sapag),
+    "bn_regularizer": Case(aggregated.aligned_batch_statistics, Threat(statistics=True)),
+    "gc_regularizer": Case(aggregated.aligned_group_consistency, options={"candidates": 2}),
 }
 
 
-#: Fixtures with a problem and the transcripts of three of its rounds.
-SETTINGS = {
-    "split": "split",
-    "client": "client_rounds",
-    "wide_client": "wide_client_rounds",
-    "transformer": "transformer_rounds",
+def wide_client_problem():
+    """A network with more channels than pixels in its second layer."""
+    model = models.convnet((4, 4, 1), 3, channels=(16, 8), strides=(2, 2), batch_norm=True)
+    return reference.client_problem(N, model)
+
+
+#: Setting -> its problem.
+PROBLEMS = {
+    "aligned": lambda: reference.small_problem(with_statistics=True),
+    "split": reference.split_problem,
+    "client": lambda: reference.client_problem(N),
+    "wide_client": wide_client_problem,
+    "transformer": lambda: reference.client_problem(1, reference.transformer()),
 }
+
+
+@functools.cache
+def three_rounds(setting):
+    """The problem of a setting, and the transcripts of three of its rounds."""
+    problem = PROBLEMS[setting]()
+    one_round = jax.jit(problem.protocol.round)
+    state, transcripts = jax.jit(problem.protocol.init)(jax.random.key(1)), []
+    for _ in range(ROUNDS):
+        state, transcript = one_round(jax.random.key(2), state, problem.private)
+        transcripts.append(transcript)
+    return problem, transcripts
 
 
 class Run(NamedTuple):
@@ -173,58 +201,11 @@ class Run(NamedTuple):
     infos: list
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return reference.small_problem(with_statistics=True)
-
-
-@pytest.fixture(scope="module")
-def transcripts(problem):
-    return _three_rounds(problem)
-
-
-@pytest.fixture(scope="module")
-def split():
-    problem = reference.split_problem()
-    return problem, _three_rounds(problem)
-
-
-@pytest.fixture(scope="module")
-def client_rounds():
-    problem = reference.client_problem(N)
-    return problem, _three_rounds(problem)
-
-
-@pytest.fixture(scope="module")
-def wide_client_rounds():
-    """Of a network with more channels than pixels in its second layer."""
-    model = models.convnet((4, 4, 1), 3, channels=(16, 8), strides=(2, 2), batch_norm=True)
-    problem = reference.client_problem(N, model)
-    return problem, _three_rounds(problem)
-
-
-@pytest.fixture(scope="module")
-def transformer_rounds():
-    problem = reference.client_problem(1, reference.transformer())
-    return problem, _three_rounds(problem)
-
-
-def _three_rounds(problem):
-    one_round = jax.jit(problem.protocol.round)
-    state, transcripts = jax.jit(problem.protocol.init)(jax.random.key(1)), []
-    for _ in range(ROUNDS):
-        state, transcript = one_round(jax.random.key(2), state, problem.private)
-        transcripts.append(transcript)
-    return transcripts
-
-
 @pytest.fixture(scope="module", params=CASES)
 def run(request):
     """Three rounds of one attack, compiled once, initialised from shapes alone."""
     case = CASES[request.param]
-    problem, transcripts = map(request.getfixturevalue, ("problem", "transcripts"))
-    if case.setting != "aligned":
-        problem, transcripts = request.getfixturevalue(SETTINGS[case.setting])
+    problem, transcripts = three_rounds(case.setting)
     attack = case.build(problem.model, problem.protocol.share, num_samples=N, **case.options)
     chex.clear_trace_counter()
     step = jax.jit(chex.assert_max_traces(attack.step, n=1))
@@ -306,10 +287,12 @@ def test_reconstructions_have_the_private_sets_shape(run):
     assert (reconstruction.x.shape, reconstruction.x.dtype) == (x.shape, x.dtype)
     assert (reconstruction.y.shape, reconstruction.y.dtype) == (y.shape, jnp.int32)
     assert reconstruction.score.shape == y.shape
-    assert (reconstruction.recovered.shape, reconstruction.recovered.dtype) == (y.shape, bool)
+    assert (reconstruction.answered.shape, reconstruction.answered.dtype) == (y.shape, bool)
+    if reconstruction.gradient_matched is not None:
+        assert (reconstruction.gradient_matched.shape, reconstruction.gradient_matched.dtype) == (y.shape, bool)
     assert not np.isnan(reconstruction.score).any()
     best = best_restart(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), reconstruction))
-    chex.assert_trees_all_equal(best, reconstruction)
+    chex.assert_trees_all_equal(best._replace(diagnosis=None), reconstruction._replace(diagnosis=None))
 
 
 def test_restarts_can_be_vmapped(run):
@@ -319,8 +302,9 @@ def test_restarts_can_be_vmapped(run):
     chex.assert_trees_all_equal_shapes(jax.tree.map(lambda s: jnp.zeros((2, *s.shape)), one), shapes)
 
 
-def test_given_labels_are_answered(problem, transcripts):
-    attack = attacks.idlg(problem.model, problem.protocol.share, num_samples=N)
+def test_given_labels_are_answered():
+    problem, transcripts = three_rounds("aligned")
+    attack = aggregated.aligned_idlg(problem.model, problem.protocol.share, num_samples=N)
     state, observation = attack.init(jax.random.key(0), problem.template), view(Threat(labels=True), transcripts[0])
     state, _ = jax.jit(attack.step)(jax.random.key(0), state, observation)
     answer: Batch = attack.reconstruct(state, observation)

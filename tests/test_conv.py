@@ -101,7 +101,7 @@ def test_sizes_that_do_not_fit_are_refused():
         conv2d(x, kernel, groups=2)
     with pytest.raises(ValueError, match="stride must be > 0, got 0"):
         conv2d(x, kernel, stride=0)
-    with pytest.raises(ValueError, match="padding must be 'SAME' or an integer, got 'VALID'"):
+    with pytest.raises(ValueError, match="padding must be 'SAME', an integer or two pairs of integers, got 'VALID'"):
         conv2d(x, kernel, padding="VALID")
     with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
         conv2d(x, kernel, padding=-1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import defenses
+from experiments import _own_keys, defenses
 from experiments._defenses import adaptive as defense_adaptive
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import registry as defense_registry
@@ -149,10 +149,10 @@ def test_who_knows_the_noise_compares_in_its_units(client, name):
     distances = []
     for strength in (weak, strong):
         _, settings = defense_adaptive.informed(name, strength, model, share, SETTINGS, 2)
-        distances.append(settings.distance(payload, other))
-        kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "batch_norm", "iterations")
+        distances.append(settings.gradients.distance(payload, other))
+        kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "iterations")
         assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
-        assert settings.distance(payload, payload) == 0
+        assert settings.gradients.distance(payload, payload) == 0
     ratio = distances[0] / distances[1]
     expected = {"gaussian": 4, "laplace": 2, "magnitude_noise": 4, "dp_sgd": 100, "dp_update": 100}
     if name == "outpost":
@@ -165,10 +165,10 @@ def test_who_knows_that_noise_decays_goes_by_the_round(client):
     model, share, variables, batch = client
     payload = share(variables, batch)
     other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
-    first, later = (
-        defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].distance(payload, other)
-        for t in (0, 10)
+    early, late = (
+        defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].gradients for t in (0, 10)
     )
+    first, later = early.distance(payload, other), late.distance(payload, other)
     np.testing.assert_allclose(later / first, defense_registry.DECAY**-20, rtol=1e-4)
 
 
@@ -190,6 +190,17 @@ def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
         assert defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
 
 
+def test_attackers_draw_from_keys_of_their_own():
+    """None is a key that a run of some seed derives by small numbers, and no two purposes share one."""
+    purposes = [getattr(_own_keys, name) for name in ("TRANSFORMS", "MASKS", "WEIGHTS", "SHADOWS", "SAMPLES")]
+    own = {tuple(jax.random.key_data(_own_keys.own_key(purpose)).tolist()) for purpose in purposes}
+    assert len(own) == len(purposes)
+    roots = [jax.random.key(seed) for seed in range(5)]
+    children = [jax.random.fold_in(root, n) for root in roots for n in range(8)]
+    theirs = [*roots, *children, *(jax.random.fold_in(child, n) for child in children for n in range(4))]
+    assert not own & {tuple(jax.random.key_data(key).tolist()) for key in theirs}
+
+
 def test_who_knows_of_dropout_averages_over_masks(client):
     model, share, variables, batch = client
     none, half = (
@@ -197,7 +208,7 @@ def test_who_knows_of_dropout_averages_over_masks(client):
     )
     np.testing.assert_allclose(ravel_pytree(none)[0], ravel_pytree(variables["params"])[0])  # rate 0 returns its input
     draws = []
-    for key in jax.random.split(jax.random.key(0), defense_adaptive.SAMPLES):
+    for key in jax.random.split(_own_keys.own_key(_own_keys.MASKS), defense_adaptive.SAMPLES):
         known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
         draws.append(ravel_pytree(family.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
     np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
@@ -208,7 +219,8 @@ def test_who_knows_outpost_trusts_tensors_without_noise(client):
     model, share, variables, batch = client
     payload = share(variables, batch)
     distance = defense_adaptive.outpost_likelihood(model, 0.0)
-    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), model.init(jax.random.key(0))["params"])
+    drawn = model.init(_own_keys.own_key(_own_keys.WEIGHTS))["params"]
+    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), drawn)
 
     def moved(layer, leaf):
         other = {**payload, layer: {**payload[layer], leaf: payload[layer][leaf] + 0.1}}
@@ -345,12 +357,12 @@ def test_granted_labels_are_granted_to_both_attackers():
     assert all(granted)
 
 
-def test_without_data_the_command_fails_after_listing_what_it_lacks(tmp_path, monkeypatch):
+def test_without_data_the_command_fails_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
     args = defenses.Args(**TINY | {"data": "cifar10", "strengths": ("quantization=1",)}, out=tmp_path)
-    with pytest.raises(FileNotFoundError, match="no cell could run: no data"):
-        defenses.main(args, need_data=True)
-    assert all("no data" in row["not_run"] for row in json.loads((tmp_path / "results.json").read_text())["cells"])
+    with pytest.raises(FileNotFoundError, match="JAXLEAK_DATA_DIR"):
+        defenses.main(args)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_fit_is_listed(tmp_path):

@@ -20,6 +20,7 @@ from experiments import _distributed, cafe_scale
 from experiments._distributed import Devices
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
 from jaxleak._base import Batch
+from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import least_squares
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +47,7 @@ def _recover(mesh):
     protocol = protocols.vertical(MODEL, num_samples=N, batch_size=K)
     state = audit.start(attack, protocol, private, key=jax.random.key(0))
     if mesh is not None:
-        tables, private = attacks.shard_cafe(MODEL, plan, state.attack, private, mesh)
+        tables, private = aggregated.shard_cafe(MODEL, plan, state.attack, private, mesh)
         state = _mesh.place(state._replace(attack=None), _mesh.replicated(mesh))._replace(attack=tables)
     state, _ = audit.run(
         attack,
@@ -58,7 +59,7 @@ def _recover(mesh):
         state=state,
         chunk=100,
     )
-    return attacks.recover(MODEL, state.protocol.params, plan, state.attack)
+    return aggregated.recover_exact(MODEL, state.protocol.params, plan, state.attack)
 
 
 def _same_as_alone(shared):
@@ -72,7 +73,7 @@ def _same_as_alone(shared):
 @pytest.mark.slow
 def test_a_mesh_of_one_device_recovers_the_same():
     shared = _same_as_alone(_recover(_mesh.device_mesh(1)))
-    np.testing.assert_array_equal(shared.recovered, True)
+    np.testing.assert_array_equal(shared.answered, True)
 
 
 def test_what_cannot_be_shared_out_is_refused():
@@ -80,13 +81,13 @@ def test_what_cannot_be_shared_out_is_refused():
     plan = _plan("direct")
     state = attacks.cafe_exact(MODEL, plan).init(jax.random.key(0), audit.template_of(PRIVATE))
     with pytest.raises(ValueError, match="several devices need solver='matrix_free'"):
-        attacks.shard_cafe(MODEL, plan, state, PRIVATE, mesh)
+        aggregated.shard_cafe(MODEL, plan, state, PRIVATE, mesh)
 
     class Three:
         size = 3
 
     with pytest.raises(ValueError, match=r"must divide d1=8 and d2=16, .* divisors of 8 do; got 3"):
-        attacks.shard_cafe(MODEL, _plan(), state, PRIVATE, Three())
+        aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, Three())
     with pytest.raises(ValueError, match=r"devices must be in \[1, \d+\], .* process 0 has, got 10000"):
         _mesh.device_mesh(10_000)
 
@@ -250,7 +251,7 @@ def test_two_processes_of_two_devices_recover_what_one_does(tmp_path):
     lines = [json.loads(line) for line in (two / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if "round" in line] == [25, 50, 64, 88]
     expected, found = _metrics(one), _metrics(two)
-    for name in ("recovered_fraction", "certified_fraction", "label_accuracy", "output_rank", "feature_rank"):
+    for name in ("answered_fraction", "certified_fraction", "label_accuracy", "output_rank", "feature_rank"):
         assert found[name] == expected[name]
     assert found["feature_relative_error"] < 1e-6
     assert found["psnr_min"] > 100

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxleak import models
-from jaxleak.attacks import InversionOptions, invert_features
 from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
+from jaxleak.attacks.aggregated import FeatureInversionOptions, invert_features
 
 B, SHAPE = 4, (8, 8, 1)
 
@@ -50,8 +50,8 @@ def invert(model, extractor):
 
 
 #: The solver has exactly one compiled program per options: tests share these.
-QUICK = InversionOptions(max_restarts=1)
-ONE_STEP = InversionOptions(max_steps=1, max_restarts=0)
+QUICK = FeatureInversionOptions(max_restarts=1)
+ONE_STEP = FeatureInversionOptions(max_steps=1, max_restarts=0)
 
 
 def _psnr(x, truth):
@@ -136,7 +136,9 @@ def test_options_out_of_range_are_refused(model, extractor, truth):
         ({"kick": -0.1}, "kick must be >= 0, got -0.1"),
     ):
         with pytest.raises(ValueError, match=match):
-            invert_features(model.party_features, extractor, h, truth, keys=keys, options=InversionOptions(**options))
+            invert_features(
+                model.party_features, extractor, h, truth, keys=keys, options=FeatureInversionOptions(**options)
+            )
     with pytest.raises(ValueError, match="h and start must have the same length, got 3 and 4"):
         invert_features(model.party_features, extractor, h[:3], truth, keys=keys)
 

@@ -11,7 +11,7 @@ from experiments import _paper, fedleak
 from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
 from experiments._fedleak import runs as fedleak_runs
-from experiments._fedleak.cells import NOT_MEASURED, names, plans
+from experiments._fedleak.cells import NOT_MEASURED, names, over_rounds, plans
 from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import Runner, cost, unavailable
 from experiments._fedleak.weights import Training, trained
@@ -19,7 +19,7 @@ from experiments._harness import RunFolder
 from experiments._inversion.attacker import check, settings
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
-from jaxleak import metrics
+from jaxleak import data, metrics
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
@@ -114,6 +114,28 @@ def test_reductions_are_named_in_the_note():
         assert part in note
 
 
+def test_the_gpu_preset_runs_fedleak_as_printed():
+    printed, ours = fedleak.sizes_of(fedleak.Args(preset="gpu")), fedleak.sizes_of(fedleak.Args())
+    assert (printed.fedleak, printed.labels) == ("fedleak_paper", "fedleak")
+    assert (ours.fedleak, ours.labels) == ("fedleak", "calibrated")
+    assert fedleak.sizes_of(fedleak.Args(preset="gpu", fedleak="fedleak", labels="joint")).labels == "joint"
+    assert "the printed preset" in next(plans("table15", replace(EVERYTHING, fedleak="fedleak_paper"))).note
+    assert "our preset (relative L1" in next(plans("table15", EVERYTHING)).note
+
+
+def test_a_cell_over_several_rounds_is_their_mean():
+    rounds = [None, Training(rounds=2000), Training(rounds=4000)]
+    same = [next(plans("table15", replace(EVERYTHING, attack_round=training))) for training in rounds]
+    mean = over_rounds(same)
+    assert [job.training for job in mean.jobs] == rounds
+    assert mean.read([{"psnr_best_match": psnr} for psnr in (10.0, 11.0, 18.0)]) == 13.0
+    assert "first round; " in mean.note
+    assert mean.note.endswith("round 2000; round 4000; mean over 3 rounds")
+    assert over_rounds(same[:1]) is same[0]
+    labels = [next(plans("table14", replace(EVERYTHING, attack_round=training))) for training in rounds]
+    assert over_rounds(labels).jobs == labels[0].jobs  # always of random weights
+
+
 TINY = {"model": "mlp", "batch_size": 2, "iterations": 2, "only": "lambda0.1", "table": ("table16",)}
 
 
@@ -165,8 +187,10 @@ def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, caps
 
 def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, digits):
     args = fedleak.Args(**TINY | {"only": ""}, budget=0.001, out=tmp_path)
-    assert fedleak.main(args)["cells_run"] == 0
+    with pytest.raises(ValueError, match=r"nothing was run: beyond the budget: .*raise --budget"):
+        fedleak.main(args)
     assert "beyond the budget" in capsys.readouterr().out
+    assert json.loads((tmp_path / "results.json").read_text())["status"] == "nothing was run"
 
 
 def test_cost_grows_with_the_work():
@@ -179,7 +203,20 @@ def test_cost_grows_with_the_work():
 def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):
     case = Case(data="digits", model="mlp", pool=400, batch_size=2)
     training = Training(rounds=30, clients=10, clients_per_round=4, learning_rate=0.3)
+    used, partition = [], data.partition_clients
+
+    def keep(kind, seed, x, y, clients):
+        used.append(np.asarray(x))
+        return partition(kind, seed, x, y, clients)
+
+    monkeypatch.setattr(data, "partition_clients", keep)
     variables, reached = trained(case, training, 0, tmp_path)
+    pool = {image.tobytes() for image in data.load(case.data, case.taken, 0).x}
+    assert pool == {image.tobytes() for image in np.asarray(victim(case, 0).private.x[:, 0])}
+    assert len(pool) == 400  # so that none is counted twice
+    (samples,) = used
+    assert len(samples) == 1118  # of 1,797 digits, without the pool and without a fifth of the others for the test
+    assert not pool & {image.tobytes() for image in samples}
     assert reached["test_accuracy"] > 0.5
     again, reached_again = trained(case, training, 0, tmp_path)
     assert reached == reached_again
@@ -209,8 +246,11 @@ def test_partitions_that_cannot_be_are_refused():
     [
         ({"table": ("table99",)}, "table must be one of table3"),
         ({"table": ("table3",), "budget": 0.0}, "budget must be > 0"),
-        ({"seeds": ()}, "seeds must be > 0"),
-        ({"table": ("table7",), "attack_round": 5, "weights": "warm"}, "does not go with --weights"),
+        ({"seeds": ()}, "seeds must hold at least one seed"),
+        ({"table": ("table15",), "only": "nosuchcell"}, "--only nosuchcell is in no cell's id"),
+        ({"public_data": "nosuch"}, "--public-data cannot be loaded: .*nosuch"),
+        ({"substitute": "digits"}, "the demonstration does not read --substitute"),
+        ({"table": ("table7",), "attack_round": (0, 5), "weights": "warm"}, "does not go with --weights"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, options, message):

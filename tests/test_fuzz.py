@@ -9,7 +9,6 @@ import optax
 import pytest
 from fuzzing import (  # noqa: F401
     CLASSES,
-    EXAMPLES,
     FLOATS,
     INTEGERS,
     MODEL,
@@ -22,10 +21,11 @@ from fuzzing import (  # noqa: F401
     clear,
     few,
     fuzz,
+    little_memory,
     nothing_is_unpickled,
     report,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments._defenses.registry import REGISTRY
@@ -37,7 +37,7 @@ from jaxleak.attacks import presets
 SPLIT = models.logistic((7,), parties=2, num_classes=3)
 
 
-@fuzz(60)
+@fuzz(60, 1500)
 @given(
     sizes=st.fixed_dictionaries({"num_samples": INTEGERS, "batch_size": INTEGERS}),
     options=st.fixed_dictionaries(
@@ -58,19 +58,22 @@ def test_plans(sizes, options):
         assert plan.feature_rounds * min(plan.batch_size, SPLIT.width) >= plan.num_samples
 
 
+WEIGHTS = ("tv", "activation", "l2", "batch_norm")
 CHANGES = {
+    **dict.fromkeys(WEIGHTS, FLOATS),
     "labels": NAMES | st.sampled_from(sorted(attacks.LABEL_RULES)),
-    "tv": FLOATS,
-    "activation": FLOATS,
-    "l2": FLOATS,
-    "batch_norm": FLOATS,
     "consistency": FLOATS,
     "group": st.integers(-2, 3),
     "iterations": INTEGERS,
 }
 
 
-@fuzz(12)
+def changed(settings, changes):
+    weights = {name: changes[name] for name in WEIGHTS if name in changes}
+    return settings.weighing(**weights)._replace(**{k: v for k, v in changes.items() if k not in weights})
+
+
+@fuzz(12, 100)
 @given(
     changes=st.fixed_dictionaries({}, optional=CHANGES),
     payload=st.sampled_from(["whole", "nan", "missing", "shape", "empty", "none"]),
@@ -91,7 +94,7 @@ def test_settings_and_payloads(changes, payload, batch_size):
         attack = attacks.inversion(
             MODEL,
             SHARE,
-            presets.fedleak(10, homotopy=False)._replace(**changes),
+            changed(presets.fedleak(10, homotopy=False), changes),
             batch_size=batch_size,
         )
         template = jax.tree.map(lambda leaf: leaf, TEMPLATE)
@@ -111,7 +114,7 @@ def _two_steps(preset, optimizer, changes, restarts, damaged):
     shown = jax.tree.map(lambda leaf: leaf * (np.inf if damaged else 1), VARIABLES["params"])
 
     def attempt():
-        settings = presets.preset(preset, 2)._replace(optimizer=OPTIMIZERS[optimizer], **changes)
+        settings = changed(presets.preset(preset, 2), {"optimizer": OPTIMIZERS[optimizer], **changes})
         attack = attacks.inversion(MODEL, SHARE, settings, batch_size=B)
         seen = Observation(jnp.zeros((), jnp.int32), VARIABLES, shown)
         return audit.invert(attack, seen, TEMPLATE, key=jax.random.key(0), iterations=2, restarts=restarts)
@@ -135,14 +138,14 @@ STEPS = {
 }
 
 
-@settings(fuzz(1), max_examples=1)
+@fuzz(1, 1)
 @given(**STEPS)
 def test_two_steps(preset, optimizer, changes, restarts, damaged):
     _two_steps(preset, optimizer, changes, restarts, damaged)
 
 
 @pytest.mark.slow
-@settings(fuzz(40), max_examples=min(EXAMPLES, 200) or 40)
+@fuzz(40, 40)
 @given(**STEPS)
 def test_many_two_steps(preset, optimizer, changes, restarts, damaged):
     _two_steps(preset, optimizer, changes, restarts, damaged)
@@ -179,7 +182,7 @@ def test_every_defense_is_among_them():
     assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - computed <= DEFENSES.keys()
 
 
-@fuzz(80)
+@fuzz(80, 300)
 @given(
     names=st.lists(st.sampled_from(sorted(DEFENSES)), min_size=1, max_size=2),
     first=FLOATS | st.sampled_from([0.5, 10.0, 50.0]),
@@ -205,7 +208,7 @@ def test_defenses(names, first, second, place):
             assert leaf.shape == weight.shape
 
 
-@fuzz(25)
+@fuzz(25, 400)
 @given(
     name=NAMES | st.sampled_from(["mlp", "lenet", "convnet"]),
     shape=st.lists(st.integers(-1, 9), max_size=4).map(tuple),
@@ -219,7 +222,7 @@ def test_models(name, shape, classes, options):
         assert model.num_classes == classes >= 2
 
 
-@fuzz(60)
+@fuzz(60, 900)
 @given(
     kind=st.sampled_from(["", "npz:", "idx:", "folder:", "natural_patches:", "digits", "digits:", "mnist"]),
     rest=st.text(max_size=12) | st.sampled_from([".", "/dev/null", "~", ",", "/,/", "a,b,c", ".?size=0", "-1", "1e9"]),

@@ -1,22 +1,26 @@
 """Hostile options and files of the commands: always a clear error, and nothing that has begun."""
 
 import contextlib
+import dataclasses
+import importlib
 import io
 import json
 import tempfile
+import typing
 from pathlib import Path
 
 import pytest
-from fuzzing import FLOATS, INTEGERS, NAMES, clear, few, fuzz, nothing_is_unpickled, report  # noqa: F401
+from fuzzing import FLOATS, INTEGERS, NAMES, clear, few, fuzz, little_memory, nothing_is_unpickled, report  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import cafe_scale, sweep, vflrecon
 from experiments import defenses as defense_study
 from experiments._defenses.registry import REGISTRY
+from experiments._fedleak import demo as fedleak_demo
 from experiments._inversion.attacker import settings as settings_of
 from experiments._inversion.case import Case
-from jaxleak import attacks
+from jaxleak.attacks import party_records
 
 DEFENSE_STUDY = {
     "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),
@@ -33,7 +37,7 @@ DEFENSE_STUDY = {
 }
 
 
-@fuzz(40)
+@fuzz(40, 700)
 @given(changes=few(DEFENSE_STUDY))
 def test_options_of_the_defense_study(changes):
     def attempt():
@@ -53,15 +57,15 @@ VERTICAL_STUDY = {
     "cipher": NAMES | st.just("plain"),
     "defense": NAMES | st.sampled_from(["noise", "marvell", "vfl_defender", "label_dp"]),
     "strength": FLOATS,
-    "fields": st.lists(NAMES | st.sampled_from(attacks.FIELDS), max_size=3).map(tuple),
+    "fields": st.lists(NAMES | st.sampled_from(party_records.FIELDS), max_size=3).map(tuple),
     "select": NAMES,
-    "shadow_init": st.lists(NAMES | st.sampled_from(attacks.SHADOW_INITS), max_size=2).map(tuple),
+    "shadow_init": st.lists(NAMES | st.sampled_from(party_records.SHADOW_INITS), max_size=2).map(tuple),
     **dict.fromkeys(["batch_size", "shadow_records", "victim_records", "parties"], INTEGERS),
     **dict.fromkeys(["shadow_runs", "seeds", "network_epochs"], INTEGERS),
 }
 
 
-@fuzz(12)
+@fuzz(12, 60)
 @given(changes=few(VERTICAL_STUDY))
 def test_options_of_the_vertical_study(changes):
     """As far as the data: nothing is trained."""
@@ -81,7 +85,7 @@ JSON = st.recursive(
 )
 
 
-@fuzz(60)
+@fuzz(60, 900)
 @given(
     lines=st.lists(
         st.text(max_size=20)
@@ -103,7 +107,7 @@ def test_sweeps(lines, index, action):
         assert all(isinstance(word, str) and "\0" not in word for word in words)
 
 
-@fuzz(60)
+@fuzz(60, 1000)
 @given(
     case=st.builds(
         Case,
@@ -138,7 +142,7 @@ def test_cases_of_the_command(case):
     clear("cases", lambda: settings_of(case))
 
 
-@fuzz(40)
+@fuzz(40, 300)
 @given(
     given_sizes=st.fixed_dictionaries(
         {},
@@ -160,3 +164,66 @@ def test_options_of_a_study(given_sizes):
         options = cafe_scale.Args(**{"data": "digits", **given_sizes}, out=Path(folder) / "out", preset="mnist")
         with contextlib.redirect_stdout(io.StringIO()):
             clear("studies", lambda: cafe_scale.main(options))
+
+
+#: Values of an option by the type that it has; commands check names again, since they are called from Python too.
+VALUES = {
+    int: INTEGERS,
+    float: FLOATS,
+    bool: st.booleans(),
+    str: NAMES | st.sampled_from(["digits", "nosuch", "natural_patches:9", "random", "warm"]),
+    Path: st.sampled_from([Path(), Path("nosuch"), Path("/dev/null"), Path("/")]),
+}
+
+
+def _values(kind, default):
+    """A strategy for an option's type."""
+    if kind in VALUES:
+        return VALUES[kind] if default is None else st.just(default) | VALUES[kind]
+    if dataclasses.is_dataclass(kind):
+        return st.just(default)
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return st.sampled_from(inside)
+    if origin is tuple and inside[-1] is not ...:
+        return st.tuples(*(_values(one, None) for one in inside))
+    if origin is tuple:
+        return st.lists(_values(inside[0], None), max_size=3).map(tuple)
+    return st.one_of(st.just(default) if one is type(None) else _values(one, default) for one in inside)
+
+
+def _options(args):
+    hints = typing.get_type_hints(args)
+    return {
+        field.name: _values(hints[field.name], None if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(args)
+        if field.name not in ("out", "fresh", "where", "case", "warm")
+    }
+
+
+class BegunError(ValueError):
+    """The command has been through its checks and opens its run folder."""
+
+
+def _begin(*_, **__):
+    raise BegunError("begun")
+
+
+COMMANDS = {
+    study: importlib.import_module(f"experiments.{study}")
+    for study in ("basin", "cafe_scale", "cafe_tables", "fedleak", "homotopy", "invert", "vflrecon")
+}
+
+
+@fuzz(60, 1500)
+@given(data=st.data(), study=st.sampled_from(sorted(COMMANDS)))
+def test_options_of_every_command(data, study):
+    """Everything before the run folder is opened."""
+    module = COMMANDS[study]
+    changes = data.draw(few(_options(module.Args)))
+    if study == "invert":
+        changes["case"] = Case(**{"data": "digits", "model": "mlp", **data.draw(few(_options(Case)))})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RunFolder", _begin)
+        patch.setattr(fedleak_demo, "RunFolder", _begin)
+        clear(f"options of {study}", lambda: module.main(module.Args(**changes)))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from fuzzing import MODEL, NAMES, VARIABLES, clear, fuzz, nothing_is_unpickled, report  # noqa: F401
+from fuzzing import MODEL, NAMES, VARIABLES, clear, fuzz, little_memory, nothing_is_unpickled, report  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +71,7 @@ def names():
     return list(named_leaves(VARIABLES["params"]))
 
 
-@fuzz(80)
+@fuzz(80, 1200)
 @given(
     replaced=st.dictionaries(st.integers(0, 4), ARRAYS | st.sampled_from(["bait", "huge", "raw", None]), max_size=2),
     extra=st.none() | st.sampled_from(["more", "../../etc/passwd", NAMELESS]),
@@ -116,7 +116,7 @@ def test_payload_files(names, replaced, extra, damage, cut):
 LEAVES = ARRAYS | st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.just(object())
 
 
-@fuzz(60)
+@fuzz(60, 1200)
 @given(tree=st.recursive(LEAVES, lambda t: st.lists(t, max_size=3) | st.dictionaries(NAMES, t, max_size=3)))
 def test_payload_trees(tree):
     clear("trees", lambda: attacks.check_payload(tree, VARIABLES))
@@ -124,7 +124,7 @@ def test_payload_trees(tree):
     clear("trees", lambda: attacks.check_payload({**VARIABLES["params"], first: tree}, VARIABLES))
 
 
-@fuzz(80)
+@fuzz(80, 1000)
 @given(
     header=st.none() | st.binary(max_size=40) | st.dictionaries(NAMES, st.integers() | st.text(max_size=4), max_size=3),
     replaced=st.dictionaries(st.integers(0, 4), ARRAYS.filter(lambda a: a.dtype.kind in "fi" and a.itemsize < 16)),

@@ -17,7 +17,8 @@ from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
-from jaxleak.attacks import presets
+from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion import public_generator
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
 SHAPE = (8, 8, 1)
@@ -31,7 +32,7 @@ def digits():
 @pytest.fixture(scope="module")
 def generator(digits):
     """Trained on all digits but the first four."""
-    return attacks.train_generator(
+    return client_updates.train_generator(
         jax.random.key(0), digits.x[4:], 12, epochs=10, batch_size=32, learning_rate=1e-2, kl=0.1, channels=4
     )
 
@@ -56,6 +57,13 @@ def run(observed, chosen):
     return np.asarray(found.x[:, 0]), np.asarray(truth.x[:, 0]), infos
 
 
+def test_a_generator_answers_in_the_size_of_large_images():
+    shape = (public_generator.LARGEST, 100, 3)
+    decoder = public_generator._Decoder(shape, channels=2, stages=public_generator._stages(shape))
+    drawn, _ = jax.eval_shape(lambda key: decoder.init_with_output(key, jnp.zeros((2, 5))), jax.random.key(0))
+    assert drawn.shape == (2, 224, 100, 3)
+
+
 def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digits):
     assert (generator.losses[-1] < generator.losses[0]).all()
     z = jax.random.normal(jax.random.key(1), (3, 12))
@@ -64,7 +72,7 @@ def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digit
     for image in (x, generator.enhance(x)):
         assert (image >= 0).all()
         assert (image <= 1).all()
-    again = attacks.train_generator(
+    again = client_updates.train_generator(
         jax.random.key(0), digits.x[4:], 12, epochs=10, batch_size=32, learning_rate=1e-2, kl=0.1, channels=4
     )
     np.testing.assert_array_equal(again(z), x)
@@ -90,7 +98,7 @@ def test_cma_es_finds_a_minimum_and_keeps_nan_out():
         distance = sum(jnp.sum((v[name] - target[name]) ** 2) for name in target)
         return jnp.where(v["a"][0] < -0.5, jnp.nan, distance)
 
-    optimizer = attacks.cma_es(sigma=1.0)
+    optimizer = client_updates.cma_es(sigma=1.0)
 
     def step(carry, key):
         v, state = carry
@@ -105,9 +113,9 @@ def test_cma_es_finds_a_minimum_and_keeps_nan_out():
 
 
 def test_beyond_a_size_the_covariance_is_diagonal():
-    state = attacks.cma_es().init(jnp.zeros(513))
+    state = client_updates.cma_es().init(jnp.zeros(513))
     assert state.C.shape == (513,)
-    assert attacks.cma_es().init(jnp.zeros(5)).C.shape == (5, 5)
+    assert client_updates.cma_es().init(jnp.zeros(5)).C.shape == (5, 5)
 
 
 class TestPublicImages:
@@ -135,8 +143,9 @@ class TestPublicImages:
         assert public_data.public_images(nobodys, 0, (32, 32, 3)).shape == (6, 32, 32, 3)
 
     def test_overlapping_crops_and_captured_payloads(self):
-        with pytest.raises(ValueError, match="crops of natural_patches overlap"):
-            public_data.public_images(Case(attack="ggl"), 0, (32, 32, 3))
+        for other in ("held_out", "photographs:40"):
+            with pytest.raises(ValueError, match="crops of the same photographs, which overlap"):
+                public_data.public_images(Case(attack="ggl", public_data=other), 0, (32, 32, 3))
         with pytest.raises(ValueError, match="needs --public-data"):
             public_data.generator_for(Case(attack="ggl"), 0, (32, 32, 3), captured=True)
         with pytest.raises(ValueError, match="take a smaller pool"):
@@ -177,21 +186,21 @@ class TestBadInput:
             (np.zeros((1, 8, 8, 1)), {}, "N >= 2"),
             (np.full((4, 8, 8, 1), 2.0), {}, "images must be in \\[0, 1\\]"),
             (np.full((4, 8, 8, 1), np.nan), {}, "images must be in \\[0, 1\\]"),
-            (np.zeros((4, 3, 8, 1)), {}, "height must be in \\[4, 64\\]"),
-            (np.zeros((4, 8, 65, 1)), {}, "width must be in \\[4, 64\\]"),
+            (np.zeros((4, 3, 8, 1)), {}, "height must be in \\[4, 224\\]"),
+            (np.zeros((4, 8, 225, 1)), {}, "width must be in \\[4, 224\\]"),
             (np.zeros((4, 8, 8, 1)), {"latent_size": 0}, "latent_size must be > 0"),
             (np.zeros((4, 8, 8, 1)), {"kl": -1.0}, "kl must be >= 0"),
         ],
     )
     def test_training(self, images, options, message):
         with pytest.raises(ValueError, match=message):
-            attacks.train_generator(jax.random.key(0), images, **{"latent_size": 2, **options})
+            client_updates.train_generator(jax.random.key(0), images, **{"latent_size": 2, **options})
 
     @pytest.mark.slow
     def test_training_that_diverges(self):
         images = np.random.default_rng(0).random((4, 4, 4, 1))
         with pytest.raises(FloatingPointError, match="not finite from epoch"):
-            attacks.train_generator(
+            client_updates.train_generator(
                 jax.random.key(0), images, 2, epochs=4, batch_size=2, learning_rate=1e38, kl=1.0, channels=2
             )
 
@@ -199,18 +208,18 @@ class TestBadInput:
         model, protocol, *_ = observed
         chosen = presets.ggl(5, generator=generator)
         for changes, message in (
-            ({"candidate": attacks.pixels()}, "this candidate has none"),
-            ({"latent": -1.0}, "latent must be >= 0"),
-            ({"regularization": presets.fedleak_paper().regularization}, "gradient_free=True computes none"),
+            ({"candidate": client_updates.pixels()}, "this candidate has none"),
+            ({"priors": ((-1.0, client_updates.latent_prior()),)}, "latent must be >= 0"),
+            ({"regularization": presets.fedleak_paper().regularization}, "this optimizer asks for none"),
         ):
             with pytest.raises(ValueError, match=message):
                 attacks.inversion(model, protocol.share, chosen._replace(**changes), batch_size=1)
         with pytest.raises(ValueError, match="search must be one of cma_es, adam"):
             presets.ggl(5, generator=generator, search="grid")
         with pytest.raises(ValueError, match="population must be > 1"):
-            attacks.cma_es(population=1)
+            client_updates.cma_es(population=1)
         with pytest.raises(ValueError, match="sigma must be > 0"):
-            attacks.cma_es(sigma=0.0)
+            client_updates.cma_es(sigma=0.0)
         with pytest.raises(ValueError, match="latent_size must be > 0"):
             settings(Case(attack="rog", latent_size=0))
 

@@ -1,5 +1,6 @@
 """The gradient-inversion engine: how a step is made, and what is refused."""
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import reference
 
 from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation
-from jaxleak.attacks import presets
-from jaxleak.attacks._inversion.priors import variation
+from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion.setup import batch_norm_mode
+from jaxleak.attacks.client_updates import Evidence
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -38,8 +40,11 @@ def engine(model, protocol, settings):
     return attacks.inversion(model, protocol.share, settings, batch_size=B)
 
 
-def settings(iterations=300, **changes):
-    return presets.fedleak(iterations, homotopy=False)._replace(**{"tv": 0.0, "activation": 0.0, **changes})
+def settings(iterations=300, *priors, tv=0.0, activation=0.0, weights=(), **changes):
+    weighed = presets.fedleak(iterations, homotopy=False).weighing(
+        *priors, tv=tv, activation=activation, **dict(weights)
+    )
+    return weighed._replace(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +65,22 @@ def test_a_batch_is_recovered_with_its_labels(attack, observed):
     order = np.argsort(truth.y)
     np.testing.assert_array_equal(found.y, np.sort(truth.y))
     assert np.abs(found.x - truth.x[order]).mean() < 0.05
-    assert found.recovered.all()
+    assert found.gradient_matched.all()
     assert infos["distance"].shape == (300, 3)
+
+
+@pytest.mark.parametrize("better", ["best", "last"])
+def test_the_answer_is_the_better_of_the_best_and_the_last_iterate(attack, observed, better):
+    """The last iterate was made by the last step, and no step has compared it yet."""
+    _, seen, truth = observed
+    state = attack.init(jax.random.key(0), audit.template_of(truth))
+    order = np.argsort(truth.y)
+    near, far = ({**state.variables, "x": x} for x in (truth.x[order, 0], 1 - truth.x[order, 0]))
+    best, last = (near, far) if better == "best" else (far, near)
+    found = jax.jit(attack.reconstruct)(state._replace(best=best, variables=last), seen)
+    np.testing.assert_array_equal(found.x, truth.x[order])
+    assert found.gradient_matched.all()
+    assert found.score[0] < 1e-4
 
 
 def test_restarts_do_not_know_of_each_other(attack, observed):
@@ -124,11 +143,13 @@ def test_restarts_that_devices_cannot_share_are_refused(attack, observed, option
 
 
 def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path):
-    whole, _, _ = invert(attack, observed, iterations=200)
+    whole, _, expected = invert(attack, observed, iterations=200)
     invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
-    resumed, _, infos = invert(attack, observed, iterations=200, checkpoints=Checkpoints(tmp_path / "c", {}))
-    assert len(infos["loss"]) == 100
-    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    # The second call goes on where the first one ended, and the third one finds nothing left to do.
+    for _ in range(2):
+        resumed, _, infos = invert(attack, observed, iterations=200, checkpoints=Checkpoints(tmp_path / "c", {}))
+        jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+        chex.assert_trees_all_equal(infos, expected)
 
 
 def test_executors_agree(attack, observed):
@@ -145,7 +166,7 @@ def test_a_trial_that_is_not_finite_freezes_and_says_when(model, observed):
             payload = observed[0].share(params, batch)
             return jax.tree.map(lambda leaf: jnp.where(sharpness > 3.5, jnp.nan, leaf), payload)
 
-    s = settings(8, smoothing=attacks.smoothing(1.0, 8.0))
+    s = settings(8, smoothing=client_updates.smoothing(1.0, 8.0))
     attack = attacks.inversion(model, Exploding(), s, batch_size=B)
     state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
     step, states = jax.jit(attack.step), []
@@ -168,20 +189,34 @@ class TestBadInput:
             ({"tv": -1.0}, "tv must be >= 0"),
             ({"tv": 3.5e38}, "tv must be finite and at most 3.40e.38"),
             ({"group": 0}, "group must be > 0"),
-            ({"smoothing": "Auto"}, "smoothing must be None, 'auto' or from attacks.smoothing, got 'Auto'"),
             (
-                {"tv_kind": "huber"},
-                "tv_kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'",
+                {"smoothing": "Auto"},
+                "smoothing must be None, 'auto' or from attacks.client_updates.smoothing, got 'Auto'",
             ),
-            ({"tv_threshold": 1.0}, 'tv_threshold is read by tv_kind="truncated" only'),
-            ({"activation_reduction": "max"}, "activation_reduction must be one of mean, sum"),
+            ({"activation": "auto"}, "activation has no recommended weight"),
+            ({"weights": {"edges": 1.0}}, "prior must be one of tv, l2, activation, batch_norm, latent, got 'edges'"),
             ({"consistency": 1.0}, "group must be > 1"),
-            ({"batch_norm": 1.0}, "no batch normalisation"),
+            ({"weights": {"batch_norm": 1.0}}, "no batch normalisation"),
+            ({"weights": {"latent": 1.0}}, "this candidate has none"),
         ],
     )
     def test_settings(self, model, observed, changes, message):
         with pytest.raises(ValueError, match=message):
             engine(model, observed[0], settings(**changes))
+
+    def test_priors(self):
+        with pytest.raises(
+            ValueError, match="tv_kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'"
+        ):
+            client_updates.variation_prior("huber")
+        with pytest.raises(ValueError, match='tv_threshold is read by tv_kind="truncated" only'):
+            client_updates.variation_prior(threshold=1.0)
+        with pytest.raises(ValueError, match="activation_reduction must be one of mean, sum"):
+            client_updates.activation_prior("max")
+
+    def test_what_row_spaces_do_not_have(self):
+        with pytest.raises(ValueError, match="but these settings compare RowSpaces"):
+            presets.row_space().comparing(distance=objectives.cosine)
 
     def test_a_label_rule_outside_its_range(self, model, observed):
         with pytest.raises(ValueError, match="batch_size 4 is more than 3 classes"):
@@ -227,19 +262,19 @@ class TestBadInput:
 
     def test_candidates(self):
         with pytest.raises(ValueError, match="start must be one of"):
-            attacks.pixels("truth")
+            client_updates.pixels("truth")
         with pytest.raises(ValueError, match="low < high"):
-            attacks.pixels(box=(1.0, 0.0))
+            client_updates.pixels(box=(1.0, 0.0))
         with pytest.raises(ValueError, match="channels must be > 0"):
-            attacks.generator_weights(channels=0)
+            client_updates.generator_weights(channels=0)
 
     def test_smoothing(self):
         with pytest.raises(ValueError, match="start must be > 0"):
-            attacks.smoothing(0.0)
+            client_updates.smoothing(0.0)
         with pytest.raises(ValueError, match="end must be in"):
-            attacks.smoothing(4.0, 2.0)
+            client_updates.smoothing(4.0, 2.0)
         with pytest.raises(ValueError, match="hold \\+ finish must be < 1"):
-            attacks.smoothing(hold=0.5, finish=0.5)
+            client_updates.smoothing(hold=0.5, finish=0.5)
 
     def test_payload_of_another_model(self, model):
         variables = model.init(jax.random.key(0))
@@ -288,9 +323,22 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
 
 def test_total_variation_may_be_truncated_as_cafe_does():
     x = jax.random.uniform(jax.random.key(0), (B, *SHAPE))
-    s = settings(tv_kind="truncated", tv_threshold=2.0)
-    np.testing.assert_allclose(variation(s, x), objectives.total_variation(x).mean(), rtol=1e-6)
-    assert variation(s._replace(tv_threshold=50.0), x) == 0
+    evidence = Evidence(None, None, None, None, x, None)
+    within, beyond = (client_updates.variation_prior("truncated", threshold=xi).value(evidence) for xi in (2.0, 50.0))
+    np.testing.assert_allclose(within, objectives.total_variation(x).mean(), rtol=1e-6)
+    assert beyond == 0
+
+
+def test_priors_are_added_up_in_the_same_order_however_they_were_named():
+    plain = presets.fedleak(3)
+    s = plain.weighing(activation=0.5, l2=0.1).weighing(client_updates.variation_prior("sum"), tv=0.3)
+    assert [(weight, prior.name, prior.kind) for weight, prior in s.priors] == [
+        (0.3, "tv", "sum"), (0.1, "l2", ""), (0.5, "activation", "mean"),
+    ]  # fmt: skip
+    assert plain.weight("tv") == "auto"
+    assert (s.weight("tv"), s.weight("latent")) == (0.3, 0.0)
+    # A prior that was not there has no weight to keep.
+    assert presets.dlg(3).weighing(client_updates.variation_prior("sum")).weight("tv") == 0
 
 
 @pytest.mark.parametrize(
@@ -311,7 +359,7 @@ def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_
     seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch), labels=y)
     losses = []
     for tv in ("auto", weight * 3**0.5, 0.0):
-        settings = presets.fedleak(3, homotopy=False)._replace(labels="given", tv=tv)
+        settings = presets.fedleak(3, homotopy=False)._replace(labels="given").weighing(tv=tv)
         attack = attacks.inversion(model, share, settings, batch_size=3)
         state = attack.init(jax.random.key(2), audit.template_of(batch))
         losses.append(jax.jit(attack.step)(jax.random.key(3), state, seen)[1]["loss"])
@@ -355,7 +403,7 @@ def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
     template = audit.template_of(Batch(x, y, y))
     found = jax.jit(attack.reconstruct)(attack.init(jax.random.key(2), template), seen)
     simulated = share(variables, Batch(found.x, found.y, jnp.arange(2)))
-    np.testing.assert_allclose(found.score, settings.distance(payload, simulated), rtol=1e-5)
+    np.testing.assert_allclose(found.score, settings.gradients.distance(payload, simulated), rtol=1e-5)
 
 
 def test_a_last_layer_without_bias_or_name_is_explained():
@@ -370,5 +418,14 @@ def test_a_last_layer_without_bias_or_name_is_explained():
     with pytest.raises(ValueError, match="bias_rule needs the gradient of the bias; corrected_counts does without"):
         attacks.inversion(bare, share, settings(labels="bias_rule"), batch_size=2)
     attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
-    with pytest.raises(ValueError, match="the model's head is 'last', which its parameters do not hold"):
+    with pytest.raises(ValueError, match="the model's head is 'last', but these parameters do not hold last/kernel"):
         attacks.inversion(bare._replace(head="last"), share, settings(labels="bias_rule"), batch_size=2)
+
+
+def test_the_attackers_copy_normalises_as_the_client_says():
+    plain, normal = (models.convnet((4, 4, 1), 3, channels=(2,), strides=(1,), batch_norm=b) for b in (False, True))
+    for mode in ("train", "eval"):
+        assert batch_norm_mode(normal, protocols.ClientShare(normal, batch_norm=mode)) == mode
+    assert batch_norm_mode(plain, lambda *_: None) == "train"
+    with pytest.raises(ValueError, match="batch_norm"):
+        batch_norm_mode(normal, lambda *_: None)

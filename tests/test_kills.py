@@ -1,7 +1,6 @@
 """Whole runs that are killed or stopped at random moments, and go on: they must end with the same bits."""
 
 import functools
-import json
 import math
 import os
 import random
@@ -13,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_studies import left_by
 
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("JAXLEAK_KILLS", "50"))
@@ -64,24 +64,13 @@ def _cpu_seconds(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _outcome(out):
-    """All that a run leaves but its clock and its memory: metrics, and the log line by line."""
-
-    def kept(numbers):
-        measured = ("seconds", "peak_memory", "samples_per_second")
-        return {name: value for name, value in numbers.items() if not name.startswith(measured)}
-
-    metrics = json.loads((out / "results.json").read_text())["metrics"]
-    return kept(metrics), [kept(json.loads(line)) for line in (out / "metrics.jsonl").open()]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("study", STUDIES)
 def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment, tmp_path, study):
     """Kill -9, `JAXLEAK_KILLS` times; whenever a run ends before its kill, it is compared and a new one begins."""
     undisturbed, duration = whole(study)
-    expected = _outcome(undisturbed)
+    expected = left_by(undisturbed)
     moments, killed, runs = random.Random(0), 0, 0
     while killed < KILLS:
         out, status = tmp_path / str(runs), None
@@ -97,7 +86,7 @@ def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment
             status = process.wait()
             assert status in (0, -signal.SIGKILL), (tmp_path / "stderr").read_text()
             killed += status != 0
-        assert _outcome(out) == expected, f"run {runs}"
+        assert left_by(out) == expected, f"run {runs}"
         runs += 1
         print(f"{study}: {killed} kills, {runs} runs of {duration:.1f} CPU seconds: all bits equal", flush=True)
 
@@ -121,4 +110,4 @@ def test_a_stopped_run_keeps_others_out_meanwhile_and_continues(whole, environme
     command = errors.splitlines()[-1].strip()
     assert command == f"python -m experiments.cafe_scale {' '.join(STUDIES['cafe_scale'])} --out {out}"
     subprocess.run([sys.executable, *command.split()[1:]], stdout=subprocess.DEVNULL, check=True, **running)
-    assert _outcome(out) == _outcome(whole("cafe_scale")[0])
+    assert left_by(out) == left_by(whole("cafe_scale")[0])

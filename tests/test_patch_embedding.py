@@ -31,7 +31,8 @@ def test_the_image_and_its_label_are_exact(problem, observation):
     found, info = solve(problem.model, observation)
     np.testing.assert_allclose(found.x, problem.private.x, atol=1e-4)
     assert found.y == problem.private.y
-    assert found.recovered
+    assert found.answered
+    assert found.gradient_matched
     assert found.score[0] == info["distance"] < 1e-5
 
 
@@ -63,22 +64,24 @@ def test_only_three_leaves_are_read(problem, observation):
         solve(problem.model, observation._replace(payload={**narrow, "embed": {}}))
 
 
-def test_what_is_not_one_images_gradient_is_flagged(problem, observation):
+def test_what_is_not_one_images_gradient_is_not_answered(problem, observation):
     two = reference.client_problem(2, problem.model)
     found, _ = solve(problem.model, view(SERVER_WITHOUT_INDICES, reference.first_transcript(two)))
-    assert not found.recovered
+    assert not found.answered
+    assert not found.gradient_matched
     noisy = jax.tree.map(lambda g: g + 0.1 * jax.random.normal(jax.random.key(0), g.shape), observation.payload)
-    assert not solve(problem.model, observation._replace(payload=noisy))[0].recovered
+    assert not solve(problem.model, observation._replace(payload=noisy))[0].gradient_matched
 
 
-def test_more_tokens_than_the_width_are_flagged():
+def test_more_tokens_than_the_width_are_not_answered():
     model = models.vit((4, 4, 1), 3, patch_size=1, width=8, depth=1, heads=2)
     variables = jax.jit(model.init)(jax.random.key(0))
     batch = Batch(jnp.linspace(0, 1, 16).reshape(1, 1, 4, 4, 1), jnp.zeros(1, jnp.int32), jnp.arange(1))
     payload = jax.jit(protocols.ClientShare(model))(variables, batch)
     found, _ = solve(model, Observation(jnp.zeros((), jnp.int32), variables, payload))
     assert found.score < 1e-4  # sixteen unknowns a pixel, eight equations: solved, but by many images
-    assert not found.recovered
+    assert found.gradient_matched
+    assert not found.answered
 
 
 def test_bad_input():

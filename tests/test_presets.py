@@ -6,42 +6,41 @@ import pytest
 import scipy.ndimage
 
 from experiments._inversion.attacker import _untrained
-from jaxleak import attacks
-from jaxleak.attacks import presets
+from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
 
 #: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
 PRINTED = {
     "dlg": {"iterations": 300, "labels": "joint"},
-    "idlg": {"iterations": 300, "labels": "idlg"},
-    "inverting_gradients": {"iterations": 4800, "tv": 0.1, "labels": "calibrated"},
+    "idlg": {"iterations": 300, "labels": "single_label"},
+    "inverting_gradients": {"iterations": 4800, "labels": "calibrated"},
     "sapag": {"iterations": 4000, "labels": "joint"},
-    "gradinversion": {
-        "iterations": 20_000, "labels": "yin", "tv": 1e-4, "l2": 1e-6, "group": 4, "consistency": 0.01,
-    },
-    "bayes": {"iterations": 1000, "labels": "calibrated", "tv": 0.1},
-    "fedleak": {
-        "iterations": 1000, "labels": "calibrated", "tv": "auto", "activation": 1e-4, "smoothing": "auto",
-        "white_point": 0.999,
-    },
+    "gradinversion": {"iterations": 20_000, "labels": "yin", "group": 4, "consistency": 0.01},
+    "bayes": {"iterations": 1000, "labels": "calibrated"},
+    "fedleak": {"iterations": 1000, "labels": "calibrated", "smoothing": "auto", "white_point": 0.999},
     "row_space": {
-        "iterations": 4250, "labels": "calibrated", "tv": 0.1, "tv_kind": "relative", "white_point": 0.999,
-        "smoothing": (1.0, 60.0, 0.0, 0.0, None), "row_space": attacks.RowSpace(),
+        "iterations": 4250, "labels": "calibrated", "white_point": 0.999, "smoothing": (1.0, 60.0, 0.0, 0.0, None),
+        "compare": client_updates.RowSpaces(layers=4, ridge=0.01),
+        "shifts": ((0.2, (6, 3, 30)), (0.3, (6, 3, 30)), (0.4, (2, 1, 30))),
     },
-    "fedleak_paper": {
-        "iterations": 10_000, "labels": "fedleak", "tv": 1e-5, "tv_kind": "sum", "activation": 1e-4,
-        "activation_reduction": "sum",
-    },
-    "fedleak_upstream": {"iterations": 10_000, "labels": "given", "tv": 1e-5},
-    "ggl": {"iterations": 500, "labels": "calibrated", "latent": 0.1, "gradient_free": True},
+    "fedleak_paper": {"iterations": 10_000, "labels": "fedleak"},
+    "fedleak_upstream": {"iterations": 10_000, "labels": "given"},
+    "ggl": {"iterations": 500, "labels": "calibrated", "gradient_free": True},
     "rog": {"iterations": 1000, "labels": "calibrated"},
 }  # fmt: skip
+#: Weight, name and kind of the priors.
+PRIORS = {
+    "inverting_gradients": [(0.1, "tv", "anisotropic")],
+    "gradinversion": [(1e-4, "tv", "anisotropic"), (1e-6, "l2", "")],
+    "bayes": [(0.1, "tv", "anisotropic")],
+    "fedleak": [("auto", "tv", "anisotropic"), (1e-4, "activation", "mean")],
+    "row_space": [(0.1, "tv", "relative")],
+    "fedleak_paper": [(1e-5, "tv", "sum"), (1e-4, "activation", "sum")],
+    "fedleak_upstream": [(1e-5, "tv", "anisotropic")],
+    "ggl": [(0.1, "latent", "")],
+}
 BLENDS = {"fedleak_paper": (0.7, 0.01, "ascent"), "fedleak_upstream": (0.3, 0.01, "step")}
-OFF = {
-    "tv": 0.0, "tv_kind": "anisotropic", "tv_threshold": 0.0, "activation": 0.0, "activation_reduction": "mean",
-    "l2": 0.0, "latent": 0.0, "batch_norm": 0.0, "group": 1, "consistency": 0.0, "smoothing": None,
-    "gradient_free": False, "white_point": 0.0, "row_space": None,
-}  # fmt: skip
+OFF = {"group": 1, "consistency": 0.0, "smoothing": None, "shifts": (), "gradient_free": False, "white_point": 0.0}
 
 
 def preset(name, **options):
@@ -53,10 +52,12 @@ def preset(name, **options):
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_hyper_parameters_are_those_that_are_printed(name):
     s = preset(name)
-    assert {field: getattr(s, field) for field in ("iterations", "labels", *OFF)} == OFF | PRINTED[name]
+    expected = OFF | PRINTED[name]
+    assert {field: getattr(s, field) for field in expected} == expected
+    assert [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight] == PRIORS.get(name, [])
     blend, length, probe = BLENDS.get(name, (0.0, 0.01, "ascent"))
     assert (s.regularization.blend, s.regularization.length, s.regularization.probe) == (blend, length, probe)
-    assert (s.selection is not None) == (name in BLENDS)
+    assert (getattr(s.compare, "selection", None) is not None) == (name in BLENDS)
 
 
 #: The first step of the optimizer from a gradient of one: the learning rate, for Adam and its kin.

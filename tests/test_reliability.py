@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,9 @@ import pytest
 
 from experiments import _harness, _programs
 from experiments._harness import Progress, RunFolder, StoppedBySignal
-from jaxleak import audit
+from jaxleak import _memory, audit
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._lock import FolderInUseError, lock_folder
-from jaxleak.audit import _memory
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 
@@ -31,19 +31,65 @@ TREE = {"round": jnp.asarray(7, jnp.int32), "table": jnp.arange(4096.0).reshape(
 START = jax.tree.map(jnp.zeros_like, TREE)
 NOISE = {**TREE, "table": jax.random.normal(jax.random.key(0), (64, 64))}
 
-#: A run that can write its first checkpoint into a folder, and no second one.
+#: A run that can write its first checkpoint into a folder, and then nothing any more: it says what each attempt raises.
 FULL_DISK = """
-import pathlib, resource, sys
+import resource, sys
+from experiments import _plots
+from experiments._harness import RunFolder
 from jaxleak.checkpoint import Checkpoints
 from tests.test_reliability import NOISE, TREE
-saved = Checkpoints(pathlib.Path(sys.argv[1]), {})
-saved.save(1, TREE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-try:
-    saved.save(2, NOISE)
-except OSError as error:
-    print("OSError:", error)
+folder = RunFolder(sys.argv[1], "study", {}, fresh=False)
+saved = Checkpoints(folder.checkpoints, {})
+with folder.phase("attack"):
+    saved.save(1, TREE)
+    folder.log(round=1)
+if sys.argv[2] == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+else:
+    with open(folder.path / "ballast", "wb", buffering=0) as ballast:
+        try:
+            while ballast.write(bytes(512)):
+                pass
+        except OSError:
+            pass
+
+def checkpoint():
+    with folder.phase("attack"):
+        saved.save(2, NOISE)
+
+def figure():
+    _plots.curves(folder.figure("distance.png"), {"seed 0": ([0, 1], [2, 1])}, xlabel="", ylabel="")
+
+for attempt in (checkpoint, figure, lambda: folder.log(text="x" * 9000), lambda: folder.finish({"y" * 9000: 1.0})):
+    try:
+        attempt()
+    except OSError as error:
+        print(error)
 """
+
+
+#: A run that takes a folder's lock and is refused afterwards.
+FAILED_START = """
+import pathlib, sys
+from jaxleak._lock import lock_folder
+folder = pathlib.Path(sys.argv[1])
+lock = lock_folder(folder)
+print(*sorted(path.name for path in folder.iterdir()))
+raise RuntimeError("refused")
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 256 kB where this process may mount one, and how it becomes full."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        yield disk / "run", "limit"
+        return
+    yield disk / "run", "ballast"
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture
@@ -64,6 +110,9 @@ class TestTwoRunsOnOneFolder:
             RunFolder(tmp_path, "study", {}, fresh=True)
         with pytest.raises(FolderInUseError, match=busy):
             Checkpoints(tmp_path, {}, fresh=True)
+        (tmp_path / ".lock.holder").write_text('{"pid": ')
+        with pytest.raises(FolderInUseError, match=f"{tmp_path} is in use by another process; wait"):
+            lock_folder(tmp_path)
         other_process.kill()
         other_process.wait()
         RunFolder(tmp_path, "study", {}, fresh=False)
@@ -73,6 +122,12 @@ class TestTwoRunsOnOneFolder:
         first = lock_folder(tmp_path)
         assert lock_folder(tmp_path / "..") is not first
         assert lock_folder(tmp_path / "." / "") is first
+
+    def test_a_start_that_fails_leaves_no_lock(self, tmp_path):
+        done = subprocess.run([sys.executable, "-c", FAILED_START, str(tmp_path)], capture_output=True, text=True)
+        assert "RuntimeError: refused" in done.stderr
+        assert done.stdout.split() == [".lock", ".lock.holder"]
+        assert list(tmp_path.iterdir()) == []
 
     def test_starting_over_keeps_the_lock(self, tmp_path):
         first = Checkpoints(tmp_path, {})
@@ -157,23 +212,32 @@ class TestFiles:
         again.keep_log_before(round=2)
         assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
 
-    def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(self, tmp_path):
-        """Files may not grow beyond 8 kB for a while, which the system enforces as it does a full disk.
+    def test_a_full_disk_is_told_in_one_line_per_file_and_leaves_what_was_there(self, small_disk):
+        """A disk that is really full, or files that may not grow beyond 8 kB for a while, which reads the same.
 
         In a process of its own: the limit counts for all threads of a process, and Orbax leaves writers behind that
         complain, at any later time, that nobody waits for them.
         """
+        out, how = small_disk
         done = subprocess.run(
-            [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-c", FULL_DISK, str(out), how], cwd=ROOT, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        message = rf"OSError: cannot write checkpoint 2 to {tmp_path}.*; checkpoint 1 stays valid"
-        assert re.search(message, done.stdout), done.stdout
-        again = Checkpoints(tmp_path, {})
+        assert "Traceback" not in done.stderr
+        checkpoint, *others = done.stdout.splitlines()
+        assert re.search(rf"cannot write checkpoint 2 to {out}/checkpoints: .*; checkpoint 1 stays valid$", checkpoint)
+        for name, line in zip(("figures/distance.png", "metrics.jsonl", "results.json"), others, strict=True):
+            assert line.startswith(f"cannot write {out / name}: ")
+            assert line.endswith("; what was written before stays valid")
+        (out / "ballast").unlink(missing_ok=True)
+        assert not list(out.rglob("*.partial"))
+        RunFolder(out, "study", {}, fresh=False).log(round=2)
+        assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()] == [1, 2]
+        again = Checkpoints(out / "checkpoints", {})
         chex.assert_trees_all_equal(again.restore_latest(START), TREE)
         again.save(2, NOISE)
-        chex.assert_trees_all_equal(Checkpoints(tmp_path, {}).restore_latest(START), NOISE)
-        assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == ["1", "2"]
+        chex.assert_trees_all_equal(Checkpoints(out / "checkpoints", {}).restore_latest(START), NOISE)
+        assert sorted(path.name for path in (out / "checkpoints" / "steps").iterdir()) == ["1", "2"]
 
     def test_a_read_only_folder_is_named_before_anything_is_computed_and_keeps_what_it_has(self):
         with _nobodys_folder() as folder:

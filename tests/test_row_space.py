@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, audit, models, objectives
+from jaxleak import _tree, attacks, audit, models, objectives
 from jaxleak._base import Batch
-from jaxleak.attacks import presets
-from jaxleak.attacks._inversion.row_space import Timetable, informative_layers, shift
+from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion.row_space import informative_layers
+from jaxleak.attacks._inversion.shift_search import ShiftSearch, shift
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
 
 CLASSES = 3
@@ -69,26 +70,22 @@ def test_gradients_of_kernels_lie_in_the_rows(name):
         return jax.grad(loss)(variables["params"]), model.rows(variables, x)
 
     gradient, rows = both(variables, x)
-    kernels = {"/".join(p.key for p in path[:-1]) for path, leaf in jax.tree.leaves_with_path(gradient)
-               if path[-1].key == "kernel"}  # fmt: skip
-    assert set(rows) <= kernels
-    assert model.head in rows
+    leaves = _tree.named_leaves(gradient)
+    assert set(rows) <= leaves.keys()
+    assert model.head_names[0] in rows
     fewer = [n for n, r in rows.items() if len(r) < r.shape[1]]
     assert fewer
     for layer in fewer:
-        kernel = gradient
-        for part in (*layer.split("/"), "kernel"):
-            kernel = kernel[part]
-        kernel = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1])
+        kernel = np.asarray(model.matrix(layer, leaves[layer]), np.float64)
         p = np.asarray(rows[layer], np.float64)
         best, *_ = np.linalg.lstsq(p.T, kernel, rcond=1e-5)
         assert np.linalg.norm(kernel - p.T @ best) < 1e-3 * np.linalg.norm(kernel), layer
 
 
 def test_layers_are_the_first_informative_ones():
-    model, plan = models.build("resnet10", (8, 8, 1), CLASSES, width=16), attacks.RowSpace(layers=2)
-    assert informative_layers(model, plan, 1) == ("stage_0_block_0/conv_0", "stage_0_block_0/conv_1")
-    assert informative_layers(model, plan, 4) == ("stage_1_block_0/conv_0", "stage_1_block_0/conv_1")
+    model, plan = models.build("resnet10", (8, 8, 1), CLASSES, width=16), client_updates.RowSpaces(layers=2)
+    assert informative_layers(model, plan, 1) == ("stage_0_block_0/conv_0/kernel", "stage_0_block_0/conv_1/kernel")
+    assert informative_layers(model, plan, 4) == ("stage_1_block_0/conv_0/kernel", "stage_1_block_0/conv_1/kernel")
     with pytest.raises(ValueError, match=r"at most 0.5 output pixels per input of each; with batch_size = 9999"):
         informative_layers(model, plan, 9999)
 
@@ -102,17 +99,17 @@ def test_an_image_is_shifted_and_its_border_drawn_out():
 
 def test_the_best_shift_is_kept():
     """Iterations that leave the candidate as it is, and an objective that only looks where its one pixel stands."""
-    shifts = attacks.Shifts(reach=2, stride=1, tries=2)
-    plan = attacks.RowSpace(shifts=((0.5, shifts),))
-    table = Timetable(plan, 2 * 25 * 2 + 10, batch_size=2)
+    shifts = client_updates.Shifts(reach=2, stride=1, tries=2)
+    plan = ((0.5, shifts),)
+    table = ShiftSearch(plan, 2 * 25 * 2 + 10, batch_size=2)
     x = jnp.zeros((2, 5, 5, 1)).at[:, 2, 2].set(1)
     wanted = jnp.zeros_like(x).at[0, 3, 1].set(1).at[1, 0, 2].set(1)
-    trying = table.not_yet(x)
+    trying = table.init(x)
     seen = []
     for iteration in range(110):
         x, trying = table.shifted(jnp.int32(iteration), x, trying)
         seen.append(float(table.progress(jnp.int32(iteration))))
-        x, trying = table.kept(jnp.int32(iteration), x, jnp.abs(x - wanted).sum(), trying)
+        x, trying = table.after(jnp.int32(iteration), x, jnp.abs(x - wanted).sum(), trying)
         if iteration == 4:
             np.testing.assert_array_equal(x, trying.home)  # nothing has been tried yet
     np.testing.assert_array_equal(x, wanted)
@@ -121,13 +118,23 @@ def test_the_best_shift_is_kept():
     np.testing.assert_allclose(np.diff(seen)[[0, 1, -1]], 0.1, rtol=1e-5)
 
 
+def test_every_shift_is_descended_from_with_fresh_moments_and_an_old_count():
+    plan = ((0.5, client_updates.Shifts(reach=2, stride=1, tries=2)),)
+    table = ShiftSearch(plan, 2 * 25 * 2 + 10, batch_size=2)
+    initial, old = ({"count": jnp.int32(n), "moments": jnp.full(3, n)} for n in (0, 7))
+    for iteration, begins in ((4, False), (5, True), (6, False), (7, True), (105, False)):
+        found = table.begun_anew(jnp.int32(iteration), old, initial)
+        assert found["count"] == 7  # the schedule of the rate goes on
+        np.testing.assert_array_equal(found["moments"], 0 if begins else 7)
+
+
 def test_a_far_search_takes_the_iterations_that_it_says():
     for far, least in ((False, 2250), (True, 4470)):
-        plan = presets.row_space(least + 1, far=far).row_space
+        plan = presets.row_space(least + 1, far=far).shifts
         for images in (1, 2):
-            Timetable(plan, images * least + 1, images)
+            ShiftSearch(plan, images * least + 1, images)
             with pytest.raises(ValueError, match=f"iterations must be > {images * least}"):
-                Timetable(plan, images * least, images)
+                ShiftSearch(plan, images * least, images)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +145,8 @@ def problem():
 
 
 def _attack(problem, **changes):
-    shifts = attacks.Shifts(reach=1, stride=1, tries=2)
-    settings = presets.row_space(60)._replace(row_space=attacks.RowSpace(shifts=((0.2, shifts),)))
+    shifts = client_updates.Shifts(reach=1, stride=1, tries=2)
+    settings = presets.row_space(60)._replace(shifts=((0.2, shifts),))
     return attacks.inversion(problem.model, problem.protocol.share, settings._replace(**changes), batch_size=1)
 
 
@@ -164,7 +171,7 @@ def test_a_few_layers_of_the_payload_suffice(problem):
     """The rest may be encrypted, frozen or lost; with labels by a rule the head is read too."""
     transcript = reference.first_transcript(problem)
     settings = presets.row_space(60)._replace(labels="none")
-    read = attacks.leaves_read(problem.model, settings, batch_size=1)
+    read = client_updates.leaves_read(problem.model, settings, batch_size=1)
     assert read == ("conv_1/kernel",)
     partial = view(Threat(index=False, payload=read), transcript)
     whole = view(SERVER_WITHOUT_INDICES, transcript)
@@ -192,21 +199,20 @@ def _at(attack, problem, x):
     ("changes", "message"),
     [
         ({"iterations": 18}, "iterations must be > 18, which the shifts of 1 images take"),
-        ({"group": 2}, "row_space has no group"),
-        ({"labels": "joint"}, "row_space goes without labels, and nothing else does; got labels='joint'"),
-        ({"labels": "none", "row_space": None}, "nothing else does; got labels='none'"),
-        ({"candidate": attacks.generator_weights()}, "tries shifts of the candidate's pixels"),
+        ({"group": 2}, "shifts are tried by one candidate"),
+        ({"labels": "joint"}, "row spaces do not and go without \"joint\"; got labels='joint'"),
+        ({"labels": "none", "compare": client_updates.Gradients(objectives.cosine), "shifts": ()}, "got labels='none'"),
+        ({"candidate": client_updates.generator_weights()}, "shifts move the candidate's pixels"),
+        ({"smoothing": client_updates.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
+        ({"compare": client_updates.RowSpaces(ridge=0.0)}, "ridge must be > 0"),
+        ({"compare": client_updates.RowSpaces(layers=0)}, "layers"),
         (
-            {"candidate": attacks.generator_weights(), "row_space": attacks.RowSpace(shifts=())},
-            "tries shifts of the candidate's pixels",
+            {"shifts": ((1.5, client_updates.Shifts(1, 1)),)},
+            r"shifts\[0\]\[0\] must be in",
         ),
-        ({"smoothing": attacks.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
-        ({"row_space": attacks.RowSpace(ridge=0.0)}, "ridge must be > 0"),
-        ({"row_space": attacks.RowSpace(layers=0)}, "layers"),
-        ({"row_space": attacks.RowSpace(shifts=((1.5, attacks.Shifts(1, 1)),))}, r"shifts\[0\]\[0\] must be in"),
-        ({"row_space": attacks.RowSpace(shifts=((0.1, attacks.Shifts(1, 1, 1)),))}, "tries must be > 1"),
+        ({"shifts": ((0.1, client_updates.Shifts(1, 1, 1)),)}, "tries must be > 1"),
         (
-            {"row_space": attacks.RowSpace(shifts=((0.5, attacks.Shifts(1, 1)), (0.2, attacks.Shifts(1, 1))))},
+            {"shifts": ((0.5, client_updates.Shifts(1, 1)), (0.2, client_updates.Shifts(1, 1)))},
             "in the order of their shares",
         ),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch, Observation
-from jaxleak.attacks import presets
+from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.smoothing import next_sharpness
 
 
@@ -20,19 +20,19 @@ def sharpnesses(plan, distances):
 
 
 def test_sharpness_rises_geometrically_then_holds_then_is_exact():
-    betas = sharpnesses(attacks.smoothing(1.0, 16.0, hold=0.3, finish=0.2), [0.0] * 10)
+    betas = sharpnesses(client_updates.smoothing(1.0, 16.0, hold=0.3, finish=0.2), [0.0] * 10)
     np.testing.assert_allclose(betas[:5], [1, 2, 4, 8, 16], rtol=1e-5)
     np.testing.assert_allclose(betas[5:8], 16, rtol=1e-5)
     assert min(betas[8:]) >= 1e6
-    np.testing.assert_allclose(sharpnesses(attacks.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
-    last = next_sharpness(attacks.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
+    np.testing.assert_allclose(sharpnesses(client_updates.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
+    last = next_sharpness(client_updates.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
     assert last == 16  # and so it stays, beyond what was planned
 
 
 def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
     """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
     batch = Batch(jnp.zeros((2, 1, 4, 4, 1)), jnp.zeros(2, jnp.int32), jnp.arange(2))
-    start = attacks.recommended_smoothing(batch_norm=False, batch_size=2).start
+    start = client_updates.recommended_smoothing(batch_norm=False, batch_size=2).start
     for activation, sharpness in (("sigmoid", np.inf), ("relu", start)):
         network = models.mlp((4, 4, 1), 3, widths=(3,), activation=activation)
         attack = attacks.inversion(network, protocols.ClientShare(network), presets.fedleak(9), batch_size=2)
@@ -41,7 +41,7 @@ def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
 
 def test_sharpness_waits_for_progress():
     """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
-    waiting = attacks.smoothing(1.0, 16.0, progress_below=0.5)
+    waiting = client_updates.smoothing(1.0, 16.0, progress_below=0.5)
     assert set(sharpnesses(waiting, [0.9] * 5)) == {1.0}
     betas = sharpnesses(waiting, [0.9, 0.4, 0.3, 0.5, 0.1])
     np.testing.assert_allclose(betas, [1, 1, 2, 4, 4], rtol=1e-5)

@@ -10,7 +10,7 @@ from experiments import vflrecon
 from experiments._vfl.defenses import DEFAULT_STRENGTH, build_defense
 from experiments._vfl.problem import Case, _parts, rounds_of, shadow_rounds, train, vertical_problem
 from experiments.vflrecon import Args, summarise
-from jaxleak.data import Encoding
+from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_PLACES
 
 
@@ -148,7 +148,7 @@ def test_blocks_are_neighbours_and_an_images_halves():
     assert np.abs(correlation[0] - correlation[2]).max() > 0.3
 
     columns = tuple(np.arange(1024)[:, None])
-    encoding = Encoding(tuple(range(1024)), (), (), (), 2, columns)
+    encoding = TableEncoding(tuple(range(1024)), (), (), (), 2, columns)
     left, right = _parts(Case("cifar10"), encoding, np.zeros((2, 1024)), seed=0)
     assert set(left % 32) == set(range(16))
     assert set(right % 32) == set(range(16, 32))

@@ -17,6 +17,7 @@ from experiments._vfl.tables import cost
 from experiments._vfl.truth import Truth
 from jaxleak import attacks, audit, defenses, models
 from jaxleak._base import Batch, Observation, PartyRecord
+from jaxleak.attacks import party_records
 
 N, B, STEPS = 48, 8, 12
 KEY = jax.random.key(0)
@@ -45,7 +46,7 @@ def _run(seed, private, telling="gradient"):
 def test_the_field_that_tells_wins(telling):
     private = _private()
     runs = [_run(seed, private, telling) for seed in range(2)]
-    found = attacks.select_fields(
+    found = party_records.select_fields(
         KEY, runs, private, MODEL, task="labels", candidates=(("gradient",), ("outputs",), ("inputs",)), **SMALL
     )
     assert found.fields == (telling,)
@@ -89,10 +90,10 @@ def test_equal_weights_are_no_weights():
 def test_runs_are_joined_along_steps():
     private = _private()
     first, second = _run(0, private), _run(1, private)
-    joined = attacks.join_runs([first, second])
+    joined = party_records.join_runs([first, second])
     np.testing.assert_array_equal(joined.index, np.concatenate([first.index, second.index]))
     np.testing.assert_array_equal(joined.party.output_gradient[STEPS:], second.party.output_gradient)
-    assert attacks.join_runs([first]) is first
+    assert party_records.join_runs([first]) is first
 
 
 def test_bad_input():
@@ -105,11 +106,11 @@ def test_bad_input():
         ({"candidates": (("weights",),)}, "fields must be some of"),
     ):
         with pytest.raises(ValueError, match=message):
-            attacks.select_fields(KEY, [run], private, MODEL, task="labels", **(SMALL | options))
+            party_records.select_fields(KEY, [run], private, MODEL, task="labels", **(SMALL | options))
     with pytest.raises(ValueError, match="at least one shadow run"):
-        attacks.select_fields(KEY, [], private, MODEL, task="labels", **SMALL)
+        party_records.select_fields(KEY, [], private, MODEL, task="labels", **SMALL)
     with pytest.raises(ValueError, match="at least one run"):
-        attacks.join_runs([])
+        party_records.join_runs([])
     for held in (jnp.ones(N, bool), jnp.zeros(3, bool)):
         with pytest.raises(ValueError, match="held_out must have shape"):
             attacks.train_vflrecon(KEY, run, private, MODEL, task="labels", held_out=held, **SMALL)
@@ -124,7 +125,7 @@ def test_bad_input():
 @pytest.mark.slow
 def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
     asked = []
-    original = attacks.select_fields
+    original = party_records.select_fields
 
     def select_fields(key, shadows, private, model, **options):
         asked.append((len(shadows), shadows[0].index.tolist() != shadows[1].index.tolist(), private, options["task"]))
@@ -157,6 +158,6 @@ def test_validated_rows_stand_beside_the_plain_ones():
 
 
 def test_what_experiments_need_is_public():
-    assert set(attacks.PAPER_FIELDS) < set(attacks.FIELDS)
-    assert inspect.isclass(attacks.ReconstructionNet)
+    assert set(party_records.PAPER_FIELDS) < set(party_records.FIELDS)
+    assert inspect.isclass(party_records.ReconstructionNet)
     assert "Reading" in defenses.__all__

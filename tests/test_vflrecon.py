@@ -7,6 +7,7 @@ import pytest
 
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch, PartyRecord
+from jaxleak.attacks import party_records
 from jaxleak.threats import party_view
 
 THREAT = party_view(0)
@@ -50,14 +51,14 @@ def test_a_shared_start_gives_labels_and_features_online(setting):
     state, infos = audit.replay(attack, seen, audit.template_of(victim), key=jax.random.key(4))
     answer = attack.reconstruct(state, jax.tree.map(lambda leaf: leaf[-1], seen))
     assert np.mean(answer.y == victim.y) > 0.95
-    assert answer.recovered.all()
+    assert answer.answered.all()
     assert infos["samples_seen"][-1] == 96
     np.testing.assert_array_equal(answer.x[:, 0], victim.x[:, 0])
     truth = np.asarray(victim.x)[:, 1]
     assert np.mean((answer.x[:, 1] - truth) ** 2) < 0.5 * truth.var(axis=0).mean()
 
 
-def test_a_sample_seen_twice_gets_the_mean_and_an_unseen_one_is_not_recovered(setting):
+def test_a_sample_seen_twice_gets_the_mean_and_an_unseen_one_is_not_answered(setting):
     model, *_, seen, _ = setting
     net = _train(setting, "features")
     attack = attacks.vflrecon(model, party=0, num_samples=97, features=net)
@@ -70,13 +71,13 @@ def test_a_sample_seen_twice_gets_the_mean_and_an_unseen_one_is_not_recovered(se
         for row, n in zip(np.asarray(apply(step.party)), np.asarray(step.index), strict=True):
             sums[n] += row / 2  # two epochs
     np.testing.assert_allclose(answer.x[:96, 1], sums[:96], atol=1e-5)
-    assert not answer.recovered[96]
+    assert not answer.answered[96]
     assert answer.score[96] == 1
 
 
 def test_the_free_attack_needs_no_shadow_run(setting):
     model, shadow, victim, _, seen, _ = setting
-    baseline = attacks.fit_label_baseline(np.asarray(shadow.x)[:, 0], np.asarray(shadow.y), 3)
+    baseline = party_records.fit_label_baseline(np.asarray(shadow.x)[:, 0], np.asarray(shadow.y), 3)
     attack = attacks.vflrecon_free(model, baseline, party=0, num_samples=96, rounds=24, batch_size=8)
     state, _ = audit.replay(attack, seen, audit.template_of(victim), key=jax.random.key(2))
     answer = attack.reconstruct(state, None)
@@ -104,7 +105,7 @@ def test_shadow_parameters_share_what_they_say(setting):
         return all((np.asarray(x) == np.asarray(y)).all() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
     for how, parts in (("shared", (1, 1, 1)), ("own_bottom", (1, 0, 0)), ("independent", (0, 0, 0))):
-        drawn = attacks.shadow_params(
+        drawn = party_records.shadow_params(
             model, jax.random.key(9), how, party=0, initial=real, own_bottom=real["bottom"][0]
         )
         shared = (
@@ -115,52 +116,52 @@ def test_shadow_parameters_share_what_they_say(setting):
         assert shared == tuple(map(bool, parts))
     for how in ("shared", "own_bottom"):
         with pytest.raises(ValueError, match="needs the"):
-            attacks.shadow_params(model, jax.random.key(9), how, party=0)
+            party_records.shadow_params(model, jax.random.key(9), how, party=0)
 
 
 def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
     rng = np.random.default_rng(0)
     x, noise = rng.random((150, 3)), rng.random((150, 3))
     y = (x[:, 0] > 0.5).astype(np.int32)
-    good, none = attacks.fit_label_baseline(x, y, 2), attacks.fit_label_baseline(noise, y, 3)
+    good, none = party_records.fit_label_baseline(x, y, 2), party_records.fit_label_baseline(noise, y, 3)
     assert np.mean(good.predict(x) == y) > 0.9
-    assert none.log_loss < 0.8  # log 2 = 0.69: an overconfident one would be far above
+    assert 0.66 < none.log_loss < 0.8  # log 2 = 0.69: an overconfident one is above, one that was shown labels below
     assert np.exp(none.log_proba(noise)).max() < 0.85
     assert np.exp(none.log_proba(noise))[:, 2].min() > 0
     target = np.stack([x[:, 0], rng.random(150)], axis=1)
-    known = attacks.fit_feature_baseline(x, target)
+    known = party_records.fit_feature_baseline(x, target)
     assert known.mse < 0.6 * target.var(axis=0).mean()
-    unknown = attacks.fit_feature_baseline(noise, target)
-    assert unknown.mse < 1.1 * target.var(axis=0).mean()
+    unknown = party_records.fit_feature_baseline(noise, target)
+    assert 0.95 < unknown.mse / target.var(axis=0).mean() < 1.1  # an error below chance was measured on what was fitted
     with pytest.raises(ValueError, match="at least 3 shadow records"):
-        attacks.fit_label_baseline(x[:2], y[:2], 2)
+        party_records.fit_label_baseline(x[:2], y[:2], 2)
     with pytest.raises(ValueError, match="at least two classes"):
-        attacks.fit_label_baseline(x, np.zeros(150, np.int32), 2)
+        party_records.fit_label_baseline(x, np.zeros(150, np.int32), 2)
 
 
 def test_li_and_fu_by_hand():
     y = np.array([1, 0, 0, 0, 1, 0])
     gradients = np.outer(np.where(y == 1, -0.9, 0.1), [1.0, -2.0])
-    np.testing.assert_array_equal(attacks.norm_labels(gradients, 1 / 3), y)
-    np.testing.assert_array_equal(attacks.norm_labels(gradients, 2 / 3), 1 - y)
-    np.testing.assert_array_equal(attacks.direction_labels(gradients, gradients[4]), y)
-    np.testing.assert_array_equal(attacks.direction_labels(gradients, gradients[1], 0), y)
+    np.testing.assert_array_equal(party_records.norm_labels(gradients, 1 / 3), y)
+    np.testing.assert_array_equal(party_records.norm_labels(gradients, 2 / 3), 1 - y)
+    np.testing.assert_array_equal(party_records.direction_labels(gradients, gradients[4]), y)
+    np.testing.assert_array_equal(party_records.direction_labels(gradients, gradients[1], 0), y)
     logits = np.random.default_rng(0).standard_normal((6, 4))
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    labels, certain = attacks.sign_labels(p - np.eye(4)[y])
+    labels, certain = party_records.sign_labels(p - np.eye(4)[y])
     np.testing.assert_array_equal(labels, y)
     assert certain.all()
-    assert not attacks.sign_labels(p)[1].any()
+    assert not party_records.sign_labels(p)[1].any()
     with pytest.raises(ValueError, match="positive_share"):
-        attacks.norm_labels(gradients, 1.0)
+        party_records.norm_labels(gradients, 1.0)
     with pytest.raises(ValueError, match="anchor must have shape"):
-        attacks.direction_labels(gradients, np.ones(3))
+        party_records.direction_labels(gradients, np.ones(3))
     with pytest.raises(ValueError, match="must not be zero"):
-        attacks.direction_labels(gradients, np.zeros(2))
+        party_records.direction_labels(gradients, np.zeros(2))
     with pytest.raises(ValueError, match="anchor_label must be 0 or 1"):
-        attacks.direction_labels(gradients, np.ones(2), 2)
+        party_records.direction_labels(gradients, np.ones(2), 2)
     with pytest.raises(ValueError, match="non-empty"):
-        attacks.sign_labels(np.zeros((0, 3)))
+        party_records.sign_labels(np.zeros((0, 3)))
 
 
 def test_bad_input(setting):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxleak import attacks
+from jaxleak.attacks import party_records
 
 
 def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
@@ -26,7 +26,7 @@ def _prior(y, classes, accuracy, seed=1):
 
 def _accuracy(y, classes, accuracy=0.4, **options):
     noise, window = options.pop("noise", 0.0), options.pop("window", None)
-    found = attacks.free_labels(
+    found = party_records.free_labels(
         _cut_gradients(y, classes, noise=noise), np.arange(len(y)), _prior(y, classes, accuracy),
         num_samples=len(y), window=window,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def test_unbalanced_and_absent_classes():
 
 def test_a_hundred_classes():
     y = np.random.default_rng(0).permutation(np.arange(900) % 100)
-    found = attacks.free_labels(
+    found = party_records.free_labels(
         _cut_gradients(y, 100, e=100), np.arange(900), _prior(y, 100, 0.3), num_samples=900, window=900, restarts=1
     )
     assert np.mean(found.labels == y) > 0.8
@@ -74,7 +74,7 @@ def test_windows_follow_drift_and_sightings_add_up():
     y, index = rng.integers(3, size=150), np.tile(np.arange(150), 3)
     gradients = np.concatenate([_cut_gradients(y, 3, seed=s) * (-1) ** s for s in range(3)])
     prior = np.tile(_prior(y, 3, 0.4), (3, 1))
-    found = attacks.free_labels(gradients, index, prior, num_samples=160, window=150)
+    found = party_records.free_labels(gradients, index, prior, num_samples=160, window=150)
     assert len(found.windows) == 3
     np.testing.assert_array_equal(found.labels[:150], y)
     np.testing.assert_array_equal(found.labels[150:], -1)
@@ -91,7 +91,7 @@ def test_classes_that_turn_within_a_window_stay_together():
 
     def accuracy(order):
         prior = _prior(y, 4, 0.5)[order]
-        found = attacks.free_labels(gradients[order], order, prior, num_samples=800)
+        found = party_records.free_labels(gradients[order], order, prior, num_samples=800)
         return np.mean(found.labels == y)
 
     in_time = accuracy(np.arange(800))
@@ -103,17 +103,17 @@ def test_directions_that_say_nothing_leave_the_baseline_alone():
     y = np.random.default_rng(0).integers(5, size=600)
     prior = _prior(y, 5, 0.6)
     noise = np.random.default_rng(1).standard_normal((600, 20))
-    found = attacks.free_labels(noise, np.arange(600), prior, num_samples=600)
+    found = party_records.free_labels(noise, np.arange(600), prior, num_samples=600)
     np.testing.assert_allclose(np.exp(found.log_probability), np.exp(prior), rtol=1e-6)
     assert found.windows[0].separation == 0
-    spoken = attacks.free_labels(noise + 2 * _cut_gradients(y, 5), np.arange(600), prior, num_samples=600)
+    spoken = party_records.free_labels(noise + 2 * _cut_gradients(y, 5), np.arange(600), prior, num_samples=600)
     assert np.mean(spoken.labels == y) > np.mean(found.labels == y) + 0.1
 
 
 def test_without_directions_the_baseline_answers():
     y = np.arange(40) % 2
     prior = _prior(y, 2, 0.9)
-    found = attacks.free_labels(np.zeros((40, 3)), np.arange(40), prior, num_samples=40)
+    found = party_records.free_labels(np.zeros((40, 3)), np.arange(40), prior, num_samples=40)
     np.testing.assert_allclose(np.exp(found.log_probability), np.exp(prior), rtol=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_aligned_signals_do_not_depend_on_the_basis():
     y = np.random.default_rng(0).integers(3, size=90)
     gradients = _cut_gradients(y, 3)
     rotation = np.linalg.qr(np.random.default_rng(1).standard_normal((20, 20)))[0]
-    a, b = attacks.aligned_signals(gradients, y, 3), attacks.aligned_signals(7 * gradients @ rotation, y, 3)
+    a, b = party_records.aligned_signals(gradients, y, 3), party_records.aligned_signals(7 * gradients @ rotation, y, 3)
     np.testing.assert_allclose(a, b, atol=1e-8)
     np.testing.assert_array_equal(a[:, :3], np.eye(3)[y])
 
@@ -129,8 +129,8 @@ def test_aligned_signals_do_not_depend_on_the_basis():
 def test_bad_input():
     gradients, prior = np.ones((10, 3)), np.zeros((10, 2))
     with pytest.raises(ValueError, match="rows must agree"):
-        attacks.free_labels(gradients, np.arange(9), prior, num_samples=10)
+        party_records.free_labels(gradients, np.arange(9), prior, num_samples=10)
     with pytest.raises(ValueError, match="must be finite"):
-        attacks.free_labels(gradients * np.nan, np.arange(10), prior, num_samples=10)
+        party_records.free_labels(gradients * np.nan, np.arange(10), prior, num_samples=10)
     with pytest.raises(ValueError, match="window must be in"):
-        attacks.free_labels(gradients, np.arange(10), prior, num_samples=10, window=3)
+        party_records.free_labels(gradients, np.arange(10), prior, num_samples=10, window=3)

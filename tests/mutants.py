@@ -1,0 +1,289 @@
+"""Mutation testing: small mistakes are put into the source one at a time, and the tests should notice each of them.
+
+    make mutants                                      # the sample that docs/reliability.md reports
+    python tests/mutants.py --count 20 --seed 5       # another sample
+
+Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's
+syntax tree says which tests mention what the mutated module defines, themselves or through helpers of their file. These
+are run until one fails, first those that mention what few others do; then whole test files of the same area. A mutant
+survives if all of them pass. Results are kept line by line, and a second call goes on after the last.
+"""
+
+import argparse
+import ast
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import cosmic_ray.ast
+import cosmic_ray.mutating
+import cosmic_ray.plugins
+import numpy as np
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+
+ROOT = Path(__file__).parents[1]
+
+#: Where a mistake could change what is measured: the library, and the part of the studies between data and score.
+SOURCES = (
+    "jaxleak/**/*.py",
+    *(f"experiments/_cafe/{name}.py" for name in ("descent", "exact", "problem", "runs")),
+    *(f"experiments/_defenses/{name}.py" for name in ("adaptive", "registry")),
+    *(f"experiments/_fedleak/{name}.py" for name in ("partitions", "weights")),
+    *(f"experiments/_inversion/{name}.py" for name in ("attacker", "client", "problem", "public_data")),
+    *(f"experiments/_vfl/{name}.py" for name in ("defenses", "problem", "runs", "truth")),
+)
+
+#: Mistakes that a person could make, in families that the sample takes turns with: most places are plain numbers.
+#: Exchanged operators that only end in a type error would flatter the score, and are left out.
+MISTAKES = {
+    "arithmetic": (
+        *(f"ReplaceBinaryOperator_{pair}" for pair in ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "Pow_Mul")),
+        *(
+            "ReplaceBinaryOperator_FloorDiv_Mul",
+            "ReplaceBinaryOperator_Mod_FloorDiv",
+            "ReplaceUnaryOperator_Delete_USub",
+        ),
+    ),
+    "comparison": tuple(
+        f"ReplaceComparisonOperator_{pair}"
+        for pair in ("Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "Gt_LtE", "Eq_NotEq", "Is_IsNot")
+    ),
+    "logic": (
+        *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
+        *("ReplaceUnaryOperator_Delete_Not", "AddNot", "ZeroIterationForLoop"),
+    ),
+    "number": ("NumberReplacer",),
+}
+
+#: Tests run at most per mutant, those that mention most of its module.
+TESTS_PER_MUTANT = 25
+
+#: Test files that a mutant has to survive as a whole, after those tests.
+AREAS = {
+    "jaxleak/attacks/_cafe": ("attacks_cafe", "cafe_exact", "cafe_censored", "least_squares", "feature_inversion"),
+    "jaxleak/attacks/_inversion": ("inversion", "presets", "row_space", "smoothing", "label_rules", "white_point"),
+    "jaxleak/attacks/_vertical": ("vflrecon", "vflrecon_free", "vfl_selection"),
+    "jaxleak/attacks/presets": ("presets", "inversion"),
+    "jaxleak/audit": ("audit", "reliability"),
+    "jaxleak/data": ("data", "data_images", "encoding", "partitions", "client_partitions"),
+    "jaxleak/defenses": ("defenses", "defense_dp", "defense_updates", "defense_representation", "vfl_defenses"),
+    "jaxleak/metrics": ("metrics",),
+    "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
+    "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
+    "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
+    "jaxleak/": ("threats", "checkpoint"),
+    "experiments/_cafe": ("cafe_tables", "grants", "poison"),
+    "experiments/_defenses": ("defense_study", "grants", "poison"),
+    "experiments/_fedleak": ("fedleak",),
+    "experiments/_inversion": ("invert", "grants", "poison", "generative"),
+    "experiments/_vfl": ("vfl_problem", "vfl_tables", "grants", "poison"),
+}
+
+#: Seconds after which a round of tests is given up: a mistake may end in a loop without end.
+PATIENCE = 1800
+
+
+def mutations(mistakes: Iterable[str]) -> list[MutationSpec]:
+    """Every place in `SOURCES` where one of these mistakes fits, in a fixed order."""
+    operators = {mistake: cosmic_ray.plugins.get_operator(f"core/{mistake}")() for mistake in mistakes}
+    found = []
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast_from_path(path)))
+        skipped = _without_effect(ast.parse(path.read_text()))
+        for mistake, operator in operators.items():
+            places = (place for node in nodes for place in operator.mutation_positions(node))
+            for occurrence, (start, end) in enumerate(places):
+                if not any(first <= start[0] <= last for first, last in skipped):
+                    name = str(path.relative_to(ROOT))
+                    found.append(MutationSpec(name, f"core/{mistake}", occurrence, start, end))
+    return found
+
+
+def sample(count: int, seed: int) -> tuple[list[MutationSpec], int]:
+    """So many mutants, from each family of mistakes as many as from the others, and how many there are to draw from."""
+    rng = np.random.default_rng(seed)
+    families = [mutations(mistakes) for mistakes in MISTAKES.values()]
+    shuffled = [[family[i] for i in rng.permutation(len(family))] for family in families]
+    turns = [spec for turn in itertools.zip_longest(*shuffled) for spec in turn if spec is not None]
+    return turns[:count], len(turns)
+
+
+def _without_effect(tree: ast.Module) -> list[tuple[int, int]]:
+    """Lines of decorators, which are caches and compilation here, and of the text of error messages."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            lines += [(part.lineno, part.end_lineno or part.lineno) for part in node.decorator_list]
+        if isinstance(node, ast.JoinedStr):
+            lines.append((node.lineno, node.end_lineno or node.lineno))
+    return lines
+
+
+def covering() -> dict[str, list[str]]:
+    """The tests of every source file: first those that mention what few others do."""
+    tests = {name: words for path in sorted((ROOT / "tests").glob("test_*.py")) for name, words in _tests(path).items()}
+    frequency = Counter(word for words in tests.values() for word in words)
+    sources = [path for top in ("jaxleak", "experiments") for path in sorted((ROOT / top).rglob("*.py"))]
+    imported = {path: _imports(path) for path in sources}
+    covered = {}
+    modules = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources}
+    for path in sources:
+        group, weights = {modules[path]}, Counter()
+        for nearness in (1.0, 0.3, 0.1):  # itself; those that import it; those that import these
+            names = {name for user in sources if modules[user] in group for name in _defines(user)}
+            for test, words in tests.items():
+                weights[test] += nearness * sum(1 / frequency[word] for word in names & words)
+            group = {modules[user] for user, found in imported.items() if group & found}
+        ranked = sorted((test for test in weights if weights[test]), key=lambda test: (-weights[test], test))
+        covered[str(path.relative_to(ROOT))] = ranked[:TESTS_PER_MUTANT]
+    return covered
+
+
+def _tests(path: Path) -> dict[str, set[str]]:
+    """The tests of a file, and all words in them and in what they use of the file: helpers, fixtures, tables."""
+    own = {}
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node]
+        for target in targets:
+            name = getattr(target, "name", getattr(target, "id", None))
+            if name is not None:
+                own[name] = own.get(name, set()) | _mentions(node)
+    found = {}
+    for name in own:
+        if name.lower().startswith("test"):
+            words, before = own[name], set()
+            while words != before:
+                words, before = words.union(*(own[word] for word in words & own.keys())), words
+            found[f"tests/{path.name}::{name}"] = words
+    return found
+
+
+def _mentions(tree: ast.AST) -> set[str]:
+    words = set()
+    for node in ast.walk(tree):
+        fields = ("id", "attr", "name", "arg")
+        words |= {getattr(node, field) for field in fields if isinstance(getattr(node, field, None), str)}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+    return words
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+def _defines(path: Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def fails_by_itself(failure: str, known: dict[str, bool]) -> bool:
+    """Whether the test that failed does so without any mutation too: then its failure means nothing."""
+    if failure not in known:
+        again = subprocess.run(shlex.split(_command([failure])), capture_output=True, timeout=PATIENCE)
+        known[failure] = again.returncode != 0
+    return known[failure]
+
+
+def run(chosen: list[MutationSpec], tests_of: dict[str, list[str]], results: Path) -> Iterator[dict[str, str]]:
+    """Test every mutant that `results` does not hold yet; yields all of them.
+
+    Raises:
+        RuntimeError: if a test file fails without any mutation, or a mutation cannot be made.
+    """
+    done = {row["mutant"]: row for row in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
+    known: dict[str, bool] = {}
+    for spec in chosen:
+        name = _name(spec)
+        if name not in done:
+            path = str(spec.module_path)
+            area = next(files for area, files in AREAS.items() if path.startswith(area))
+            whole = [f"tests/test_{file}.py" for file in area if Path(f"tests/test_{file}.py").exists()]
+            row = {"mutant": name, "outcome": "survived", "by": ""}
+            for tests in filter(None, (tests_of[path], whole)):
+                found = cosmic_ray.mutating.mutate_and_test((spec,), _command(tests), PATIENCE)
+                if found.test_outcome is TestOutcome.INCOMPETENT or found.diff is None:
+                    raise RuntimeError(f"{name} could not be made: {found.output}")
+                row["diff"] = found.diff
+                if found.test_outcome is TestOutcome.KILLED:
+                    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", found.output or "", re.MULTILINE)
+                    if failed and fails_by_itself(failed[0], known):
+                        raise RuntimeError(f"{failed[0]} fails without any mutation")
+                    row["outcome"] = "given up" if found.output == "timeout" else "killed"
+                    row["by"] = failed[0] if failed else ""
+                    break
+            done[name] = row
+            with results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        yield done[name]
+
+
+def _command(tests: list[str]) -> str:
+    return shlex.join([sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests])
+
+
+def _name(spec: MutationSpec) -> str:
+    return f"{spec.module_path}:{spec.start_pos[0]}:{spec.start_pos[1]} {spec.operator_name} {spec.occurrence}"
+
+
+def _in_a_copy() -> Path:
+    """A copy of the working tree, without what git ignores, in which source files may be changed."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    copy = Path(tempfile.mkdtemp(prefix="mutants-"))
+    for name in filter(None, files):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def main() -> None:
+    """Draw the sample, test it, and print the score and the survivors."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=80, help="size of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="draws the sample")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl", help="keeps the results")
+    args = parser.parse_args()
+    chosen, everything = sample(args.count, args.seed)
+    tests_of = covering()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    # The programs of unchanged code are compiled once.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(args.out.parent / "compiled")}
+    os.environ |= cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
+    copy = _in_a_copy()
+    os.chdir(copy)
+    try:
+        rows = []
+        for row in run(chosen, tests_of, args.out.resolve()):
+            rows.append(row)
+            print(f"{len(rows)}/{len(chosen)} {row['outcome']}: {row['mutant']}", flush=True)
+    finally:
+        shutil.rmtree(copy)
+    survivors = [row for row in rows if row["outcome"] != "killed"]
+    print(f"{len(rows) - len(survivors)} of {len(rows)} mutants noticed, drawn with seed {args.seed} of {everything}")
+    for row in survivors:
+        print(f"\n{row['outcome']}: {row['mutant']}\n{row['diff']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The agreement of two starts: which starts it compares, how, and what a study says that it is worth."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import invert
+from experiments._inversion.case import Case
+from experiments._inversion.problem import attack, captions
+from jaxleak import audit, metrics
+from jaxleak._base import Reconstruction
+
+IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
+NOISE = np.random.default_rng(1).random((4, 12, 12, 3)).astype(np.float32)
+
+
+def starts(*images, scores):
+    """Stacked reconstructions with these images, and one score per start."""
+    x = jnp.stack([jnp.asarray(each)[:, None] for each in images])
+    score = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], x.shape[:2])
+    return Reconstruction(x, jnp.zeros(x.shape[:2], jnp.int32), score, jnp.ones(x.shape[:2], bool))
+
+
+def test_the_two_best_starts_are_compared_in_the_answers_order():
+    both = starts(NOISE, IMAGES[::-1] * 0.9, IMAGES, scores=(3.0, 2.0, 1.0))
+    found = audit.agreement(both)
+    np.testing.assert_array_equal(audit.best_restart(both).x[:, 0], IMAGES)
+    np.testing.assert_allclose(found.other, IMAGES * 0.9, rtol=1e-6)
+    np.testing.assert_allclose(found.value, metrics.ssim(IMAGES, IMAGES * np.float32(0.9)), rtol=1e-6)
+    assert found.value.shape == (4,)
+    assert found.value.min() > 0.9
+
+
+def test_starts_that_found_different_images_do_not_agree():
+    assert audit.agreement(starts(IMAGES, NOISE, scores=(1.0, 2.0))).value.max() < 0.5
+
+
+def test_one_image_may_agree_while_the_others_do_not():
+    mixed = np.concatenate([NOISE[:2], IMAGES[2:3], NOISE[3:]])
+    np.testing.assert_array_equal(audit.agreement(starts(IMAGES, mixed, scores=(1.0, 2.0))).value > 0.8, [0, 0, 1, 0])
+
+
+def test_pixels_are_compared_as_they_would_be_shown():
+    bright = np.where(IMAGES > 0.5, 1.0, IMAGES)
+    found = audit.agreement(starts(bright, np.where(IMAGES > 0.5, 7.0, IMAGES), scores=(1.0, 2.0)))
+    np.testing.assert_allclose(found.value, 1)
+    assert found.other.max() == 1
+
+
+def test_a_start_without_a_score_comes_last():
+    found = audit.agreement(starts(NOISE, IMAGES, IMAGES, scores=(np.nan, 2.0, 1.0)))
+    np.testing.assert_allclose(found.value, 1)
+
+
+def test_what_is_not_finite_agrees_with_nothing():
+    broken = IMAGES.copy()
+    broken[1, 3, 3] = np.nan
+    assert np.isnan(audit.agreement(starts(IMAGES, broken, scores=(1.0, 2.0))).value[1])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (IMAGES[None, :, None], r"agreement needs two starts or more \(restarts >= 2\), got 1"),
+        (np.zeros((2, 4, 2, 6, 6, 3)), r"x must have shape \(R, N, 1, H, W, C\), got \(2, 4, 2, 6, 6, 3\)"),
+        (np.zeros((2, 4, 1, 7)), r"x must have shape"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(x, message):
+    shape = x.shape[:2]
+    stacked = Reconstruction(jnp.asarray(x), jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.ones(shape, bool))
+    with pytest.raises(ValueError, match=message):
+        audit.agreement(stacked)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """Run folder, outcome of each seed, and metrics of a command that attacked four digits twice, from two starts."""
+    folder, outcomes = tmp_path_factory.mktemp("invert"), []
+
+    def remembered(*args, **options):
+        outcomes.append(attack(*args, **options))
+        return outcomes[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(invert, "attack", remembered)
+        case = Case(data="digits", model="mlp", pool=8, batch_size=4, iterations=3, restarts=2)
+        found = invert.main(invert.Args(case=case, seeds=(0, 1), out=folder))
+    return folder, outcomes, found
+
+
+def test_a_command_with_two_starts_reports_their_agreement(attacked):
+    folder, outcomes, found = attacked
+    stored = json.loads((folder / "results.json").read_text())
+    each = np.array([cell["agreement_of_each"] for cell in stored["cells"]])
+    assert each.shape == (2, 4)
+    assert [cell["seed"] for cell in stored["cells"]] == [0, 1]
+    assert found["agreement"] == pytest.approx(each.mean())
+    np.testing.assert_allclose(each, [o.second.value for o in outcomes])
+
+
+def test_agreement_belongs_to_the_image_that_it_stands_beside(attacked):
+    for outcome in attacked[1]:
+        expected = metrics.ssim(outcome.estimate, outcome.second.other)
+        np.testing.assert_allclose(outcome.second.value, expected, atol=1e-6)
+
+
+def test_the_contact_sheet_says_what_the_attacker_knows(attacked):
+    texts = captions(attacked[1])
+    assert len(texts) == 8
+    assert texts[5] == f"gradient not matched\nagreement {attacked[1][1].second.value[1]:.2f}"

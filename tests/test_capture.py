@@ -1,0 +1,158 @@
+"""Update files: what one framework wrote another reads, and what nobody should trust is refused in one line."""
+
+import zipfile
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxleak import capture
+
+ARRAYS = {"conv": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}, "head": {"bias": np.ones(3, np.float32)}}
+
+
+def _names(path):
+    return {name: array.shape for name, array in capture.load(path).arrays.items()}
+
+
+def test_a_pytorch_modules_gradients_are_read_with_their_names_and_facts(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"1\.weight has no gradient"):
+        capture.save(tmp_path / "u", net)
+    net(torch.ones(2, 2, 2)).sum().backward()
+    capture.save(tmp_path / "u", net, batch_size=2, reduction="sum")
+    update = capture.load(tmp_path / "u")
+    np.testing.assert_array_equal(update.arrays["1.weight"], net[1].weight.grad.numpy())
+    assert (update.facts.framework, update.facts.batch_size, update.facts.reduction) == ("torch", 2, "sum")
+
+
+def test_equinox_and_nnx_gradients_keep_the_names_of_their_attributes(tmp_path):
+    mlp = eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0))
+    capture.save(tmp_path / "e", eqx.filter_grad(lambda m: m(jnp.ones(2)).sum())(mlp))
+    assert _names(tmp_path / "e")["layers.1.weight"] == (3, 4)
+    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    capture.save(tmp_path / "n", nnx.grad(lambda m: m(jnp.ones(2)).sum())(linear))
+    assert _names(tmp_path / "n") == {"kernel": (2, 3), "bias": (3,)}
+
+
+def test_state_dicts_of_pytorch_are_read_and_nothing_else_is_unpickled(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(4, 3).to(torch.bfloat16)
+    torch.save({"state_dict": net.state_dict(), "epoch": 3}, tmp_path / "w.pt")
+    assert _names(tmp_path / "w.pt") == {"weight": (3, 4), "bias": (3,)}
+    torch.save(net, tmp_path / "module.pt")
+    with pytest.raises(ValueError, match="more than tensors") as refused:
+        capture.load(tmp_path / "module.pt")
+    assert "\n" not in str(refused.value)
+
+
+def test_names_agree_across_separators_and_wrappers(tmp_path):
+    np.savez(tmp_path / "u.npz", **{"conv/kernel": ARRAYS["conv"]["kernel"], "head/bias": ARRAYS["head"]["bias"]})
+    tree = capture.fit(capture.load(tmp_path / "u.npz").arrays, ARRAYS, what="u")
+    np.testing.assert_array_equal(tree["conv"]["kernel"], ARRAYS["conv"]["kernel"])
+    wrapped = {"module.conv.kernel": ARRAYS["conv"]["kernel"], "module.head.bias": ARRAYS["head"]["bias"]}
+    assert jax.tree.structure(capture.fit(wrapped, ARRAYS, what="u")) == jax.tree.structure(ARRAYS)
+
+
+def test_a_list_takes_the_models_names_in_order(tmp_path):
+    listed = [np.zeros(1, np.int64), ARRAYS["head"]["bias"], ARRAYS["conv"]["kernel"]]
+    capture.save(tmp_path / "l", listed)
+    names = ["norm.num_batches_tracked", "head.bias", "conv.kernel"]
+    tree = capture.fit(capture.load(tmp_path / "l").arrays, ARRAYS, names=names, what="l")
+    np.testing.assert_array_equal(tree["conv"]["kernel"], ARRAYS["conv"]["kernel"])
+    with pytest.raises(ValueError, match="a list of 3 arrays, but the model has 2 names"):
+        capture.fit(capture.load(tmp_path / "l").arrays, ARRAYS, what="l")
+
+
+@pytest.mark.parametrize(("kind", "sign"), [("difference", -1), ("weights", -1)])
+def test_weights_become_a_gradient(kind, sign):
+    before = {"w": np.full(2, 5.0, np.float32)}
+    gradient, facts = np.array([1.0, -2.0], np.float32), capture.Facts(kind, learning_rate=0.1, local_steps=2)
+    step = sign * 0.2 * gradient
+    sent = {"w": step if kind == "difference" else before["w"] + step}
+    found = capture.gradient_of(capture.Update(sent, facts), before)
+    np.testing.assert_allclose(found["w"], gradient, rtol=1e-5)
+    with pytest.raises(ValueError, match="learning_rate must be given"):
+        capture.gradient_of(capture.Update(sent, capture.Facts(kind)), before)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"conv.kernel": np.ones((2, 3))}, r"head/bias is missing \(1 of 2 are\)"),
+        (
+            {"conv.kernel": np.ones((3, 2)), "head.bias": np.ones(3)},
+            r"shape \(2, 3\), got \(3, 2\); the axes",
+        ),
+    ],
+)
+def test_another_models_arrays_are_named(arrays, message):
+    with pytest.raises(ValueError, match=message):
+        capture.fit(arrays, ARRAYS, what="u")
+
+
+def test_damaged_and_hostile_files_get_one_line(tmp_path):
+    capture.save(tmp_path / "whole", ARRAYS)
+    whole = (tmp_path / "whole").read_bytes()
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive, archive.open("a.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2**70,)})
+    lies = whole.replace(b"gradient", b"gradcent")
+    files = {"cut": whole[:-3], "header": whole[:40], "empty": b"", "text": b"hello" * 9, "lies": lies, "pk": b"PK" * 9}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    np.savez(tmp_path / "object.npz", a=np.array([{}], object))
+    for name in (*files, "bomb.npz", "object.npz"):
+        with pytest.raises(ValueError, match=name) as refused:
+            capture.load(tmp_path / name)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(FileNotFoundError):
+        capture.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "facts", [{"kind": "nosuch"}, {"batch_size": 0}, {"reduction": "max"}, {"learning_rate": -1.0}]
+)
+def test_facts_out_of_range_are_named(tmp_path, facts):
+    with pytest.raises(ValueError, match=next(iter(facts))):
+        capture.save(tmp_path / "u", ARRAYS, **facts)
+
+
+class _Array:
+    def __init__(self, values):
+        self.values = values
+
+    def numpy(self):
+        return self.values
+
+
+class _Message:
+    """What the mod reads of a message of Flower, and nothing else."""
+
+    def __init__(self, name, values):
+        self.content = type("Content", (), {"array_records": {name: {"w": _Array(values)}}})
+        self.metadata = type("Metadata", (), {"group_id": "3"})
+
+    def has_content(self):
+        return True
+
+
+@pytest.mark.parametrize("names", [("arrays", "arrays"), ("fitins.parameters", "fitres.parameters")])
+def test_flowers_clients_are_recorded_before_they_train_in_place(tmp_path, names):
+    weights = np.ones(2, np.float32)
+
+    def train(message, context):
+        message.content.array_records[names[0]]["w"].values -= 0.5
+        return _Message(names[1], weights - 1)
+
+    context = type("Context", (), {"node_id": 7})
+    mod = capture.flower_mod(tmp_path / "recorded", learning_rate=0.1, batch_size=4)
+    assert isinstance(mod(_Message(names[0], weights.copy()), context, train), _Message)
+    before = capture.load(tmp_path / "recorded" / "3-7-received.safetensors")
+    sent = capture.load(tmp_path / "recorded" / "3-7-sent.safetensors")
+    np.testing.assert_array_equal(before.arrays["w"], weights)
+    assert (sent.facts.kind, sent.facts.batch_size) == ("weights", 4)
+    np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)

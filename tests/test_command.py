@@ -1,0 +1,117 @@
+"""The command `jaxleak audit`, from files to a report."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxleak import Batch, capture, models, protocols
+from jaxleak.__main__ import main
+from jaxleak.checkpoint import ConfigMismatchError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Weights, update and truth of a perceptron on one image."""
+    folder = tmp_path_factory.mktemp("audited")
+    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (1, 1, 4, 4, 1))
+    batch = Batch(x, jnp.array([3], jnp.int32), jnp.zeros(1, jnp.int32))
+    gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
+    models.save_weights(folder / "w.safetensors", variables)
+    capture.save(folder / "u.safetensors", gradient, batch_size=1)
+    np.savez(folder / "truth.npz", x=x[:, 0], y=batch.y)
+    model_options = ["--model", "mlp", "--option", "widths=(16, 8)", "--image", "4", "4", "1"]
+    common = ["audit", *model_options, "--weights", str(folder / "w.safetensors")]
+    return folder, [*common, "--update", str(folder / "u.safetensors"), "--out"]
+
+
+def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
+    folder, command = files
+    assert main([*command, str(tmp_path / "run"), "--truth", str(folder / "truth.npz")]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["metrics"]["verdict"] == "leaks"
+    assert results["metrics"]["psnr"] > 60
+    assert "LEAKS" in capsys.readouterr().out
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == 2
+    assert "http" not in report  # opens offline
+    with np.load(tmp_path / "run" / "reconstruction.npz") as found:
+        assert found["x"].shape == (1, 4, 4, 1)
+
+
+def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
+    _, command = files
+    assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1"]) == 3
+    assert json.loads((tmp_path / "results.json").read_text())["metrics"]["verdict"] == "inputs inconsistent"
+    assert "Likeliest cause" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--model", "nosuch"], "--model must be FILE.py:NAME or one of"),
+        (["--model", "nosuch.py:Net"], "no such file"),
+        (["--weights", "nosuch"], "nosuch does not exist"),
+        (["--image", "5", "5", "1"], r"must have shape"),
+        (["--batch-size", "0"], "batch_size must be > 0"),
+        (["--minutes", "-1"], "minutes must be > 0"),
+    ],
+)
+def test_unusable_inputs_are_named(files, tmp_path, capsys, change, message):
+    _, command = files
+    assert main([*command, str(tmp_path), *change]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_checkpoints_of_another_configuration_end_with_one_line(files, monkeypatch, capsys):
+    def refuse(_):
+        raise ConfigMismatchError("made of other arrays")
+
+    monkeypatch.setattr("jaxleak._command.audit", refuse)
+    assert main([*files[1], "out"]) == 1
+    assert capsys.readouterr().err == "error: made of other arrays\n"
+
+
+def test_a_models_names_and_shapes_are_printed(tmp_path, capsys):
+    file = tmp_path / "net.py"
+    file.write_text("from jaxleak import models\ndef net():\n    return models.mlp((4, 4, 1), 10, widths=(3,))\n")
+    assert main(["models", "--model", f"{file}:net"]) == 0
+    assert "params/dense_0/kernel  (16, 3)" in capsys.readouterr().out
+    assert main(["models", "--model", f"{file}:other"]) == 1
+    assert "has no 'other'" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy():
+    program = "import sys, jaxleak.__main__ as m\nbefore = set(sys.modules)\n"
+    program += "try:\n    m.main(['audit', '--help'])\nexcept SystemExit:\n    pass\n"
+    program += "assert not {'flax', 'optax', 'jaxleak.attacks'} & (set(sys.modules) - before)"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_report(files, tmp_path, scheme):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium")
+    folder, command = files
+    assert main([*command, str(tmp_path), "--truth", str(folder / "truth.npz")]) == 0
+    page = tmp_path / "page.html"
+    text = (tmp_path / "report.html").read_text()
+    page.write_text(text.replace("(prefers-color-scheme: dark)", "all" if scheme == "dark" else "not all"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,1200"]
+    subprocess.run(
+        [browser, *options, f"--screenshot={tmp_path / 'page.png'}", page.as_uri()], check=True, capture_output=True
+    )
+    with Image.open(tmp_path / "page.png") as shown:
+        pixels = np.asarray(shown.convert("L"), np.float64)
+    assert (np.median(pixels) < 60) == (scheme == "dark")  # the page's background
+    assert pixels.std() > 10  # something is written on it

@@ -1,0 +1,290 @@
+"""Networks that others wrote: any JAX function, Flax and Equinox modules, as classifiers."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
+from jaxleak.attacks import presets
+from jaxleak.models._door.piecewise import Hinge, Piecewise, larger, smaller
+from jaxleak.objectives import cross_entropy
+
+IMAGE, CLASSES = (8, 8, 3), 5
+X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
+
+
+class PlainConvNet(nn.Module):
+    """The built-in `convnet` as anybody would write it in Flax."""
+
+    @nn.compact
+    def __call__(self, x):
+        for i, (channels, stride) in enumerate(((4, 1), (6, 2))):
+            x = nn.relu(nn.Conv(channels, (3, 3), stride, padding=1, name=f"conv_{i}")(x))
+        return nn.Dense(CLASSES, name="head")(x.reshape(len(x), -1))
+
+
+class Normalised(nnx.Module):
+    """Convolution, batch normalisation, pooling, a list of layers."""
+
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+        self.dense = nnx.List([nnx.Linear(64, 6, rngs=rngs), nnx.Linear(6, CLASSES, rngs=rngs)])
+
+    def __call__(self, x):
+        x = nnx.max_pool(nnx.relu(self.norm(self.conv(x))), (2, 2), (2, 2))
+        return self.dense[1](nnx.leaky_relu(self.dense[0](x.reshape(len(x), -1))))
+
+
+class ChannelsFirst(eqx.Module):
+    """A network of Equinox: one image, channels first."""
+
+    conv: eqx.nn.Conv2d
+    pool: eqx.nn.MaxPool2d
+    dense: eqx.nn.Linear
+
+    def __init__(self, key):
+        one, two = jax.random.split(key)
+        self.conv, self.pool = eqx.nn.Conv2d(3, 4, 3, padding=1, key=one), eqx.nn.MaxPool2d(2, 2)
+        self.dense = eqx.nn.Linear(64, CLASSES, key=two)
+
+    def __call__(self, x):
+        return self.dense(self.pool(jax.nn.relu(self.conv(x))).ravel())
+
+
+def gradient_of(model, variables, x=X, mode="train"):
+    y = jnp.arange(len(x))
+
+    def loss(params):
+        return cross_entropy(model.apply({**variables, "params": params}, x, mode=mode).logits, y)
+
+    return jax.jit(jax.grad(loss))(variables["params"])
+
+
+@pytest.fixture(scope="module")
+def normalised():
+    module = Normalised(nnx.Rngs(0))
+    return module, *models.from_flax(module, image_shape=IMAGE, num_classes=CLASSES)
+
+
+@pytest.fixture(scope="module")
+def convnets():
+    """The built-in, the plain twin, and weights that fit both."""
+    built_in = models.build("convnet", IMAGE, CLASSES, channels=(4, 6), strides=(1, 2))
+    variables = built_in.init(jax.random.key(0))
+    twin, _ = models.from_flax(PlainConvNet(), {"params": variables["params"]}, image_shape=IMAGE)
+    return built_in, twin, variables
+
+
+def test_the_builtin_and_its_plain_twin_agree_with_kinks_and_without(convnets):
+    built_in, twin, variables = convnets
+    for sharpness in (None, 3.0):
+        expected, found = (m.apply(variables, X, sharpness=sharpness) for m in (built_in, twin))
+        assert len(found.activations) == 2
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected[:3], found[:3])
+    rows, others = built_in.rows(variables, X), twin.rows(variables, X)
+    assert list(rows) == list(others)
+    for name in rows:
+        np.testing.assert_allclose(rows[name], others[name], atol=1e-6)
+    assert (twin.head_names, twin.num_classes, twin.has_batch_norm) == (("head/kernel", "head/bias"), CLASSES, False)
+    assert twin.has_kinks
+    assert twin.notes == ()
+
+
+def test_an_attack_takes_the_same_first_steps_through_the_door(convnets):
+    """Of the preset, with the homotopy, which takes second derivatives of every layer."""
+    built_in, twin, variables = convnets
+    gradient = gradient_of(built_in, variables)
+    seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient)
+    template = Batch(jnp.zeros((2, 1, *IMAGE)), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
+    answers = []
+    for model in (built_in, twin):
+        share = protocols.ClientShare(model)
+        attack = attacks.inversion(model, share, presets.fedleak(10), batch_size=2)
+        step = jax.jit(attack.step)
+        state = attack.init(jax.random.key(3), template)
+        losses = []
+        for i in range(10):
+            state, info = step(jax.random.key(i), state, seen)
+            losses.append(info["loss"])
+        answers.append((np.array(losses), np.asarray(attack.reconstruct(state, seen).x)))
+    np.testing.assert_allclose(answers[0][0], answers[1][0], rtol=1e-3)
+    np.testing.assert_allclose(answers[0][1], answers[1][1], atol=0.02)
+
+
+def test_a_module_of_nnx_computes_the_same_in_both_modes(normalised):
+    module, model, variables = normalised
+    for mode, copy in (("train", nnx.clone(module)), ("eval", nnx.clone(module))):
+        getattr(copy, mode)()
+        expected = copy(X)
+        out = jax.jit(lambda v, x, mode=mode: model.apply(v, x, mode=mode))(variables, X)
+        np.testing.assert_allclose(out.logits, expected, atol=1e-5)
+        running = nnx.to_pure_dict(nnx.state(copy, nnx.BatchStat))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), out.batch_stats, running)
+    z = module.conv(X)
+    statistics = model.apply(variables, X).statistics["norm"]
+    np.testing.assert_allclose(statistics["mean"], z.mean((0, 1, 2)), atol=1e-5)
+    np.testing.assert_allclose(statistics["var"], z.var((0, 1, 2)), atol=1e-5)
+    # The maximum that keeps Flax's variance from being negative is no activation, and the pool is none here.
+    assert [a.shape for a in out.activations] == [(2, 8, 8, 4), (2, 6)]
+
+
+def test_statistics_that_are_not_granted_are_not_missed_in_training(normalised):
+    _, model, variables = normalised
+    withheld = {**variables, "batch_stats": None}
+    out = model.apply(withheld, X)
+    np.testing.assert_allclose(out.logits, model.apply(variables, X).logits, atol=1e-6)
+    assert out.batch_stats is None
+    with pytest.raises(ValueError, match="batch_stats were not granted"):
+        model.apply(withheld, X, mode="eval")
+
+
+@pytest.mark.parametrize("which", ["nnx", "equinox"])
+def test_gradients_lie_in_the_rows_whatever_the_layout(normalised, which):
+    if which == "nnx":
+        _, model, variables = normalised
+    else:
+        model, variables = models.from_equinox(ChannelsFirst(jax.random.key(0)), image_shape=IMAGE)
+    gradient = _tree.named_leaves(gradient_of(model, variables, X[:1], mode="eval"))
+    rows = model.rows(variables, X[:1], mode="eval")
+    assert len(rows) == (3 if which == "nnx" else 2)
+    for name, read in rows.items():
+        matrix = np.asarray(model.matrix(name, gradient[name]), np.float64)
+        read = np.asarray(read, np.float64)
+        assert matrix.shape[0] == read.shape[1]
+        best, *_ = np.linalg.lstsq(read.T, matrix, rcond=None)
+        left = np.linalg.norm(matrix - read.T @ best)
+        if len(read) < read.shape[1]:
+            assert left < 1e-4 * np.linalg.norm(matrix), name
+
+
+def test_the_head_of_any_layout_reads_as_features_by_classes():
+    module = ChannelsFirst(jax.random.key(0))
+    model, variables = models.from_equinox(module, image_shape=IMAGE)
+    head = model.head_of(variables["params"])
+    np.testing.assert_array_equal(head.kernel, module.dense.weight.T)
+    np.testing.assert_array_equal(head.bias, module.dense.bias)
+    changed = model.with_head(variables["params"], head._replace(kernel=2 * head.kernel))
+    np.testing.assert_array_equal(changed["dense"]["weight"], 2 * module.dense.weight)
+    np.testing.assert_array_equal(changed["dense"]["bias"], module.dense.bias)
+    out = model.apply(variables, X)
+    np.testing.assert_allclose(out.logits, jax.vmap(module)(X.transpose(0, 3, 1, 2)), atol=1e-6)
+    np.testing.assert_allclose(out.logits, out.features @ head.kernel + head.bias, atol=1e-5)
+    gradient = eqx.filter_grad(lambda m: jax.vmap(m)(X.transpose(0, 3, 1, 2)).sum())(module)
+    payload = capture.fit(capture.named_arrays(gradient), variables["params"], what="the gradient")
+    attacks.check_payload(payload, variables)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("relu", lambda x: jnp.maximum(x, 0)),
+        ("relu", lambda x: jnp.where(x > 0, x, 0.0)),
+        ("relu", jax.nn.relu),
+        ("relu", lambda x: x / 2 + jnp.abs(x) / 2),
+        ("relu6", jax.nn.relu6),
+        ("relu6", lambda x: jnp.clip(x, 0, 6)),
+        ("leaky_relu", jax.nn.leaky_relu),
+        ("leaky_relu", lambda x: jnp.maximum(x, 0.01 * x)),
+        ("leaky_relu", lambda x: jnp.where(x < 0, 0.01 * x, x)),
+    ],
+)
+def test_kinks_are_smoothed_however_they_are_written(name, written):
+    weights = {"params": {"w": 4 * jax.random.normal(jax.random.key(0), (192, CLASSES))}}
+
+    def network(variables, x):
+        return written(x.reshape(len(x), -1) @ variables["params"]["w"])
+
+    model, variables = models.from_function(network, weights, image_shape=IMAGE)
+    z = X.reshape(2, -1) @ weights["params"]["w"]
+    np.testing.assert_array_equal(model.apply(variables, X).logits, written(z))
+    smooth = model.apply(variables, X, sharpness=2.0)
+    np.testing.assert_allclose(smooth.logits, models.activation(name, z, 2.0 / z.std()), atol=1e-5)
+    assert len(smooth.activations) == 1
+    np.testing.assert_array_equal(smooth.activations[0], smooth.logits)
+    assert model.notes == ()
+
+
+def test_what_no_rule_knows_stays_and_is_listed():
+    def network(variables, x):
+        z = x.reshape(len(x), -1) @ variables["params"]["w"]
+        z = jnp.sort(z, axis=1) / jnp.maximum(jnp.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+        z, _ = jax.lax.scan(lambda z, _: (jax.nn.relu(z), None), z, length=2)
+        return jax.nn.softmax(jax.nn.elu(z))
+
+    weights = {"params": {"w": jax.random.normal(jax.random.key(0), (192, CLASSES))}}
+    model, variables = models.from_function(network, weights, image_shape=IMAGE)
+    (note,) = model.notes
+    assert note.startswith("kinks that are not smoothed: 1 x sort, 1 x scan (with max inside), 1 x select_n")
+    np.testing.assert_array_equal(
+        model.apply(variables, X, sharpness=1.0).logits, model.apply(variables, X, sharpness=None).logits
+    )
+    text = models.describe(model)
+    assert note in text
+    assert "w  (192, 5)  reads 1 x 192  (head)" in text
+
+
+def test_piecewise_linear_functions_are_what_they_say():
+    z = np.linspace(-5, 5, 1001)
+    identity = Piecewise(0)
+    relu = larger(identity, Piecewise(0, 0.0, 0.0))
+    assert relu == Piecewise(0, 0.0, 0.0, (Hinge(0.0, 1.0),))
+    tent = smaller(relu, identity.scaled(-1.0).raised(3.0))
+    double = larger(tent.plus(identity.scaled(0.5)), tent.scaled(-2.0))
+    expected = np.minimum(np.maximum(z, 0), 3 - z)
+    for function, values in (
+        (tent, expected),
+        (double, np.maximum(expected + 0.5 * z, -2 * expected)),
+        (tent.positive(), np.maximum(expected, 0)),
+        (identity.raised(1.0).right_of(-1.0), np.maximum(z + 1, 0)),
+    ):
+        np.testing.assert_allclose([function.at(value) for value in z], values, atol=1e-12)
+    assert identity.raised(1.0).right_of(0.0) is None
+
+
+def test_wrong_functions_and_variables_are_refused(convnets):
+    weights = {"params": {"w": jnp.ones((192, CLASSES))}}
+
+    def network(variables, x):
+        return x.reshape(len(x), -1) @ variables["params"]["w"]
+
+    def make(function=network, variables=weights, **options):
+        return models.from_function(function, variables, **{"image_shape": IMAGE} | options)
+
+    for options, message in (
+        ({"num_classes": 7}, r"logits \(B, num_classes\) = \(2, 7\) in mode 'eval', got \(2, 5\)"),
+        ({"function": lambda v, x: network(v, x)[0]}, r"got \(5,\)"),
+        ({"variables": weights["params"]}, r'variables must be {"params": tree}.* got w'),
+        ({"head": "other"}, r"head must be a dense layer with 5 outputs \(w\), got 'other'"),
+        ({"layout": "CHW"}, "layout must be one of"),
+        ({"image_shape": (8, 8)}, "image_shape must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**options)
+    model, _ = make()
+    with pytest.raises(ValueError, match=r"params: w must have shape \(192, 5\), got \(192, 6\)"):
+        model.apply({"params": {"w": jnp.ones((192, 6))}}, X)
+    with pytest.raises(ValueError, match="params are of another model: v, w differ"):
+        model.apply({"params": {"v": jnp.ones((192, 6))}}, X)
+    stats = {**weights, "batch_stats": {"mean": jnp.ones(3)}}
+    model, variables = make(lambda v, x: network(v, x - v["batch_stats"]["mean"]), stats)
+    with pytest.raises(ValueError, match="mode 'train' is not known: give train_apply"):
+        model.apply(variables, X)
+
+
+def test_active_dropout_is_refused():
+    class Dropped(nnx.Module):
+        def __init__(self, rngs):
+            self.drop, self.dense = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(192, CLASSES, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dense(self.drop(x.reshape(len(x), -1)))
+
+    with pytest.raises(ValueError, match=r"drop is dropout with rate 0.5"):
+        models.from_flax(Dropped(nnx.Rngs(0)), image_shape=IMAGE)
+    with pytest.raises(TypeError, match="module must be a Flax module"):
+        models.from_flax(PlainConvNet, image_shape=IMAGE)

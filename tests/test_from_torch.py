@@ -1,0 +1,284 @@
+"""PyTorch's modules as classifiers: against PyTorch itself, and against the built-in networks with the same weights."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
+from jaxleak.attacks import presets
+from jaxleak.objectives import cross_entropy
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+IMAGE, CLASSES = (8, 8, 3), 5
+
+
+class Block(nn.Module):
+    """A basic block of a residual network, with a change in place."""
+
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.conv_0, self.norm_0 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv_1, self.norm_1 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        self.short = stride != 1
+        if self.short:
+            self.shortcut, self.shortcut_norm = nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+
+    def forward(self, x):
+        z = self.norm_1(self.conv_1(F.relu(self.norm_0(self.conv_0(x)), inplace=True)))
+        z += self.shortcut_norm(self.shortcut(x)) if self.short else x
+        return torch.relu(z)
+
+
+class ResNet(nn.Module):
+    """The built-in `resnet` with two stages of one block."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4)
+        self.stage_0_block_0, self.stage_1_block_0 = Block(4, 4, 1), Block(4, 8, 2)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.stage_1_block_0(self.stage_0_block_0(F.relu(self.stem_norm(self.stem(x)))))
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class Tutorial(nn.Module):
+    """Two convolutions, pooling, two dense layers."""
+
+    def __init__(self, classes=CLASSES):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
+        self.pool, self.fc1, self.fc2 = nn.MaxPool2d(2), nn.Linear(6, 7), nn.Linear(7, classes)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv2(self.pool(F.relu(self.conv1(x))))))
+        return self.fc2(F.leaky_relu(self.fc1(x.view(-1, 6))))
+
+
+class Mixed(nn.Module):
+    """Operators of MobileNet, DenseNet, EfficientNet, ConvNeXt, a vision transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep = nn.Sequential(nn.Conv2d(3, 6, 3, 1, 1, groups=3), nn.BatchNorm2d(6), nn.ReLU6(inplace=True))
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 6, 1), nn.SiLU(), nn.Conv2d(6, 6, 1))
+        self.down = nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.GroupNorm(2, 6), nn.Hardswish(), nn.MaxPool2d(3, 2, 1))
+        self.scale = nn.Parameter(torch.full((12, 1, 1), 0.3))
+        self.token, self.norm = nn.Parameter(torch.randn(1, 1, 12)), nn.LayerNorm(12)
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Dropout(0.0), nn.Linear(9, CLASSES, bias=False))
+
+    def forward(self, x):
+        x = self.deep(x)
+        x = self.down(x * torch.sigmoid(self.squeeze(x)))
+        x = torch.cat([x, F.pad(x, (1, 1))[..., 1:-1].clamp(min=-1) - x.mean((2, 3), keepdim=True)], 1) * self.scale
+        x = x.flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        z = self.norm(x)
+        x = x + self.attention(z, z, z, need_weights=False)[0]
+        return self.head(x[:, 0])
+
+
+def images(count, seed=1):
+    x = torch.rand(count, IMAGE[2], *IMAGE[:2], generator=torch.Generator().manual_seed(seed))
+    return x, jnp.asarray(x.numpy().transpose(0, 2, 3, 1))
+
+
+def gradient_of(model, variables, x, mode):
+    y = jnp.arange(len(x)) % CLASSES
+
+    def loss(params):
+        out = model.apply({**variables, "params": params}, x, mode=mode)
+        return cross_entropy(out.logits, y), out
+
+    return jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+
+
+def moved_statistics(net):
+    """Weights and running statistics that are not those of the start."""
+    torch.manual_seed(0)
+    net = net()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    return net
+
+
+@pytest.fixture(scope="module")
+def resnets():
+    net = moved_statistics(ResNet)
+    return net, *models.from_torch(net, image_shape=IMAGE, num_classes=CLASSES)
+
+
+def check_against_torch(net, model, variables, mode, count, atol):
+    x, ours = images(count)
+    net.train(mode == "train")
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    net.zero_grad()
+    logits = net(x)
+    F.cross_entropy(logits, torch.arange(count) % CLASSES).backward()
+    expected = capture.named_arrays(net)
+    gradient, out = gradient_of(model, variables, ours, mode)
+    np.testing.assert_allclose(out.logits, logits.detach(), atol=atol)
+    assert gradient.keys() == expected.keys()
+    for name, leaf in gradient.items():
+        np.testing.assert_allclose(leaf, expected[name], atol=atol, err_msg=name)
+    after = net.state_dict()
+    for name, leaf in out.batch_stats.items():
+        np.testing.assert_allclose(leaf, after[name], atol=atol, err_msg=name)
+    net.load_state_dict(before)
+    return out
+
+
+@pytest.mark.parametrize(("mode", "count"), [("train", 3), ("eval", 3), ("eval", 1)])
+def test_a_residual_network_has_pytorchs_logits_gradients_and_statistics(resnets, mode, count):
+    check_against_torch(*resnets, mode, count, 2e-5)
+
+
+def test_a_residual_network_is_its_built_in_twin(resnets):
+    """With the same weights: logits, activations, rows, kinks, statistics, second derivatives."""
+    _, model, variables = resnets
+    twin = models.build("resnet10", IMAGE, CLASSES, blocks=(1, 1), width=4)
+    shapes = jax.eval_shape(twin.init, jax.random.key(0))
+
+    def weight(name, leaf):
+        part, last = name.rsplit("/", 1)
+        part = part.replace("/", ".")
+        if part.endswith("norm") or "norm_" in part:
+            return variables["params"][f"{part}.{'weight' if last == 'scale' else 'bias'}"]
+        value = variables["params"][f"{part}.{'weight' if last == 'kernel' else last}"]
+        return value.transpose(2, 3, 1, 0) if leaf.ndim == 4 else value.T
+
+    def statistic(name, of):
+        return of[name.replace("/", ".").replace(".mean", ".running_mean").replace(".var", ".running_var")]
+
+    params, stats = (_tree.named_leaves(shapes[part]) for part in ("params", "batch_stats"))
+    same = {
+        "params": _tree.replaced(shapes["params"], {name: weight(name, leaf) for name, leaf in params.items()}),
+        "batch_stats": _tree.replaced(
+            shapes["batch_stats"], {name: statistic(name, variables["batch_stats"]) for name in stats}
+        ),
+    }
+    _, x = images(2)
+
+    @jax.jit
+    def both(x, sharpness):
+        return model.apply(variables, x, sharpness=sharpness), twin.apply(same, x, sharpness=sharpness)
+
+    for sharpness in (None, 4.0):
+        ours, built_in = both(x, sharpness)
+        np.testing.assert_allclose(ours.logits, built_in.logits, atol=1e-4)
+        np.testing.assert_allclose(ours.features, built_in.features, atol=1e-4)
+        assert len(ours.activations) == len(built_in.activations)
+        for a, b in zip(ours.activations, built_in.activations, strict=True):
+            np.testing.assert_allclose(a.transpose(0, 2, 3, 1), b, atol=1e-4)
+    for name, leaf in _tree.named_leaves(built_in.statistics).items():
+        np.testing.assert_allclose(statistic(name, ours.statistics), leaf, atol=1e-4)
+    for mine, other in zip(model.rows(variables, x).values(), twin.rows(same, x).values(), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-4)
+
+    def matched(model, variables, x):
+        """How far the gradient is from a fixed direction: its derivative by the image is a second derivative."""
+        y = jnp.arange(2)
+
+        def loss(params):
+            return cross_entropy(model.apply({**variables, "params": params}, x, sharpness=4.0).logits, y)
+
+        gradient = jax.grad(loss)(variables["params"])
+        return sum(jnp.sum(jnp.abs(leaf) ** 1.5) for leaf in jax.tree.leaves(gradient))
+
+    slopes = [jax.jit(jax.grad(lambda x, m=m, v=v: matched(m, v, x)))(x) for m, v in ((model, variables), (twin, same))]
+    np.testing.assert_allclose(*slopes, atol=2e-3 * float(jnp.abs(slopes[1]).max()))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_operators_of_other_networks_are_pytorchs(mode):
+    net = moved_statistics(Mixed)
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    check_against_torch(net, model, variables, mode, 3, 2e-5)
+    assert (model.head, model.head_names) == ("head.3", ("head.3.weight",))
+    assert model.notes == ()
+
+
+def test_an_exported_program_has_the_mode_it_was_exported_in():
+    net = moved_statistics(ResNet).eval()
+    exported = torch.export.export(net, (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's about itself
+        core = exported.run_decompositions()
+    for program in (exported, core):
+        model, variables = models.from_torch(program, image_shape=IMAGE)
+        check_against_torch(net, model, variables, "eval", 2, 2e-5)
+        with pytest.raises(ValueError, match="mode 'train' is not known"):
+            model.apply(variables, images(2)[1], mode="train")
+
+
+def test_labels_and_an_attack_need_nothing_but_pytorchs_own_gradient():
+    """Its names and layouts as they are; the distance falls, and the label is read off the head."""
+    torch.manual_seed(1)
+    net = Tutorial()
+    x, _ = images(1)
+    F.cross_entropy(net(x), torch.tensor([3])).backward()
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    payload = capture.named_arrays(net)
+    attacks.check_payload(payload, variables)
+    seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=payload)
+    template = Batch(jnp.zeros((1, 1, *IMAGE)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    attack = attacks.inversion(model, protocols.ClientShare(model), presets.fedleak(40), batch_size=1)
+    step, state, distances = jax.jit(attack.step), attack.init(jax.random.key(0), template), []
+    for i in range(40):
+        state, info = step(jax.random.key(i), state, seen)
+        distances.append(float(jnp.ravel(info["distance"])[0]))
+    assert int(attack.reconstruct(state, seen).y[0]) == 3
+    assert distances[-1] < 0.7 * distances[0]
+
+
+def test_dropout_is_refused_or_off():
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.drop = nn.Linear(192, CLASSES), nn.Dropout(0.25)
+
+        def forward(self, x):
+            return self.fc(self.drop(torch.flatten(x, 1)))
+
+    net = Dropped()
+    with pytest.raises(ValueError, match=r'dropout with p = 0.25, in drop: .* say dropout="off"'):
+        models.from_torch(net, image_shape=IMAGE)
+    model, variables = models.from_torch(net, image_shape=IMAGE, dropout="off")
+    x, ours = images(2)
+    np.testing.assert_allclose(model.apply(variables, ours).logits, net.eval()(x).detach(), atol=1e-6)
+
+
+def test_what_cannot_be_taken_in_is_named():
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return torch.cumprod(torch.flatten(x, 1), 1)
+
+    class Depends(nn.Module):
+        def forward(self, x):
+            return torch.flatten(x, 1) if x.sum() > 0 else torch.flatten(x, 1) + 1
+
+    for module, error, message in (
+        (Sorted(), ValueError, "operators that are not known here: aten.cumprod.default"),
+        (Depends(), ValueError, "PyTorch cannot export this module in mode 'train'"),
+        (Tutorial, TypeError, "module must be an nn.Module or an ExportedProgram, got type"),
+        (Tutorial(7), ValueError, r"= \(2, 5\) in mode 'train', got \(2, 7\)"),
+    ):
+        with pytest.raises(error, match=message):
+            models.from_torch(module, image_shape=IMAGE, num_classes=CLASSES)
+    with pytest.raises(ValueError, match="dropout must be one of"):
+        models.from_torch(Tutorial(), image_shape=IMAGE, dropout="on")
+    net = Tutorial()
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    other = {**variables["params"], "fc1.weight": jnp.zeros((6, 7))}
+    with pytest.raises(ValueError, match=r"fc1.weight must have shape \(7, 6\), got \(6, 7\)"):
+        model.apply({**variables, "params": other}, images(1)[1])

@@ -1,0 +1,293 @@
+"""The ledger: verdicts by rule, entries that survive, a queue that nothing stops, and pages that say what it holds."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from experiments import reproduce
+from experiments._harness import Progress
+from experiments._ledger import check, pages, status, studies
+from experiments._ledger.entry import Entry, as_record, from_record
+from experiments._ledger.measurement import Measurement
+from experiments._ledger.queue import Queue, impossible
+from experiments._ledger.store import PAPERS, Ledger
+from experiments._ledger.verdict import agrees, better, verdict
+
+CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
+PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}
+
+
+class FakeStudy:
+    """Jobs are the numbers that they give, plus the seed; one that is an error is raised."""
+
+    def __init__(self, *measurements, slow=()):
+        self.own, self.slow, self.ran = measurements, slow, []
+
+    def measurements(self):
+        return iter(self.own)
+
+    def impossible(self):
+        return {THIRD: "a statement about other cells"}
+
+    def cost(self, job):
+        return 100.0 if job in self.slow else 1.0
+
+    def done(self, job, seed):
+        return (job, seed) in self.ran
+
+    def run(self, job, seed):
+        if isinstance(job, Exception):
+            raise job
+        if not self.done(job, seed):
+            self.ran.append((job, seed))
+        return job + seed
+
+
+def measurement(cell, job, variant="printed", **fields):
+    return Measurement(cell, variant, "", (job,), lambda results: results[0], **fields)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger("cafe", tmp_path)
+
+
+def run(study, ledger, tmp_path, *, seeds=(0,), budget=10.0, record=True):
+    with Progress() as progress:
+        queue = Queue(study, ledger, tmp_path, record=record)
+        return list(queue.run(list(study.measurements()), seeds, budget, progress))
+
+
+@pytest.mark.parametrize(
+    ("paper", "values", "how", "found"),
+    [
+        (30.0, [29.0, 31.0], "higher", "met"),  # 30 + 1
+        (30.0, [29.0, 29.0], "higher", "missed"),
+        (30.0, [29.0, 30.9], "higher", "met"),
+        (0.1, [0.2, 0.08], "lower", "met"),  # .14 - .06
+        (0.1, [0.11, 0.11], "lower", "missed"),
+        (2.0, [2.09], "equal", "met"),  # within 5 %
+        (2.0, [2.11], "equal", "missed"),
+        (2.0, [1.89], "equal", "missed"),
+        (2.0, [1.5, 2.3], "equal", "met"),  # 1.9 +- .4
+        (30.0, [math.nan, 40.0], "higher", "missed"),
+        (30.0, [math.inf], "higher", "missed"),
+    ],
+)
+def test_verdicts_go_by_the_rule(paper, values, how, found):
+    assert verdict(paper, values, how)[0] == found
+
+
+def test_what_is_better_depends_on_the_cell():
+    assert better("table2/cafe/cifar10", "dB") == "higher"
+    assert better("table5/single/cifar10", "iterations") == "lower"  # of CAFE
+    assert better("table5/fedleak/label-skew/3", "dB") == "higher"
+    assert better("table6-feature/no-defense/sensorless", "1") == "lower"
+    assert better("table6-label/vfldefender/cifar10", "%") == "equal"
+    assert better("text-fake-gradients/fake/cifar10", "dB") == "equal"
+    assert better("table11/true/iter8000", "nats") == "equal"
+
+
+def test_entries_survive_the_file(ledger, tmp_path):
+    entry = Entry(CELL, "ours", "missed", "why", 31.83, "dB", value=0.0, spread=math.nan, seeds={0: 0.0, 3: math.nan})
+    ledger.record([entry])
+    (again,) = Ledger("cafe", tmp_path).entries.values()
+    assert as_record(again).keys() == as_record(entry).keys()
+    assert again.value == 0.0
+    assert math.isnan(again.seeds[3])
+    assert list(again.seeds) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cell": "table2/nosuch"}, "no printed cell"),
+        ({"paper": 3.0}, "printed as 31.83 dB"),
+        ({"status": "good"}, "status must be"),
+        ({"variant": "mine"}, "variant must be"),
+        ({"seeds": {}}, "does not go with"),
+        ({"status": "not run"}, "does not go with"),
+        ({"more": 1}, "unknown fields"),
+        ({"why": None}, "lacks"),
+    ],
+)
+def test_a_line_that_is_no_entry_is_refused_by_its_number(change, message, tmp_path):
+    record = as_record(Entry(CELL, "ours", "met", "why", 31.83, "dB", value=40.0, spread=0.0, seeds={0: 40.0}))
+    assert from_record(record)
+    changed = {name: value for name, value in (record | change).items() if value is not None}
+    (tmp_path / "cafe.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(changed) + "\n")
+    with pytest.raises(ValueError, match=f"line 2: .*{message}"):
+        Ledger("cafe", tmp_path)
+
+
+def test_a_failure_is_recorded_and_stops_nothing(ledger, tmp_path):
+    study = FakeStudy(measurement(CELL, ValueError("no such thing")), measurement(OTHER, 9.0))
+    run(study, ledger, tmp_path)
+    stored = Ledger("cafe", tmp_path).entries
+    failed, met = stored[CELL, "printed", ""], stored[OTHER, "printed", ""]
+    assert (failed.status, failed.why, failed.value) == ("failed", "ValueError: no such thing", None)
+    assert (met.status, met.value, met.seeds) == ("met", 9.0, {0: 9.0})
+    assert met.command.startswith(f"python -m experiments.reproduce --paper cafe --cell {OTHER} --variant printed")
+    assert met.commit
+    assert met.versions
+    assert met.date
+    # What failed is not tried again: nothing is repeated for its outcome.
+    assert run(study, ledger, tmp_path) == []
+
+
+def test_too_little_memory_is_impossible(ledger, tmp_path):
+    (entry,) = run(FakeStudy(measurement(CELL, MemoryError("21 GB"))), ledger, tmp_path)
+    assert entry.status == "impossible"
+    assert "21 GB" in entry.why
+
+
+def test_the_cheapest_run_first_and_what_does_not_fit_has_its_cost(ledger, tmp_path):
+    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0), slow=(40.0,))
+    first, second = run(study, ledger, tmp_path, budget=50.0)
+    assert (first.cell, first.status) == (OTHER, "met")
+    assert (second.cell, second.status) == (CELL, "not run")
+    assert "about 2 minutes" in second.why
+    assert study.ran == [(9.0, 0)]
+
+
+def test_a_job_that_serves_several_cells_goes_first(ledger, tmp_path):
+    study = FakeStudy(measurement(THIRD, 1.0), measurement(CELL, 40.0), measurement(OTHER, 40.0))
+    study.cost = lambda job: {1.0: 3.0, 40.0: 4.0}[job]
+    run(study, ledger, tmp_path)
+    assert study.ran == [(40.0, 0), (1.0, 0)]
+
+
+def test_further_seeds_are_added_and_an_estimate_never_replaces_a_number(ledger, tmp_path):
+    study = FakeStudy(measurement(CELL, 40.0))
+    run(study, ledger, tmp_path)
+    run(study, ledger, tmp_path, seeds=(0, 1, 2), budget=0.0)
+    assert ledger.entries[CELL, "printed", ""].seeds == {0: 40.0}
+    run(study, ledger, tmp_path, seeds=(0, 1, 2))
+    entry = ledger.entries[CELL, "printed", ""]
+    assert entry.seeds == {0: 40.0, 1: 41.0, 2: 42.0}
+    assert (entry.value, round(entry.spread, 3)) == (41.0, 0.816)
+    assert run(study, ledger, tmp_path, seeds=(0, 1)) == []
+    assert study.ran == [(40.0, 0), (40.0, 1), (40.0, 2)]
+
+
+def test_a_number_that_is_read_back_keeps_its_commit_and_time(ledger, tmp_path, monkeypatch):
+    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 40.0))
+    monkeypatch.setattr("experiments._ledger.queue._commit", lambda: "first")
+    run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path)
+    seconds = ledger.entries[CELL, "printed", ""].seconds
+    study.ran = [(40.0, 0)]
+    monkeypatch.setattr("experiments._ledger.queue._commit", lambda: "second")
+    run(study, ledger, tmp_path, seeds=(0, 1))
+    assert ledger.entries[OTHER, "printed", ""].commit == "first, second"
+    assert ledger.entries[OTHER, "printed", ""].seconds >= seconds
+
+
+def test_a_measurement_whose_set_up_changed_is_run_again(ledger, tmp_path):
+    run(FakeStudy(measurement(CELL, 40.0, "reduced")), ledger, tmp_path)
+    changed = replace(measurement(CELL, 30.0, "reduced"), differs="half of the images")
+    run(FakeStudy(changed), ledger, tmp_path, budget=0.0)
+    assert ledger.entries[CELL, "reduced", ""].value == 40.0
+    run(FakeStudy(changed), ledger, tmp_path)
+    entry = ledger.entries[CELL, "reduced", ""]
+    assert (entry.value, entry.differs) == (30.0, "half of the images")
+
+
+def test_entries_that_no_measurement_has_are_forgotten(ledger, tmp_path):
+    run(FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0)), ledger, tmp_path)
+    ledger.forget_all_but({(OTHER, "printed", "")})
+    ledger.record([])
+    assert list(Ledger("cafe", tmp_path).entries) == [(OTHER, "printed", "")]
+
+
+def test_nothing_is_written_without_record(ledger, tmp_path):
+    run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path, record=False)
+    assert not ledger.path.exists()
+
+
+def test_a_cells_status_is_that_of_its_most_faithful_measurement(ledger, tmp_path):
+    study = FakeStudy(
+        measurement(CELL, 20.0, "reduced"),
+        measurement(CELL, 99.0, "ours"),
+        measurement(CELL, 20.0, "printed", reason="asks for 9 images of 8"),
+        measurement(OTHER, 9.0, "ours"),
+    )
+    run(study, ledger, tmp_path)
+    ledger.record(impossible(study, ledger))
+    assert status.cell_status(ledger, CELL)[0] == "missed"
+    assert status.cell_status(ledger, OTHER)[0] == "met"
+    assert status.cell_status(ledger, THIRD)[0] == "impossible"
+    found = status.summary([ledger])
+    assert (found["cells"], found["met"], found["missed"], found["impossible"]) == (186, 1, 1, 1)
+    assert (found["measured"], found["paper_algorithm"], found["as_printed"]) == (2, 1, 0)
+    assert sum(found[name] for name in ("met", "missed", "impossible", "no entry")) == 186
+
+
+def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path):
+    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0))
+    run(study, ledger, tmp_path, seeds=(3,))
+    chosen, longer = check.drawn([ledger], 5, seed=0, longest=60.0)
+    assert (len(chosen), longer) == (2, 0)
+    assert check.drawn([ledger], 5, seed=0, longest=-1.0) == ([], 2)
+    again = check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 40.0)))
+    assert (again.seed, again.again, again.agrees) == (3, 43.0, True)
+    changed = check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 50.0)))
+    assert not changed.agrees
+    assert not check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy()).agrees
+
+
+def test_numbers_agree_within_the_spread_or_the_tolerance():
+    assert agrees(100.0, 104.9, 0.0)
+    assert not agrees(100.0, 105.1, 0.0)
+    assert agrees(100.0, 109.0, 10.0)
+    assert agrees(math.nan, math.nan, 0.0)
+    assert not agrees(math.nan, 1.0, 0.0)
+
+
+def test_pages_show_what_the_ledger_holds(ledger, tmp_path):
+    run(FakeStudy(measurement(CELL, 40.0, "ours", name="exact")), ledger, tmp_path, seeds=(0, 1))
+    made = pages.pages([ledger])
+    assert (
+        "| table2/cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 | 0: 40, 1: 41 | met | ours (exact) |" in made["cafe/table2.md"]
+    )
+    assert "no entry: " in made["cafe/table3.md"]
+    assert pages.write([ledger], tmp_path / "docs")
+    (tmp_path / "docs" / "cafe" / "table99.md").write_text("of a table that is no more")
+    assert pages.write([ledger], tmp_path / "docs") == []
+    assert not (tmp_path / "docs" / "cafe" / "table99.md").exists()
+
+
+def test_the_committed_pages_are_those_of_the_ledger():
+    for name, text in pages.pages([Ledger(paper) for paper in PAPERS]).items():
+        path = pages.FOLDER / name
+        assert path.exists(), f"{name} is missing; run python -m experiments.reproduce --pages"
+        assert path.read_text() == text, f"{name} is out of date; run python -m experiments.reproduce --pages"
+
+
+def test_every_committed_verdict_is_that_of_the_rule():
+    for paper in PAPERS:
+        for entry in Ledger(paper).entries.values():
+            if entry.value is not None:
+                how = better(entry.cell, entry.unit)
+                assert (entry.status, entry.why) == verdict(entry.paper, list(entry.seeds.values()), how)
+
+
+def test_unknown_cells_and_tables_are_refused():
+    with pytest.raises(ValueError, match="--cell nosuch is no printed cell"):
+        reproduce.main(reproduce.Args(cell=("nosuch",)))
+    with pytest.raises(ValueError, match="table must be one of"):
+        reproduce.main(reproduce.Args(table=("nosuch",)))
+
+
+@pytest.mark.parametrize("paper", ["cafe", "cafe-iclr", "vflrecon"])
+def test_every_printed_cell_has_a_run_or_a_reason(paper, tmp_path):
+    study, printed = studies.study_of(paper, tmp_path), Ledger(paper, tmp_path).printed
+    measurements = list(study.measurements())
+    assert {m.cell for m in measurements} | set(study.impossible()) == set(printed)
+    assert not {m.cell for m in measurements} & set(study.impossible())
+    keys = [m.key for m in measurements]
+    assert len(keys) == len(set(keys))
+    for m in measurements:
+        assert m.jobs
+        assert m.differs or m.variant == "printed"

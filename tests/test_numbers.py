@@ -1,0 +1,69 @@
+"""Marked numbers of the pages are those of the stored results."""
+
+import json
+
+import pytest
+
+from experiments import numbers
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"metrics": {"psnr": 30.456}, "seeds": [1.5, 2.5], "ok": True}))
+    entries = [
+        {"cell": "table3/a", "variant": "printed", "value": 43.0},
+        {"cell": "table3/a", "variant": "ours", "value": 125.7},
+        {"cell": "table3/a", "variant": "ours", "name": "exact", "value": 99.0},
+    ]
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("marker", "shown"),
+    [
+        ("run.json metrics.psnr .1f", "30.5"),
+        ("run.json seeds.1 .2f", "2.50"),
+        ("ledger.jsonl table3/a@printed value .2f", "43.00"),
+        ("ledger.jsonl table3/a@ours value .1f", "125.7"),
+        ("ledger.jsonl table3/a@ours@exact value .0f", "99"),
+    ],
+)
+def test_a_stale_number_is_replaced(root, marker, shown):
+    page = f"| PSNR | <!-- {marker} -->0<!-- / --> dB |\nnot marked: 0"
+    assert numbers.fill(page, root) == f"| PSNR | <!-- {marker} -->{shown}<!-- / --> dB |\nnot marked: 0"
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "none.json metrics.psnr .1f",
+        "run.json metrics.nothing .1f",
+        "run.json ok .1f",
+        "run.json metrics .1f",
+        "run.json seeds.9 .1f",
+        "run.json metrics.psnr .1q",
+        "ledger.jsonl table3/b@ours value .1f",
+    ],
+)
+def test_a_marker_that_leads_nowhere_is_named(root, marker):
+    with pytest.raises(ValueError, match=f"the marker <!-- {marker} --> cannot be filled"):
+        numbers.fill(f"<!-- {marker} -->1<!-- / -->", root)
+
+
+def test_every_page_shows_what_is_stored():
+    stale = [page.name for page in numbers.pages() if numbers.fill(page.read_text(), numbers.ROOT) != page.read_text()]
+    assert not stale, "run python -m experiments.numbers"
+
+
+def test_the_command_writes_and_checks(root, monkeypatch, capsys):
+    (root / "docs").mkdir()
+    page = root / "README.md"
+    page.write_text("<!-- run.json metrics.psnr .1f -->0<!-- / -->")
+    monkeypatch.setattr(numbers, "ROOT", root)
+    with pytest.raises(SystemExit, match="1"):
+        numbers.main(numbers.Args(check=True))
+    assert "README.md is out of date" in capsys.readouterr().out
+    assert numbers.main(numbers.Args()) == [page]
+    assert "30.5" in page.read_text()
+    assert numbers.main(numbers.Args(check=True)) == []

@@ -1,0 +1,216 @@
+"""Once a round has been seen, nothing private may change an attack's answer: the truth is poisoned, bits are compared.
+
+Each study makes its round with the genuine data. After that the images are NaN or gone, labels are drawn at random, and
+whoever loads the data again gets noise in place of the clients' samples. What the threat grants was copied before.
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments._cafe import exact as cafe_exact
+from experiments._cafe import runs as cafe_runs
+from experiments._cafe.problem import vertical_problem
+from experiments._defenses.registry import REGISTRY
+from experiments._inversion import problem as inversion
+from experiments._inversion import public_data
+from experiments._inversion.attacker import ATTACKS
+from experiments._inversion.case import Case
+from experiments._vfl import problem as vfl_problem
+from experiments._vfl import runs as vfl_runs
+from experiments._vfl.truth import Truth
+from jaxleak import attacks, data
+from jaxleak.attacks import party_records, presets
+from jaxleak.threats import FIRST_LAYER_ONLY
+
+TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)
+GENERATIVE = {"labels": "bias_rule", "public_samples": 16, "latent_size": 2, "generator_epochs": 1}
+#: What every attack needs beside that to run at all.
+ATTACKED = {
+    "dlg": {},
+    "idlg": {"batch_size": 1},
+    "inverting_gradients": {"restarts": 2},
+    "sapag": {},
+    "gradinversion": {"model": "resnet10", "width": 2, "granted_statistics": True},
+    "bayes": {},
+    "fedleak": {"local_steps": 2, "batch_size": 1},
+    "row_space": {"model": "convnet"},
+    "fedleak_paper": {},
+    "fedleak_upstream": {},
+    "ggl": GENERATIVE,
+    "rog": GENERATIVE,
+    "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
+}
+#: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation.
+FIRST = ("idlg", "inverting_gradients", "fedleak", "ggl")
+#: One who averages draws of the defense, and one who makes up clients.
+FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
+
+
+def slow_but(names, first):
+    return [pytest.param(name, marks=[] if name in first else [pytest.mark.slow]) for name in names]
+
+
+def answer(monkeypatch, case, *, poisoned):
+    """What `attack` makes of seed 0; in place of the scores, the answer before anybody scores it."""
+    public_data._trained.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(inversion, "judged", lambda case, observation, answer, share, truth: answer)
+        if poisoned:
+            patch.setattr(inversion, "observe", functools.partial(_observe_and_poison, patch, inversion.observe))
+        found = inversion.attack(case, 0)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((found.found, found.curve, found.second))]
+
+
+def _observe_and_poison(patch, observe, case, seed, side):
+    observation, truth = observe(case, seed, side)
+    for leaf in jax.tree.leaves(side.private):
+        leaf.delete()  # from here on, reading it is an error
+    patch.setattr(data, "load", functools.partial(_load_noise, data.load, case, np.random.default_rng(7)))
+    return observation, jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), truth)
+
+
+def _load_noise(load, case, rng, spec, count=None, seed=0):
+    """Other noise at every call, so that not even comparing two of them tells what is private."""
+    found = load(spec, count, seed)
+    private = len(found.y[: case.taken]) if spec == case.data else 0
+    x, y = found.x.copy(), found.y.copy()
+    x[:private] = rng.random(x[:private].shape)
+    y[:private] = rng.integers(len(found.classes), size=private)
+    return found._replace(x=x, y=y)
+
+
+def same(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all(np.isfinite(leaf).all() for leaf in one)
+
+
+def test_every_attack_is_in_the_table():
+    assert set(ATTACKED) == set(ATTACKS)
+
+
+@pytest.mark.parametrize("name", slow_but(ATTACKED, FIRST))
+def test_an_inversion_answers_the_same_when_the_truth_is_gone(name, monkeypatch):
+    if name == "row_space":  # whose shifts take thousands of iterations
+        quick = presets.row_space(TINY.iterations)._replace(shifts=())
+        monkeypatch.setitem(presets.PRESETS, name, lambda **_: quick)
+    case = replace(TINY, attack=name, **ATTACKED[name])
+    same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
+
+
+@pytest.mark.parametrize("name", slow_but(REGISTRY, FIRST_ADAPTIVE))
+def test_who_knows_the_defense_answers_the_same_when_the_truth_is_gone(name, monkeypatch):
+    strength = REGISTRY[name].strengths[0]
+    case = replace(TINY, attack="fedleak", defense=name, strength=strength, adaptive=True)
+    same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
+
+
+def cafe_answer(monkeypatch, defense, *, poisoned):
+    """V, H, labels and slices that the exact engine ends with, taken where the study would score them."""
+    problem = vertical_problem("breast_cancer", num_samples=12, parties=2, seed=0, key=jax.random.key(0))
+    setting = cafe_runs.Setting(
+        "exact", num_samples=12, batch_size=3, parties=2, images=4, defense=defense, adaptive=defense != "none"
+    )
+    found = []
+
+    def recover_and_keep(*args, **options):
+        found.append(cafe_exact.observe_and_recover(*args, **options))
+        return found[-1]
+
+    def keep_slices(problem, slices, index):
+        found.append((slices, index))
+        return np.zeros(len(index))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cafe_runs, "observe_and_recover", recover_and_keep)
+        patch.setattr(cafe_runs, "image_psnr", keep_slices)
+        if poisoned:
+            patch.setattr(cafe_exact.audit, "run", functools.partial(_run_and_poison, cafe_exact.audit.run, problem))
+        cafe_runs.exact(setting, problem)
+    assert len(found) == 2
+    return [np.nan_to_num(np.asarray(leaf)) for leaf in jax.tree.leaves(found)]
+
+
+def _run_and_poison(run, problem, attack, protocol, threat, private, **options):
+    ended = run(attack, protocol, threat, private, **options)
+    if threat == FIRST_LAYER_ONLY:  # the last rounds have been seen
+        problem.dataset.x[:] = np.nan
+        problem.dataset.y[:] = np.random.default_rng(7).permutation(problem.dataset.y)
+        for leaf in jax.tree.leaves((problem.private, private)):
+            leaf.delete()
+    return ended
+
+
+@pytest.mark.parametrize(
+    "defense", slow_but(("none", "fake-repaired", "fake-capped", "fake-paired"), ("none", "fake-repaired"))
+)
+def test_cafe_answers_the_same_when_the_truth_is_gone(defense, monkeypatch):
+    same(cafe_answer(monkeypatch, defense, poisoned=False), cafe_answer(monkeypatch, defense, poisoned=True))
+
+
+def vfl_answers(monkeypatch, runs, *, poisoned):
+    """All that any attack of a case hands over to be scored."""
+    case = vfl_problem.Case("breast_cancer", shadow_records=32, victim_records=32, network_epochs=1)
+    found = []
+    vfl_runs._attacker_only.cache_clear()
+
+    class Kept(Truth):
+        def __init__(self, problem, seen):
+            super().__init__(_poisoned_victims(problem) if poisoned else problem, seen)
+            if poisoned:
+                for leaf in jax.tree.leaves(problem.victim):
+                    leaf.delete()
+
+        def label_accuracy(self, labels):
+            found.append(np.asarray(labels))
+            return 0.0
+
+        def feature_mse_of(self, estimate):
+            found.append(np.asarray(estimate))
+            return 0.0
+
+    drawn = []
+
+    def draw(case, seed):
+        drawn.append(vfl_problem.vertical_problem(case, seed))
+        return _poisoned_victims(drawn[-1]) if poisoned and len(drawn) > 1 else drawn[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vfl_runs, "Truth", Kept)
+        patch.setattr(vfl_runs, "vertical_problem", draw)
+        patch.setattr(vfl_runs, "_fu", lambda *_: 0.0)  # makes and scores rounds of its own
+        patch.setattr(attacks, "train_vflrecon", functools.partial(attacks.train_vflrecon, hidden=(8,)))
+        vfl_runs.run_case(case, 0, runs)
+    return found
+
+
+def _poisoned_victims(problem):
+    """The victims' features are NaN and the labels drawn anew; the attacker's own features are its own."""
+    x = (
+        jnp.full_like(problem.victim.x, jnp.nan)
+        .at[:, vfl_problem.ADVERSARY]
+        .set(problem.victim.x[:, vfl_problem.ADVERSARY])
+    )
+    y = jax.random.randint(jax.random.key(7), problem.victim.y.shape, 0, problem.model.num_classes)
+    return problem._replace(victim=problem.victim._replace(x=x, y=y))
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        vfl_runs.Runs(("own_bottom",), features=False),
+        pytest.param(
+            vfl_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_party_answers_the_same_when_the_truth_is_gone(runs, monkeypatch):
+    genuine = vfl_answers(monkeypatch, runs, poisoned=False)
+    assert len(genuine) >= (11 if runs.features else 4)
+    same(genuine, vfl_answers(monkeypatch, runs, poisoned=True))

@@ -1,0 +1,200 @@
+"""The public face: which names every module shows, what they are called, and what importing them costs."""
+
+import ast
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import jaxleak
+from jaxleak import attacks
+
+ROOT = Path(jaxleak.__file__).parent.parent
+
+#: Every public module with its exact names. A name that is added or renamed is added or renamed here too.
+NAMES = {
+    "jaxleak": """
+        Attack attacks audit Batch capture checkpoint data defenses metrics models objectives Observation
+        Protocol protocols Reconstruction threats Transcript
+    """,
+    "jaxleak.attacks": """
+        aggregated cafe cafe_censored cafe_exact cafe_ordinal check_payload client_updates infer_labels
+        inversion LABEL_RULES party_records patch_embedding plan_cafe_exact presets Settings train_vflrecon
+        vflrecon vflrecon_free
+    """,
+    "jaxleak.attacks.aggregated": """
+        aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg
+        aligned_matching aligned_sapag CAFE_ICLR CAFE_UPSTREAM CafeCensoredState CafeExactPlan
+        CafeHyperparameters CafeOptimizers CafeOptions CafeOrdinalState CafeState cosine_options
+        FeatureInversionOptions FeatureInversionResult invert_features invert_slices kernel_to_bias_ratio
+        normalized_sgd published_hyperparameters recover_censored recover_exact recover_labels recover_ordinal
+        Recovery shard_cafe SliceInverter TABLE9 true_output_gradients twice_corrected_adam visible_entries
+    """,
+    "jaxleak.attacks.client_updates": """
+        activation_prior Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
+        generator_weights Gradients latent_prior leaves_read MATCHED_BELOW pixels Prior PublicGenerator
+        recommended_smoothing recommended_tv RowSpaces Setup Shifts size_prior Smoothing smoothing
+        statistics_prior train_generator variation_prior
+    """,
+    "jaxleak.attacks.party_records": """
+        aligned_signals direction_labels FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection
+        fit_aligned_features fit_feature_baseline fit_label_baseline flat_observations free_labels FreeLabels
+        join_runs LabelBaseline norm_labels PAPER_FIELDS ReconstructionNet select_fields SHADOW_INITS
+        shadow_params ShadowInit sign_labels victims_features
+    """,
+    "jaxleak.attacks.presets": """
+        bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
+        GGL_POPULATION gradinversion idlg inverting_gradients preset PRESETS rog row_space sapag signed
+        step_decay_adam
+    """,
+    "jaxleak.audit": """
+        Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS
+        EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState start
+        template_of update Verdict watch write_report
+    """,
+    "jaxleak.capture": """
+        Facts fit flower_mod gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
+    """,
+    "jaxleak.checkpoint": """
+        Checkpoints ConfigMismatchError FolderInUseError
+    """,
+    "jaxleak.data": """
+        assemble_columns assemble_tiles check_classes CLIENT_PARTITIONS ColumnLayout Dataset dirichlet encode
+        feature_columns feature_skew fit_encoding iid image_tiles label_skew load load_table OVERLAPPING
+        partition_clients partition_features party_slices quantity_skew Table TableEncoding TileLayout
+    """,
+    "jaxleak.defenses": """
+        adaptive_dp_sgd bits_on_the_wire cancelling_noise chain clipped_gaussian Defense dp_sgd epsilon_of
+        epsilon_of_schedule fake_gradients feature_dropout gaussian_noise gaussian_payload_noise guardian
+        HORIZONTAL_PLACES label_dp_scale laplace_noise magnitude_noise marvell noise_multiplier_for
+        noise_multiplier_of noise_multiplier_shorthand outpost PayloadEncoding quantize Reading soteria sparsify
+        SPLIT_PLACES vfl_defender withhold_top
+    """,
+    "jaxleak.metrics": """
+        best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
+        mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
+    """,
+    "jaxleak.models": """
+        Activation activation ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
+        cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS Conv conv2d convnet convnet_ig Dense
+        densenet121 describe from_equinox from_flax from_function from_torch frozen_features global_avg_pool
+        HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp mobilenet_v2
+        normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights smooth_max
+        soft_relu split_model SplitModel Style vit vit_small vit_tiny
+    """,
+    "jaxleak.objectives": """
+        activation_penalty activation_statistics_distance apply_mask batch_norm_distance bn_objective
+        cafe_objective cosine cosine_tv_objective cross_entropy Distance dlg_objective
+        double_softmax_cross_entropy feature_distance fixed_share gaussian_kernel gaussian_likelihood
+        gc_objective gradient_regularization GradientRegularization group_consistency l1 l2_prior
+        laplace_likelihood layer_weighted matching_objective MatchingObjective mean_l1 mean_total_variation
+        partial_distance Quantities regularized_gradient relative_l1 relative_total_variation row_space_distance
+        sapag_objective SelectBy Selection soft_labels squared_l2 summed_total_variation TERMS top_share
+        total_variation truncated_tv weighted
+    """,
+    "jaxleak.protocols": """
+        aggregate averaged_share client ClientShare draw_batch draw_worker_batches encrypted_first
+        federated_averaging FederatedAveraging FederatedState horizontal InteractiveLayer largest_entry
+        masked_payloads MaskedPayloads split_state split_training vertical
+    """,
+    "jaxleak.threats": """
+        BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat
+        view
+    """,
+}
+
+#: Words that say enough together with their module's name, as `data.load` and `capture.load` do.
+READ_WITH_THEIR_MODULE = {"load", "save"}
+
+#: Modules that cost more than the rest of the package together, and that no attack needs before it runs.
+HEAVY = ("chex", "matplotlib", "orbax", "scipy.stats", "skimage", "sklearn", "tensorflow_datasets", "torch")
+
+
+def public_modules():
+    """All modules of the package whose path has no underscore."""
+    found = pkgutil.walk_packages(jaxleak.__path__, "jaxleak.")
+    return {"jaxleak", *(module.name for module in found if "._" not in module.name)} - {"jaxleak.__main__"}
+
+
+def test_every_public_module_is_listed():
+    assert public_modules() == set(NAMES)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_shows_exactly_its_names(module):
+    shown = importlib.import_module(module)
+    assert sorted(shown.__all__) == sorted(NAMES[module].split())
+    assert all(hasattr(shown, name) for name in shown.__all__)
+    assert set(shown.__all__) <= set(dir(shown))
+
+
+def test_no_two_things_share_a_name():
+    things = defaultdict(set)
+    for module in NAMES:
+        shown = importlib.import_module(module)
+        for name in shown.__all__:
+            things[name].add(id(getattr(shown, name)))
+    assert {name for name, found in things.items() if len(found) > 1} <= READ_WITH_THEIR_MODULE
+
+
+def test_the_attacks_are_a_table_on_one_screen():
+    lines = attacks.__doc__.splitlines()
+    rows = [re.match(r"\| `(\w+)` +\| (.+?) +\|$", line) for line in lines]
+    described = {row[1]: row[2] for row in rows if row}
+    assert sorted(described) == sorted(attacks.__all__)
+    assert len(attacks.__all__) <= 20
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+
+
+def test_no_function_of_the_library_is_longer_than_two_screens():
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
+        for path in (ROOT / "jaxleak").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > 120} == {}
+
+
+def _python(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+
+
+def test_importing_the_attacks_imports_nothing_heavy():
+    loaded = _python(f"import sys, jaxleak.attacks; print(*[name for name in {HEAVY} if name in sys.modules])")
+    assert loaded == []
+
+
+def test_the_package_imports_its_subpackages_when_they_are_first_used():
+    program = (
+        "import sys, jaxleak; before = 'jaxleak.models' in sys.modules; jaxleak.models.build; "
+        "print(before, 'jaxleak.models' in sys.modules, hasattr(jaxleak, 'nosuch'))"
+    )
+    assert _python(program) == ["False", "True", "False"]
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", jaxleak.__version__)
+    assert f'version = "{jaxleak.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+def test_a_users_program_passes_the_strictest_type_check(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    file = tmp_path / "program.py"
+    # A user's mypy says nothing of installed packages, as with --follow-imports=silent, but reads their types.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", str(file)]
+    assert (ROOT / "jaxleak" / "py.typed").exists()
+    for mistake, message in [("", "Success"), ("metrics.psnr(truth)\n", "Missing positional argument")]:
+        file.write_text(program + mistake)
+        checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert message in checked.stdout, checked.stdout

@@ -1,0 +1,63 @@
+"""A run that was killed and started again leaves the files of one that nobody disturbed, byte for byte."""
+
+import json
+import shutil
+
+import pytest
+from tiny_studies import Killed, left_by, studies  # noqa: F401
+
+from experiments import _plots, invert
+from experiments._harness import Progress
+from experiments._inversion.case import Case
+
+#: By study: its options, and the number of the stub's call at which it is killed.
+KILLED = {
+    "invert": ({"seeds": (5, 7)}, 2),
+    "homotopy": ({"seeds": (5, 7)}, 2),
+    "basin": ({"seeds": (5, 7)}, 2),
+    "cafe_tables": ({"seeds": (0, 1)}, 2),
+    "fedleak": ({"seeds": (5, 7)}, 2),
+    "defenses": ({"seeds": (5, 7)}, 5),
+    "vflrecon": ({"seeds": 2}, 2),
+    "vflrecon, tables": ({"seeds": 2}, 6),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
+    options, kill_at = KILLED[name]
+    studies.draw(name, 0)
+    whole, resumed = studies.resumed(name, kill_at, **options)
+    assert resumed.keys() == whole.keys()
+    assert {file for file in whole if whole[file] != resumed[file]} == set()
+    assert "metrics.jsonl" in whole
+    pictures = {file for file in whole if file.endswith(".png")}
+    assert pictures or name in ("cafe_tables", "vflrecon")  # which draw none of these cells
+    assert "figures/fig6.png" in pictures or name != "vflrecon, tables"
+
+
+def test_curves_of_an_inversion_go_on_where_a_kill_cut_them(tmp_path, monkeypatch):
+    """With the attack itself: seed 7 is cut off after 100 of its 150 iterations, when seed 5 is done."""
+    args = invert.Args(
+        Case(data="digits", model="mlp", pool=8, iterations=150, restarts=2), seeds=(5, 7), out=tmp_path / "out"
+    )
+    drawn, curves = [], _plots.curves
+    monkeypatch.setattr(
+        _plots, "curves", lambda path, series, **how: (drawn.append(series), curves(path, series, **how))
+    )
+    invert.main(args)
+    whole = left_by(args.out)
+    shutil.rmtree(args.out)
+
+    def cut(self, phase, done, total, note=""):
+        if (phase, done) == ("seed 7", 100):
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "update", cut)
+        with pytest.raises(Killed):
+            invert.main(args)
+    invert.main(args)
+    assert left_by(args.out) == whole
+    assert {label: len(y) for label, (_, y) in drawn[1].items()} == {"seed 5": 150, "seed 7": 150}
+    assert [json.loads(line)["seed"] for line in (args.out / "metrics.jsonl").open()] == [5, 7]

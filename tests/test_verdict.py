@@ -1,0 +1,117 @@
+"""The verdict on an update: what leaks is shown, what does not is not, and mistakes are no verdict on leakage."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, audit, capture, metrics, models, protocols
+
+
+def _sent(model, images=1, seed=1):
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(seed), (images, 1, *model.image_shape))
+    batch = Batch(x, jnp.arange(images, dtype=jnp.int32) + 3, jnp.arange(images))
+    return variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
+
+
+@pytest.fixture(scope="module")
+def perceptron():
+    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    return model, *_sent(model)
+
+
+def test_a_dense_layer_on_pixels_is_solved_and_the_verdict_is_leaks(perceptron):
+    model, variables, batch, gradient = perceptron
+    verdict = audit.update(model, variables, gradient, batch_size=1, truth=(batch.x[:, 0], batch.y))
+    assert verdict.verdict == "leaks"
+    assert verdict.best.attack == "dense_inputs"
+    assert verdict.metrics["psnr"] > 60
+    assert verdict.metrics["label_accuracy"] == 1
+    assert verdict.metrics["label_count"] == 1
+    assert list(np.flatnonzero(verdict.labels)) == [3]
+
+
+def test_the_truth_changes_nothing_but_scores(perceptron):
+    model, variables, batch, gradient = perceptron
+    plain = audit.update(model, variables, gradient, batch_size=1)
+    wrong = audit.update(model, variables, gradient, batch_size=1, truth=(1 - batch.x[:, 0], batch.y))
+    np.testing.assert_array_equal(plain.best.x, wrong.best.x)
+    assert plain.verdict == wrong.verdict
+    assert "psnr" not in plain.metrics
+
+
+def test_a_mistake_ends_before_any_attack(perceptron):
+    model, variables, _, gradient = perceptron
+    for payload in (jax.tree.map(lambda g: 5 * g, gradient), {"head": gradient["head"]}):
+        verdict = audit.update(model, variables, payload, batch_size=1)
+        assert verdict.verdict == "inputs inconsistent"
+        assert not verdict.answers
+        assert "Likeliest cause" in verdict.reasons[0]
+    assert audit.EXIT_STATUS[verdict.verdict] == 3
+
+
+def test_a_file_with_weights_after_a_step_is_an_update(perceptron, tmp_path):
+    model, variables, batch, gradient = perceptron
+    after = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], gradient)
+    capture.save(tmp_path / "u", after, kind="weights", learning_rate=0.1, batch_size=1)
+    verdict = audit.update(model, variables, tmp_path / "u", truth=(batch.x[:, 0], None))
+    assert verdict.metrics["psnr"] > 40
+    with pytest.raises(ValueError, match="batch_size must be given"):
+        audit.update(model, variables, gradient)
+    with pytest.raises(ValueError, match="reductions is not a fact"):
+        audit.update(model, variables, gradient, batch_size=1, reductions="sum")
+    with pytest.raises(ValueError, match="truth must hold images of shape"):
+        audit.update(model, variables, gradient, batch_size=1, truth=(np.zeros((1, 5, 5, 1)), None))
+
+
+def test_a_search_stops_with_its_budget_and_goes_on(tmp_path):
+    model = models.convnet((4, 4, 1), 10, channels=(4,), strides=(1,))
+    variables, _, gradient = _sent(model, images=2)
+    options = {"batch_size": 2, "out": tmp_path}
+    first = audit.update(model, variables, gradient, minutes=1e-4, **options)
+    assert not first.answers[-1].finished
+    assert "--minutes" in " ".join(first.reasons) or first.verdict == "leaks"
+    shown = []
+    spent = json.loads((tmp_path / "audit.json").read_text())["seconds"]
+    audit.update(
+        model, variables, gradient, minutes=spent / 60 + 0.01, show=lambda *told: shown.append(told), **options
+    )
+    assert shown[0][1] > first.answers[-1].iterations > 0
+    with pytest.raises(ValueError, match=r"another audit|other inputs \(seed\)"):
+        audit.update(model, variables, gradient, minutes=1, seed=1, **options)
+
+
+def test_peeling_leaves_an_update_of_the_layers_below():
+    from jaxleak import Observation
+    from jaxleak.attacks._inversion.peeling import CUT, peel
+
+    model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 2))
+    variables, batch, gradient = _sent(model)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    peeled = peel(model, seen, batch_norm="train", key=jax.random.key(2))
+    simulated = peeled.share(peeled.observation.params, batch)
+    features = model.apply(variables, batch.x[:, 0]).features[0]
+    np.testing.assert_allclose(peeled.observation.payload[CUT], features, rtol=1e-4, atol=1e-6)
+    for name, leaf in peeled.observation.payload.items():
+        np.testing.assert_allclose(simulated[name], leaf, rtol=1e-3, atol=1e-4 * float(jnp.abs(leaf).max()))
+    assert metrics.psnr(features[None], peeled.observation.payload[CUT][None])[0] > 60
+
+
+def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
+    from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
+
+    x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), np.zeros(10, int)
+    far = Answer("far", x, y, misfit=0.7, cosine_distance=0.3, agreement=np.ones(2))
+    near = Answer("near", x, y, misfit=0.05, cosine_distance=0.001, agreement=np.array([0.94, 0.96]))
+    assert not far.shown.any()  # starts that agree on an image whose gradient is another one's show nothing
+    assert best_of([far, near]) is near
+    outcome, reasons = decide(unexplained(far), nothing, far, ["Tried far."], ["Row spaces were not tried."])
+    assert outcome == "not shown to leak"
+    assert any("Warning" in reason and "weights of another round" in reason for reason in reasons)
+    assert any("not tried" in reason for reason in reasons)
+    outcome, reasons = decide(unexplained(near), nothing, near, [], [])
+    assert outcome == "leaks"
+    assert reasons[0].startswith("1 of 2 images")

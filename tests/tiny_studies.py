@@ -1,0 +1,213 @@
+"""Every study in a folder, on a file of random data, with stubs for what takes long; and the kill of one midway."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments import basin, cafe_scale, cafe_tables, defenses, fedleak, homotopy, invert, vflrecon
+from experiments._cafe import runs as cafe_runs
+from experiments._defenses.utility import Utility
+from experiments._fedleak import jobs as fedleak_jobs
+from experiments._fedleak import runs as fedleak_runs
+from experiments._inversion.case import Case
+from experiments._inversion.client import victim
+from experiments._inversion.problem import Outcome
+from experiments._vfl import problem as vfl_problem
+from experiments._vfl import tables as vfl_tables
+
+SAMPLES = 64
+TINY = Case(model="mlp", pool=8, iterations=2)
+SCORES = (
+    "psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey", "ssim", "ssim_max", "recognised", "cosine_distance",
+    "l2_distance", "label_accuracy", "answered", "gradient_matched", "score", "seconds",
+)  # fmt: skip
+VERTICAL_SCORES = ("label_accuracy_shared", "label_accuracy_free", "feature_mse_shared", "seconds_per_step")
+#: Names that begin so are of a clock's or a memory's numbers; the other one says where the run lies.
+_MEASURED, _WHERE = ("seconds", "samples_per_second", "peak_memory", "timing", "provenance"), "out"
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would, after its work has begun."""
+
+
+def killed(*_, **__):
+    """In place of anything: the kill."""
+    raise Killed
+
+
+def write_images(file, seed):
+    """An npz file of random images with labels."""
+    rng = np.random.default_rng(seed)
+    np.savez(file, x=rng.random((SAMPLES, 8, 8, 1), np.float32), y=np.arange(SAMPLES) % 4)
+
+
+def write_table(file, seed):
+    """An npz file of random records with labels."""
+    rng = np.random.default_rng(seed)
+    np.savez(file, x=rng.random((SAMPLES, 6), np.float32), y=np.arange(SAMPLES) % 2, is_categorical=np.zeros(6, bool))
+
+
+def left_by(folder):
+    """All that a run leaves but clocks, memory, locks and checkpoints: JSON as it reads, other files by their bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or name.startswith(("checkpoints/", ".lock", "timing.json")):
+            continue
+        if path.suffix in (".json", ".jsonl"):
+            found[name] = [_without_clocks(json.loads(line)) for line in _documents(path)]
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def _documents(path):
+    return path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+
+
+def _without_clocks(value):
+    if isinstance(value, dict):
+        kept = {name: v for name, v in value.items() if not name.startswith(_MEASURED) and name != _WHERE}
+        return {name: _without_clocks(v) for name, v in kept.items()}
+    return [_without_clocks(entry) for entry in value] if isinstance(value, list) else value
+
+
+class Studies:
+    """Runs any study on `d.npz` below `root` (vertical tables: on `sensorless.npz`), in the folder `out` there."""
+
+    def __init__(self, root):
+        """All files are below `root`; `kill_at` is the number of the stub's call that ends the run."""
+        self.root, self.out, self.spec = root, root / "out", f"npz:{root / 'd.npz'}"
+        self.calls, self.kill_at = 0, None
+
+    def draw(self, name, seed):
+        """Write the data of a study."""
+        write = write_table if name.startswith("vflrecon") else write_images
+        for file in ("d.npz", "sensorless.npz", "mnist.npz"):
+            write(self.root / file, seed)
+        vfl_problem._table.cache_clear()
+
+    def run(self, name, **options):
+        """Run a study from its beginning, or where it was."""
+        self.calls = 0
+        return getattr(self, name.replace(", ", "_"))(out=self.out, **options)
+
+    def resumed(self, name, kill_at, **options):
+        """What a study leaves that nobody disturbed, and what one leaves that was killed and started again."""
+        self.run(name, **options)
+        whole = left_by(self.out)
+        shutil.rmtree(self.out)
+        self.kill_at = kill_at
+        with pytest.raises(Killed):
+            self.run(name, **options)
+        self.kill_at = None
+        self.run(name, **options)
+        return whole, left_by(self.out)
+
+    def count(self):
+        """Called by every stub: the kill comes when it is due."""
+        self.calls += 1
+        if self.calls == self.kill_at:
+            raise Killed
+
+    def attack(self, case, seed, **_):
+        """A stub: finds grey images, and scores the mean of the true ones."""
+        self.count()
+        truth = np.asarray(victim(case, seed).private.x[: case.images, 0])
+        scores = dict.fromkeys(SCORES, float(truth.mean()))
+        return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed))
+
+    def distances(self, case, sharpness, batches, seed, *_):
+        """A stub: distances that are those of the seed."""
+        self.count()
+        return np.random.default_rng(seed).random((batches, len(sharpness), len(basin.CANDIDATES)))
+
+    def exact(self, setting, problem):
+        """A stub: the exact engine at its best."""
+        self.count()
+        return {"psnr": 100.0 + float(problem.dataset.x.mean()), "answered": 1.0}
+
+    def train(self, case, seed):
+        """A stub: a training that learns nothing."""
+        self.count()
+        return {"test_accuracy": 0.5, "train_accuracy": 0.5, "diverged": 0.0}
+
+    def run_case(self, case, seed, runs):
+        """A stub: a vertical run with features that are those of the seed."""
+        self.count()
+        rng = np.random.default_rng(seed)
+        return dict.fromkeys(VERTICAL_SCORES, 0.5), {"victims": rng.random((9, 12)), "estimate": rng.random((9, 12))}
+
+    def invert(self, **options):
+        """One image."""
+        return invert.main(invert.Args(dataclasses.replace(TINY, data=self.spec), **options))
+
+    def homotopy(self, **options):
+        """One variant of one row."""
+        args = homotopy.Args(rows=("convnet-b1",), variants=("exact",), data=self.spec, iterations=2, **options)
+        return homotopy.main(args)
+
+    def basin(self, **options):
+        """One row."""
+        return basin.main(basin.Args(rows=("convnet-b1",), data=self.spec, sharpness=(3.0, 5.0), batches=1, **options))
+
+    def _cafe_scale(self, solver, out):
+        with pytest.raises(Killed):
+            cafe_scale.main(cafe_scale.Args(data=self.spec, num_samples=8, batch_size=4, solver=solver, out=out))
+
+    def cafe_scale_exact(self, out):
+        """The exact engine until it computes."""
+        self._cafe_scale("exact", out)
+
+    def cafe_scale_nested(self, out):
+        """The paper's algorithm until it computes."""
+        self._cafe_scale("nested", out)
+
+    def cafe_tables(self, **options):
+        """The cells of MNIST of one table."""
+        sizes = {"num_samples": 8, "images": 4}
+        args = cafe_tables.Args(table=("table3",), only="mnist", datasets=("mnist",), **sizes, **options)
+        return cafe_tables.main(args)
+
+    def fedleak(self, **options):
+        """One cell of one table."""
+        sizes = {"model": "mlp", "iterations": 2, "batch_size": 1, "pool": 8}
+        return fedleak.main(fedleak.Args(table=("table16",), only="lambda0.1", **sizes, **options))
+
+    def defenses(self, **options):
+        """The demonstration with one defense."""
+        sizes = {"rounds": 1, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2, "iterations": 2}
+        what = {"data": self.spec, "model": "mlp", "unseen": True, "strengths": ("quantization=1",)}
+        return defenses.main(defenses.Args(**what, **sizes, **options))
+
+    def vflrecon(self, **options):
+        """One case."""
+        sizes = {"shadow_records": 16, "victim_records": 16, "batch_size": 4}
+        return vflrecon.main(vflrecon.Args(data=(self.spec,), **sizes, **options))
+
+    def vflrecon_tables(self, **options):
+        """Two tables, one of which has a figure of its own."""
+        sizes = {"shadow_records": 16, "victim_records": 16, "batch_size": 4, "budget": 1e6}
+        return vflrecon.main(vflrecon.Args(table=("encryption", "fig6"), **sizes, **options))
+
+
+@pytest.fixture
+def studies(monkeypatch, tmp_path):
+    """All studies below a folder, with stubs."""
+    found = Studies(tmp_path)
+    for module in (homotopy, invert, fedleak_runs):
+        monkeypatch.setattr(module, "attack", found.attack)
+    for module in (homotopy, basin):
+        monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
+    for module in (vflrecon, vfl_tables):
+        monkeypatch.setattr(module, "run_case", found.run_case)
+    monkeypatch.setattr(Utility, "_train", lambda _, case, seed: found.train(case, seed))
+    monkeypatch.setattr(basin, "distances", found.distances)
+    monkeypatch.setattr(cafe_runs, "exact", found.exact)
+    monkeypatch.setattr(cafe_scale, "forward_features", killed)
+    monkeypatch.setitem(fedleak_jobs.DATASETS, "CIFAR-10", found.spec)
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
+    return found
