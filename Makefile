@@ -6,7 +6,7 @@ BIN := .venv/bin
 KEPT := glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test fuzz mutants bench docs lint clean
 
 # Set up once, and again whenever the dependencies change.
 .venv/installed: pyproject.toml
@@ -19,14 +19,33 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@
 
+# The documentation's generator is needed by nothing else.
+.venv/docs: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
 demo: .venv/installed
 	$(BIN)/python -m experiments.cafe_scale --preset demo
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
+# More than ten thousand hostile inputs, other ones every time.
+fuzz: .venv/installed
+	$(BIN)/python -m pytest --hypothesis-profile deep --capture no tests/test_fuzz*.py
+
+# About an hour. Small mistakes are put into a copy of the source, and the tests should notice each of them.
+mutants: .venv/installed
+	$(BIN)/python tests/mutants.py
+
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.report
+
+# Builds build/site/index.html without a network; a warning is an error.
+docs: .venv/docs
+	$(BIN)/python -m experiments.reproduce --pages
+	$(BIN)/python -m experiments.numbers
+	$(BIN)/mkdocs build --quiet
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -144,8 +144,8 @@ def torch_problem(peers: Any, problem: Inversion, forward: Any, learning_rate: f
         forward,
         peers.weights(observation.params["params"]),
         peers.weights(observation.payload),
-        getattr(peers, s.distance.__name__),
-        s.tv,
+        getattr(peers, s.gradients.distance.__name__),
+        s.weight("tv"),
         labels,
         learning_rate,
     )

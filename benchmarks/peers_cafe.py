@@ -38,7 +38,7 @@ def rows(table: Any) -> Rows:
 
 
 class State(NamedTuple):
-    """As `attacks.CafeState`."""
+    """As `attacks.aggregated.CafeState`."""
 
     V: torch.Tensor  # (N, P, d2)
     H: Rows  # (N, P, d1)
@@ -97,7 +97,7 @@ def iteration(
         x: (N, P, h, w, 1), the private tiles.
         y: (N, C), one-hot.
         index: (K,), the batch.
-        settings: a row of NeurIPS 2021, Table 9: `attacks.table9`.
+        settings: a row of NeurIPS 2021, Table 9: `attacks.aggregated.published_hyperparameters`.
     """
     names, leaves, parties = list(params), list(params.values()), x.shape[1]
     gradient = torch.autograd.grad(cross_entropy(forward(params, x[index])[0], y[index]), leaves)

@@ -16,6 +16,7 @@ from benchmarks import _limits, _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch
+from jaxleak.attacks import aggregated
 from jaxleak.models import _networks
 
 N, K, PARTIES, ROUNDS = 800, 40, 4, 4
@@ -25,7 +26,7 @@ CASES = {
     "jit over the loop, patches": ("jit over the loop", "patches"),
     "jit over the loop, lax.conv": ("jit over the loop", "lax"),
 }
-SETTINGS = attacks.table9("mnist")
+SETTINGS = aggregated.published_hyperparameters("mnist")
 # Per party and sample; the weights of dense layers count as those of convolutions do.
 LAYERS = [_limits.conv(14, 5, 1, 64), _limits.conv(7, 5, 64, 128), _limits.dense(2048, 256), _limits.dense(256, 64)]
 
@@ -37,7 +38,10 @@ def build(form: str = "auto", num_samples: int = N):
     model = models.cafe_vertical(tiles.shape[2:], parties=PARTIES, form=form)
     protocol = protocols.vertical(model, num_samples=num_samples, batch_size=K)
     attack = attacks.cafe(
-        model, protocol.share, num_samples=num_samples, loops="single", switch=False, **SETTINGS._asdict()
+        model,
+        protocol.share,
+        num_samples=num_samples,
+        options=aggregated.CafeOptions(loops="single", switch=False, **SETTINGS._asdict()),
     )
     ids = jax.numpy.arange(num_samples)
     return attack, protocol, Batch(jax.numpy.asarray(tiles), ids % 10, ids)

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
-from jaxleak import attacks, data, models
-from jaxleak.attacks import presets
+from jaxleak import data, models
+from jaxleak.attacks import client_updates, presets
 
 EVOLUTION = "ggl by CMA-ES"
 FAMILIES = (
@@ -50,10 +50,10 @@ SWEEP = {
 
 
 @functools.cache
-def generator() -> attacks.PublicGenerator:
+def generator() -> client_updates.PublicGenerator:
     """Hardly trained: what it draws does not matter here."""
     images = data.load("natural_patches:32", 64, 1).x
-    return attacks.train_generator(_problems.KEY, images, 32, epochs=1, kl=0.1)
+    return client_updates.train_generator(_problems.KEY, images, 32, epochs=1, kl=0.1)
 
 
 @functools.cache

@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
-from jaxleak import attacks, data, models
+from jaxleak import data, models
+from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import decoder
 
 TILES = 8
 #: Of one tile by executor: in Python every step of every loop is so many calls.
-SHORT = attacks.InversionOptions(max_steps=2, max_restarts=0)
+SHORT = aggregated.FeatureInversionOptions(max_steps=2, max_restarts=0)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def median_residual(model, extractor, x, h):
 def test_step_three(benchmark, method, problem):
     model, extractor, h, start = problem
     keys = jax.random.split(jax.random.key(0), TILES)
-    gauss_newton = jax.jit(lambda h, x: attacks.invert_features(model.party_features, extractor, h, x, keys=keys).x)
+    gauss_newton = jax.jit(lambda h, x: aggregated.invert_features(model.party_features, extractor, h, x, keys=keys).x)
 
     def adam(h, x, steps=300):
         optimizer = optax.adam(0.02)
@@ -75,7 +76,7 @@ def test_step_three_by_executor(benchmark, executor, problem):
     keys = jax.random.split(jax.random.key(0), 1)
 
     def invert(start):
-        return attacks.invert_features(model.party_features, extractor, h[:1], start, keys=keys, options=SHORT).x
+        return aggregated.invert_features(model.party_features, extractor, h[:1], start, keys=keys, options=SHORT).x
 
     expected = jax.jit(invert)(start[:1])
     call = jax.jit(invert) if executor == "jit over the loop" else _problems.repeated(invert, executor, 1)

@@ -16,6 +16,7 @@ from benchmarks import _problems
 from benchmarks._quiet import first_call, measure
 from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch
+from jaxleak.attacks import party_records
 
 N, B, PARTY, ACTIVE = 320, 16, 0, 1
 STEPS = N // B  # one epoch
@@ -88,7 +89,7 @@ def free_setting(setting):
     """The attack that only records while rounds go by: its clustering is NumPy on the host."""
     _, protocol, private = setting
     model, shadow, _ = samples()
-    baseline = attacks.fit_label_baseline(np.asarray(shadow.x[:, PARTY]), np.asarray(shadow.y), model.num_classes)
+    baseline = party_records.fit_label_baseline(np.asarray(shadow.x[:, PARTY]), np.asarray(shadow.y), model.num_classes)
     sizes = {"num_samples": N, "rounds": STEPS, "batch_size": B}
     return attacks.vflrecon_free(model, baseline, party=PARTY, **sizes), protocol, private
 
