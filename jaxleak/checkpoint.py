@@ -65,7 +65,8 @@ class Checkpoints:
         Args:
             folder: where the checkpoints live.
             config: what the run depends on; JSON-serialisable. `fingerprint` names arrays.
-            fresh: delete what is there.
+            fresh: start over. What is there is not read, and is deleted by the first `save`, so that a run that fails
+                before it has anything to save loses nothing.
 
         Raises:
             ConfigMismatchError: if the folder holds checkpoints of another configuration; names the fields.
@@ -79,21 +80,25 @@ class Checkpoints:
             if _mesh.is_writer():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.folder)
-                if fresh:
-                    self._delete_all()
             _all_wait("checkpoints_opened")
-            self._bind()
-            self._manager = self._open()
+            self._manager = None if fresh else self._begin()
         except FolderInUseError:
             raise
         except OSError as error:
             raise OSError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
 
-    def _delete_all(self) -> None:
-        for name in (STEPS, DAMAGED):
-            if (self.folder / name).exists():
-                shutil.rmtree(self.folder / name)
-        (self.folder / CONFIG_FILE).unlink(missing_ok=True)
+    def _begin(self) -> ocp.CheckpointManager:
+        self._bind()
+        return self._open()
+
+    def _begin_anew(self) -> ocp.CheckpointManager:
+        if _mesh.is_writer():
+            for name in (STEPS, DAMAGED):
+                if (self.folder / name).exists():
+                    shutil.rmtree(self.folder / name)
+            (self.folder / CONFIG_FILE).unlink(missing_ok=True)
+        _all_wait("checkpoints_deleted")
+        return self._begin()
 
     def _open(self) -> ocp.CheckpointManager:
         if _mesh.is_writer():
@@ -176,6 +181,7 @@ class Checkpoints:
         Raises:
             OSError: if it cannot be written (a full disk, say); earlier checkpoints stay valid.
         """
+        manager = self._manager = self._manager or self._begin_anew()
         tree = _storable(tree)
         said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree)}
         if history:
@@ -184,14 +190,14 @@ class Checkpoints:
             tree = (tree, history)
         try:
             with _quiet():
-                self._manager.save(
+                manager.save(
                     step,
                     args=ocp.args.StandardSave(tree),
                     custom_metadata={**said, _CHECKSUM: _checksum(tree)},
                     force=True,
                 )
         except Exception as error:
-            valid = self._manager.latest_step()
+            valid = manager.latest_step()
             kept = "no earlier checkpoint exists" if valid is None else f"checkpoint {valid} stays valid"
             reason = _first_line(error)
             raise OSError(f"cannot write checkpoint {step} to {self.folder}: {reason}; {kept}") from error
@@ -209,8 +215,8 @@ class Checkpoints:
     def restore_with_history(self, tree: PyTree) -> tuple[PyTree, dict[str, np.ndarray]]:
         """As `restore_latest`, and the history that was saved with that checkpoint, empty if there is none."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _storable(tree))
-        while (step := self._manager.latest_step()) is not None:
-            problem, restored, history = self._restore(step, abstract)
+        while self._manager is not None and (step := self._manager.latest_step()) is not None:
+            problem, restored, history = self._restore(self._manager, step, abstract)
             if not _mesh.any_process(problem is not None):
                 return jax.tree.map(lambda leaf, stored: leaf if _is_empty(leaf) else stored, tree, restored), history
             if _mesh.is_writer():
@@ -220,7 +226,9 @@ class Checkpoints:
             self._manager = self._open()
         return tree, {}
 
-    def _restore(self, step: int, abstract: PyTree) -> tuple[str | None, PyTree, dict[str, np.ndarray]]:
+    def _restore(
+        self, manager: ocp.CheckpointManager, step: int, abstract: PyTree
+    ) -> tuple[str | None, PyTree, dict[str, np.ndarray]]:
         """What is wrong with a checkpoint; and its tree and history, if nothing is."""
         if (problem := self._problem(step)) is not None:
             return problem, None, {}
@@ -235,7 +243,7 @@ class Checkpoints:
             history = {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
             target = (abstract, history) if history else abstract
             with _quiet():
-                restored = self._manager.restore(step, args=ocp.args.StandardRestore(target))
+                restored = manager.restore(step, args=ocp.args.StandardRestore(target))
             found = _checksum(restored)
         except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
             return _first_line(error), None, {}
@@ -257,7 +265,7 @@ class Checkpoints:
 
     def latest_step(self) -> int | None:
         """Number of the newest checkpoint, or None."""
-        return self._manager.latest_step()
+        return None if self._manager is None else self._manager.latest_step()
 
 
 @contextlib.contextmanager

@@ -44,8 +44,15 @@ def test_the_newest_checkpoint_comes_back_and_two_are_kept(checkpoints):
 
 def test_fresh_starts_over(checkpoints):
     checkpoints.save(5, _tree(5))
-    again = Checkpoints(checkpoints.folder, {**CONFIG, "data": "mnist"}, fresh=True)
+    other = {**CONFIG, "data": "mnist"}
+    again = Checkpoints(checkpoints.folder, other, fresh=True)
     assert again.latest_step() is None
+    assert again.restore_latest(start := _tree(0)) is start
+    # A run that fails before it has anything to save has lost nothing.
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(start), _tree(5))
+    again.save(3, _tree(3))
+    assert not _files_of(checkpoints, 5)
+    chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, other).restore_latest(start), _tree(3))
 
 
 def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):

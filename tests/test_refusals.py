@@ -260,7 +260,7 @@ class TestAStartThatFails:
     def test_leaves_the_folder_as_it_was(self, tmp_path, ended, monkeypatch):
         def fail(args):
             folder = RunFolder(args.out, "invert", {"new": True}, fresh=args.fresh)
-            Checkpoints(folder.checkpoints, {})
+            Checkpoints(folder.checkpoints, {"new": args.fresh}, fresh=args.fresh)
             (folder.path / "cells").mkdir()
             raise ValueError("something is wrong")
 
@@ -271,9 +271,14 @@ class TestAStartThatFails:
         old = RunFolder(out, "invert", {"new": False}, fresh=False)
         old.log(round=1)
         old.finish({"psnr": 1.0})
-        before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.name[0] != "."}
+        Checkpoints(old.checkpoints, {"new": False}).save(1, {"x": np.ones(3)})
+
+        def content():
+            return {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name[0] != "."}
+
+        before = content()
         ended("invert", "--out", str(out), "--fresh")
-        assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file() and p.name[0] != "."} == before
+        assert content() == before
 
     def test_keeps_what_it_had_begun(self, tmp_path, ended, monkeypatch):
         def fail(args):
