@@ -47,7 +47,8 @@ def test_fresh_starts_over(checkpoints):
     other = {**CONFIG, "data": "mnist"}
     again = Checkpoints(checkpoints.folder, other, fresh=True)
     assert again.latest_step() is None
-    assert again.restore_latest(start := _tree(0)) is start
+    start = _tree(0)
+    assert again.restore_latest(start) is start
     # A run that fails before it has anything to save has lost nothing.
     chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(start), _tree(5))
     again.save(3, _tree(3))
