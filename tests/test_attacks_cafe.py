@@ -314,6 +314,25 @@ def test_missing_grants_are_named(problem, transcript):
         )
 
 
+def test_labels_are_searched_for_given_or_left_as_they_started(small):
+    problem, observation = small
+    index = np.asarray(observation.index)
+    others = np.setdiff1d(np.arange(6), index)
+    given = threats.view(threats.Threat(labels=True), reference.first_transcript(problem))
+    for mode, seen in (("joint", observation), ("given", given), ("fixed", observation)):
+        attack = aggregated.aligned_dlg(problem.model, problem.protocol.share, num_samples=6, label_mode=mode)
+        start = attack.init(jax.random.key(0), problem.template)
+        state, _ = jax.jit(attack.step)(jax.random.key(0), start, seen)
+        before, after = np.asarray(start.data.y), np.asarray(state.data.y)
+        np.testing.assert_array_equal(after[others], before[others])
+        if mode == "joint":
+            assert (after[index] != before[index]).all()
+            assert np.ptp(np.abs(after[index] - before[index])) < 1e-4  # Adam's first step is as long everywhere
+        else:
+            one_hot = np.eye(2)[np.asarray(problem.private.y)[index]]
+            np.testing.assert_array_equal(after[index], one_hot if mode == "given" else before[index])
+
+
 def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, transcript):
     attack = cafe(problem.model, problem.protocol.share, num_samples=N, alpha=0, loops="single", switch=False)
     state = attack.init(jax.random.key(0), problem.template)
