@@ -2,7 +2,7 @@
 
     python -m experiments.reproduce --paper cafe --table table4 --variant reduced --budget 60 --record
     python -m experiments.reproduce --paper vflrecon --cell table3/vflrecon/criteo --seeds 0 1 2 --record
-    python -m experiments.reproduce --budget 480 --record         # all papers, cheapest cells first
+    python -m experiments.reproduce --budget 480 --record         # all papers; every cell once, cheap ones first
     python -m experiments.reproduce --status
     python -m experiments.reproduce --check 5 --seed 0            # run random recorded cells again
     python -m experiments.reproduce --pages                       # write docs/reproduction from the ledger
@@ -11,8 +11,9 @@ A cell is run in up to four variants: printed (the paper's algorithm, model, dat
 same algorithm on a smaller problem), stand-in (other data or weights) and ours (our attack on the paper's problem).
 The ledger is experiments/ledger/PAPER.jsonl; `--record` writes to it, cell by cell. Finished runs are kept in the run
 folder, so that the same command goes on where it was. A cell that fails is recorded with its error, and the others go
-on; one that does not fit the budget is recorded with its estimated cost. No cell is chosen, left out or repeated by its
-outcome: the order is that of the estimated costs.
+on; one that does not fit the budget is recorded with its estimated cost. Every cell gets its first number before any
+gets a second one, and among these the order is that of the estimated costs: no cell is chosen, left out or repeated by
+its outcome.
 """
 
 import json
@@ -105,7 +106,7 @@ def _known(args: Args, ledgers: list[Ledger]) -> None:
 
 
 def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
-    """Run what fits the budget, cheapest first within each paper; papers get equal shares of what is left."""
+    """Run what fits the budget, paper by paper; papers get equal shares of what is left."""
     left, made = 60.0 * args.budget, list[Entry]()
     with Progress() as progress:
         for number, ledger in enumerate(ledgers):

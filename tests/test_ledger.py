@@ -143,6 +143,18 @@ def test_too_little_memory_is_impossible(ledger, tmp_path):
     assert "21 GB" in entry.why
 
 
+def test_every_cell_gets_its_first_number_before_any_gets_a_second(ledger, tmp_path):
+    run(FakeStudy(measurement(THIRD, 5.0)), ledger, tmp_path)
+    of_three = [measurement(cell, job, "reduced") for cell, job in ((THIRD, 3.0), (CELL, 1.0), (OTHER, 2.0))]
+    ended = run(FakeStudy(measurement(CELL, 4.0), *of_three, slow=(2.0, 4.0)), ledger, tmp_path, budget=1e6)
+    assert [(entry.cell, entry.variant) for entry in ended] == [
+        (CELL, "reduced"),
+        (OTHER, "reduced"),
+        (THIRD, "reduced"),  # has a number that was printed
+        (CELL, "printed"),
+    ]
+
+
 def test_the_cheapest_run_first_and_what_does_not_fit_has_its_cost(ledger, tmp_path):
     study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0), slow=(40.0,))
     first, second = run(study, ledger, tmp_path, budget=50.0)

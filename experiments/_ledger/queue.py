@@ -1,4 +1,7 @@
-"""Runs measurements within a budget, cheapest first, and records what came of them; one failure stops nothing else."""
+"""Runs measurements within a budget and records what came of them; one failure stops nothing else.
+
+Every cell gets its first number before any cell gets a second one, and cheap ones go first.
+"""
 
 import datetime
 import functools
@@ -97,9 +100,7 @@ class Queue:
     def run(
         self, measurements: Sequence[Measurement], seeds: Sequence[int], budget: float, progress: Progress
     ) -> Iterator[Entry]:
-        """The entries of all measurements that the ledger lacks: run ones, cheapest first, and those that do not fit.
-
-        The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
+        """The entries of all measurements that the ledger lacks, in the order of `in_turn`, whether they fit or not.
 
         Args:
             measurements: which.
@@ -108,9 +109,7 @@ class Queue:
             progress: is told of every cell, and answers signals.
         """
         left = budget
-        lacking = [m for m in measurements if self.wanted(m, seeds)]
-        sharing = Counter(job for m in lacking for job in m.jobs)
-        lacking.sort(key=lambda m: sum(self.estimate_of(job, seeds) / sharing[job] for job in m.jobs))
+        lacking = self.in_turn([m for m in measurements if self.wanted(m, seeds)], seeds)
         for number, measurement in enumerate(lacking):
             progress.update("cells", number, len(lacking), "/".join(filter(None, measurement.key)))
             need = self.cost(measurement, seeds)
@@ -129,6 +128,20 @@ class Queue:
             if entry.status in MEASURED or there is None or there.status not in MEASURED:
                 self._keep(entry)
             yield entry
+
+    def in_turn(self, lacking: Sequence[Measurement], seeds: Sequence[int]) -> list[Measurement]:
+        """First the cheapest measurement of every cell that has none, then second ones, and so on; cheap ones first.
+
+        The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
+        """
+        sharing = Counter(job for m in lacking for job in m.jobs)
+        costs = {m.key: sum(self.estimate_of(job, seeds) / sharing[job] for job in m.jobs) for m in lacking}
+        before = Counter(entry.cell for entry in self.ledger.entries.values() if entry.status in MEASURED)
+        turns = {}
+        for measurement in sorted(lacking, key=lambda m: costs[m.key]):
+            turns[measurement.key] = before[measurement.cell]
+            before[measurement.cell] += 1
+        return sorted(lacking, key=lambda m: (turns[m.key], costs[m.key]))
 
     def measure(self, measurement: Measurement, seeds: Sequence[int]) -> Entry:
         """Run the jobs and judge the number; an error becomes an entry too."""
