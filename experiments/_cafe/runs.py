@@ -37,6 +37,11 @@ KNOWLEDGE: dict[str, Knowledge] = {
 }
 
 
+#: So many reconstructions of a run are kept as pictures.
+PICTURES = 16
+#: Where they stand among a run's results.
+PICTURE_KEY = "pictures"
+
 #: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
 CAPS = {"linnaeus5": 20_000}
 CAP = 8_000
@@ -108,9 +113,11 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem.model, problem.params, recovery.H[wanted], wanted, seed=setting.seed, chunk=8
     )
     psnr = np.minimum(image_psnr(problem, result.x, wanted), 200.0)
-    scores = {"psnr": float(psnr.mean()), **counts}
+    scores: dict[str, Any] = {"psnr": float(psnr.mean()), **counts}
     if problem.dataset.x.ndim == 4:
-        scores["psnr_channel_peak"] = channel_peak_psnr(problem, problem.assemble(np.asarray(result.x)), wanted)
+        images = problem.assemble(np.asarray(result.x))
+        scores["psnr_channel_peak"] = channel_peak_psnr(problem, images, wanted)
+        scores[PICTURE_KEY] = pictures(problem, images, wanted)
     return scores
 
 
@@ -280,6 +287,19 @@ def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel,
     return builders[setting.method]()
 
 
+def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[str, np.ndarray]:
+    """The first reconstructed images of a run beside the truth, to be looked at.
+
+    Args:
+        problem: what is attacked.
+        images: (I, H, W, C), reconstructions of samples `index`.
+        index: (I,) rising sample numbers.
+    """
+    index = index[:PICTURES]
+    truth = problem.dataset.x[index]
+    return {"index": index, "truth": truth.astype(np.float32), "estimate": images[:PICTURES].astype(np.float32)}
+
+
 def _optimizer(setting: Setting) -> optax.GradientTransformation | None:
     if not setting.model_learning_rate:
         return None
@@ -309,10 +329,14 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
     return record
 
 
-def _psnr(problem: Problem, reconstruction: Any) -> dict[str, float]:
+def _psnr(problem: Problem, reconstruction: Any) -> dict[str, Any]:
     scores = cafe_descent.reconstruction_metrics(problem, reconstruction)
     everyone = len(problem.private.y)
-    return {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
+    found: dict[str, Any] = {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
+    if problem.dataset.x.ndim == 4:
+        first = np.arange(everyone)[:PICTURES]
+        found[PICTURE_KEY] = pictures(problem, problem.assemble(np.asarray(reconstruction.x)[first]), first)
+    return found
 
 
 def _no_reconstruction(state: PyTree, observation: Any) -> Any:
