@@ -25,7 +25,6 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
-from experiments import _distributed, _plots
 from experiments._cafe import descent as cafe_descent
 from experiments._cafe import scaling
 from experiments._cafe.exact import observe_and_recover, require_memory
@@ -37,10 +36,19 @@ from experiments._cafe.problem import (
     sources_of,
     vertical_problem,
 )
-from experiments._harness import Progress, RunFolder, default_out, peak_memory_gb, print_metrics, run_command
 from jaxleak import _validate, attacks, audit, metrics
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import (
+    Progress,
+    RunFolder,
+    default_out,
+    distributed,
+    peak_memory_gb,
+    plots,
+    print_metrics,
+    run_command,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "demo": {"data": "lfw_faces", "num_samples": 100, "batch_size": 20, "images": 100},
@@ -83,7 +91,7 @@ class Args:
     """Run folder; default runs/cafe_scale/<preset>."""
     fresh: bool = False
     """Start over instead of continuing."""
-    where: tyro.conf.OmitArgPrefixes[_distributed.Devices] = field(default_factory=_distributed.Devices)
+    where: tyro.conf.OmitArgPrefixes[distributed.Devices] = field(default_factory=distributed.Devices)
 
     def resolved(self) -> "Config":
         """With the preset's values where none was given."""
@@ -124,15 +132,15 @@ def main(options: Args) -> dict[str, float]:
     # K = N is refused later with its reason; what is out of any range should not wait for the data.
     _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
     _validate.count(iterations=args.iterations)
-    if options.where != _distributed.Devices() and (sweep or args.solver != "exact"):
+    if options.where != distributed.Devices() and (sweep or args.solver != "exact"):
         raise ValueError("several devices share one run of --solver exact; a sweep, or the paper's solvers, use one")
-    mesh = _distributed.start(options.where)
+    mesh = distributed.join_devices(options.where)
     if mesh is not None and args.linear_solver == "auto":
         args = dataclasses.replace(args, linear_solver="matrix_free")
     if args.solver == "exact" and not sweep:
         require_memory(args.num_samples, args.linear_solver)
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
-    folder = _distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
+    folder = distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
     if sweep:
         return scaling.run(args, folder)
     results = _exact(args, folder, config, mesh) if args.solver == "exact" else _descent(args, folder, config)
@@ -158,7 +166,7 @@ def _exact(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh |
         key=key,
         network=args.network,
     )
-    _distributed.together(lambda: folder.sources.bind(sources_of(problem, args.data, args.seed)))
+    distributed.together(lambda: folder.sources.bind(sources_of(problem, args.data, args.seed)))
     plan = attacks.plan_cafe_exact(
         problem.model, num_samples=args.num_samples, batch_size=args.batch_size, solver=args.linear_solver
     )
@@ -268,12 +276,12 @@ def _score(
     if problem.dataset.x.ndim == 4:
         if folder.writes:
             path = folder.figure("contact_sheet.png")
-            _plots.contact_sheet(path, problem.dataset.x[shown], images, unanswered=unanswered)
+            plots.contact_sheet(path, problem.dataset.x[shown], images, unanswered=unanswered)
         ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
     else:
         ssim = float("nan")
     if folder.writes:
-        _plots.residual_scatter(folder.figure("residual_psnr.png"), residual, psnr)
+        plots.residual_scatter(folder.figure("residual_psnr.png"), residual, psnr)
     seconds = folder.seconds
     return {
         "output_gradient_relative_error": float(np.median(relative_errors(truth_v, recovery.V, recovery.live))),
@@ -361,7 +369,7 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
     images = problem.assemble(np.asarray(reconstruction.x)[shown])
     if problem.dataset.x.ndim == 4:
         truth = problem.dataset.x[shown]
-        _plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images)
+        plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images)
     if tables is not None:
         truth_v = aggregated.true_output_gradients(
             problem.model, problem.params, np.asarray(features), np.asarray(problem.private.y), args.batch_size

@@ -31,13 +31,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments import _plots
 from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
-from experiments._files import write_json
-from experiments._harness import RunFolder, default_out, run_command
 from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
 from jaxleak import _validate
+from jaxleak.study import RunFolder, default_out, plots, run_command
+from jaxleak.study.files import write_json
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
 PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
@@ -116,7 +115,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     show(rows)
     _draw_curves(folder, runner)
     for name, images in sheets(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
-        _plots.comparison_sheet(folder.figure(f"{name}.png"), images)
+        plots.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
     path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(f"stored in {path}")
@@ -232,7 +231,7 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
         if series:
             # Losses of defended training span many orders of magnitude.
             log = kind == "training"
-            _plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
+            plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
     write_json(folder.path / "curves.json", stored)
 
 

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._harness import Progress, RunFolder, default_out, run_command
-from experiments._sources import drawn
 from jaxleak import Batch, _validate, audit, data, models, protocols
 from jaxleak._tree import named_leaves
+from jaxleak.study import Progress, RunFolder, default_out, run_command
+from jaxleak.study.sources import drawn
 
 _SIDE, _CLASSES = 16, 10
 _FIELDS = ("made", "failed", "suspicious", "missed")

@@ -42,6 +42,9 @@ SOURCES = (
     *(f"experiments/_vfl/{name}.py" for name in ("defenses", "problem", "runs", "truth")),
 )
 
+#: The part of the library that keeps and draws what was measured.
+NOT_MEASURED = "jaxleak/study/*.py"
+
 #: Mistakes that a person could make, in families that the sample takes turns with: most places are plain numbers.
 #: Exchanged operators that only end in a type error would flatter the score, and are left out.
 MISTAKES = {
@@ -99,7 +102,7 @@ def mutations(mistakes: Iterable[str]) -> list[MutationSpec]:
     """Every place in `SOURCES` where one of these mistakes fits, in a fixed order."""
     operators = {mistake: cosmic_ray.plugins.get_operator(f"core/{mistake}")() for mistake in mistakes}
     found = []
-    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+    for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)} - set(ROOT.glob(NOT_MEASURED))):
         nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast_from_path(path)))
         skipped = _without_effect(ast.parse(path.read_text()))
         for mistake, operator in operators.items():

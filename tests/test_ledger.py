@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from experiments import reproduce
-from experiments._harness import Progress
 from experiments._ledger import check, pages, status, studies
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.verdict import agrees, better, verdict
+from jaxleak.study import Progress
 
 CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
 PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}

@@ -15,10 +15,10 @@ import numpy as np
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe.problem import Problem, horizontal_problem, vertical_problem
 from experiments._cafe.runs import NestedTables, Setting
-from experiments._files import Stored, read_json, read_npz, write_json, write_npz
-from experiments._harness import digest
-from experiments._sources import Arrays, drawn
 from jaxleak import data
+from jaxleak.study import digest
+from jaxleak.study.files import Stored, read_json, read_npz, write_json, write_npz
+from jaxleak.study.sources import Arrays, drawn
 
 DATASETS = {
     "CIFAR-10": "cifar10",

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._sources import Arrays, arrays_of, drawn_name
 from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
+from jaxleak.study.sources import Arrays, arrays_of, drawn_name
 
 
 class Problem(NamedTuple):

@@ -4,9 +4,8 @@ import subprocess
 import sys
 from typing import Any
 
-from experiments import _plots
-from experiments._files import read_numbers
-from experiments._harness import RunFolder, print_metrics
+from jaxleak.study import RunFolder, plots, print_metrics
+from jaxleak.study.files import read_numbers
 
 SIZES = (1_000, 3_000, 10_000)
 
@@ -36,7 +35,7 @@ def run(args: Any, folder: RunFolder) -> dict[str, float]:
     column = {
         name: [results[size][name] for size in sizes] for name in ("seconds_steps_1_2", "peak_memory_gb", "psnr_mean")
     }
-    _plots.scaling(
+    plots.scaling(
         folder.figure("scaling.png"), sizes, column["seconds_steps_1_2"], column["peak_memory_gb"], column["psnr_mean"]
     )
     merged = {f"{name}_n{size}": results[size][name] for size in sizes for name in sorted(results[size])}

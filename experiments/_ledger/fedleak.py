@@ -13,13 +13,13 @@ from experiments._defenses.utility import Utility
 from experiments._fedleak.cells import names, plans
 from experiments._fedleak.jobs import DATASETS, Job, Plan, Sizes
 from experiments._fedleak.runs import Result, Runner, cost, samples_in
-from experiments._harness import RunFolder
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.fedleak_defenses import Accuracy
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.verdict import printed_cells
 from jaxleak.attacks import presets
+from jaxleak.study import RunFolder
 
 #: What stands for SVHN, which could not be had.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")

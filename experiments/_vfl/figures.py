@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments._plots import comparison_sheet, plt, save_figure
 from experiments._vfl.problem import IMAGE_WIDTHS
 from experiments._vfl.tables import BESIDE
+from jaxleak.study.plots import comparison_sheet, plt, save_figure
 
 #: Tables whose figures show arrays, and not numbers of rows.
 PICTURED = ("fig4", "fig6")

@@ -14,7 +14,20 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
-from experiments._files import write_bytes
+from jaxleak.study.files import write_bytes
+
+__all__ = [
+    "FLAG_COLOUR",
+    "LEAST_SPAN",
+    "certificate",
+    "comparison_sheet",
+    "contact_sheet",
+    "curves",
+    "residual_scatter",
+    "save_figure",
+    "scaling",
+    "trade_off",
+]
 
 FLAG_COLOUR = (1.0, 0.45, 0.0)
 #: The shortest range that an axis of accuracies shows.

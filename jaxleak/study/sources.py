@@ -15,6 +15,16 @@ from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.checkpoint import ConfigMismatchError, fingerprint
 
+__all__ = [
+    "SOURCES_FILE",
+    "Arrays",
+    "Sources",
+    "arrays_of",
+    "contents",
+    "drawn",
+    "drawn_name",
+]
+
 #: Arrays by the name that a message gives them; they are loaded when they are asked for.
 Arrays = Mapping[str, Callable[[], PyTree]]
 
