@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         from jaxleak import _command
+        from jaxleak._compiled import keep_compiled
 
+        keep_compiled()
         return {"audit": _command.audit, "models": _command.models}[options.command](options)
     except (ValueError, OSError, FloatingPointError, MemoryError, ImportError, RuntimeError) as error:
         from jaxleak.checkpoint import ConfigMismatchError

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxleak._compiled import keep_compiled
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study._folder import take_back_folders
 from jaxleak.study._progress import stopped_message
@@ -27,7 +28,9 @@ def run_command(main: Callable[[Arguments], Any], arguments: type[Arguments], do
 
     outlive_readers()
     try:
-        main(tyro.cli(arguments, description=doc))
+        given = tyro.cli(arguments, description=doc)
+        keep_compiled()
+        main(given)
     except KeyboardInterrupt:
         print(stopped_message("SIGINT"), file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
