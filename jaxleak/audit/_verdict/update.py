@@ -100,7 +100,7 @@ def update(
         labels = proven_labels(head.bias_gradient, samples)
     best = best_of(answers)
     tried = [_told(answer) for answer in answers]
-    findings = findings + (unexplained(best) if best is None or not best.shown.any() else [])
+    findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else [])
     outcome, reasons = decide(findings, labels, best, tried, said)
     numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.sum())}
     ordered = None
