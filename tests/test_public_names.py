@@ -58,7 +58,7 @@ NAMES = {
         template_of update Verdict watch write_report
     """,
     "jaxleak.capture": """
-        Facts fit flower_mod gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
+        Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
     """,
     "jaxleak.checkpoint": """
         Checkpoints ConfigMismatchError FolderInUseError
