@@ -24,6 +24,7 @@ import numpy as np
 from jaxleak import Batch, _validate, audit, data, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.study import Progress, RunFolder, default_out, run_command
+from jaxleak.study.files import read_lines
 from jaxleak.study.sources import drawn
 
 _SIDE, _CLASSES = 16, 10
@@ -201,7 +202,7 @@ def main(args: Args) -> dict[str, Any]:
     _validate.count(draws=args.draws)
     folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", asdict(args), fresh=args.fresh)
     folder.sources.bind(drawn(args.data, 256, 0))
-    folder.work_again()
+    known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     by_model: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     with Progress() as progress, folder.phase("checks"):
@@ -215,11 +216,15 @@ def main(args: Args) -> dict[str, Any]:
                     claim = make(client)
                     if claim is None:
                         continue
-                    status = _status(claim, 0.0 if mistake == "none" else args.minutes)
+                    what = {"model": name, "draw": draw, "mistake": mistake}
+                    status = known.get(tuple(what.values()))
+                    if status is None:
+                        status = _status(claim, 0.0 if mistake == "none" else args.minutes)
+                        run = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
+                        folder.log(**what, batch_size=client.size, status=status, **run)
                     for row in (counts[mistake], by_model[name if mistake != "none" else f"{name}, no mistake"]):
                         row["made"] += 1
                         row[status] += 1
-                    folder.log(model=name, draw=draw, batch_size=client.size, mistake=mistake, status=status)
                 progress.update(name, draw + 1, args.draws)
     mistakes = {name: row for name, row in counts.items() if name != "none"}
     total = {field: sum(row[field] for row in mistakes.values()) for field in _FIELDS}
@@ -232,6 +237,20 @@ def main(args: Args) -> dict[str, Any]:
     print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
     print(f"stored in {folder.finish(metrics, cells=[{'model': name} | row for name, row in by_model.items()])}")
     return metrics
+
+
+def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], str]:
+    """What earlier sittings logged of this run: statuses by model, draw and mistake."""
+    log = folder.path / "metrics.jsonl"
+    if args.fresh or not log.exists():
+        return {}
+    lines = [line for _, line in read_lines(log, dict)]
+    wanted = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
+    return {
+        (line["model"], line["draw"], line["mistake"]): line["status"]
+        for line in lines
+        if wanted.items() <= line.items() and line["status"] in _FIELDS
+    }
 
 
 def _status(claim: Claim, minutes: float) -> str:

@@ -101,6 +101,8 @@ def test_peeling_leaves_an_update_of_the_layers_below():
 
 
 def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
+    from jaxleak.audit._checks import Finding
+    from jaxleak.audit._checks.symmetry import SYMMETRIES
     from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
 
     x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), np.zeros(10, int)
@@ -112,6 +114,10 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert outcome == "not shown to leak"
     assert any("Warning" in reason and "weights of another round" in reason for reason in reasons)
     assert any("not tried" in reason for reason in reasons)
+    assert [finding.name for finding in unexplained(None)] == ["gradient explained"]
+    without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
+    assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
+    assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images")

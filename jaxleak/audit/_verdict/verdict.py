@@ -83,11 +83,13 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[F
         best: of `best_of`.
         findings: of the checks before the attacks.
     """
-    if best is not None and best.cosine_distance >= MATCHED_BELOW:
-        evidence = (
-            f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
-            f"update; below {MATCHED_BELOW} it would explain the update."
-        )
+    if best is None or best.cosine_distance >= MATCHED_BELOW:
+        evidence = "No attack came to an answer, so that nothing explains the update."
+        if best is not None:
+            evidence = (
+                f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
+                f"update; below {MATCHED_BELOW} it would explain the update."
+            )
         cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
         return [Finding("gradient explained", "suspicious", evidence, cause, "--truth of a known batch, --minutes")]
     seen = {finding.name: finding.status for finding in findings}
