@@ -48,6 +48,7 @@ from jaxleak.study import (
     plots,
     print_metrics,
     run_command,
+    sheets,
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -275,13 +276,18 @@ def _score(
     finite_psnr = np.minimum(psnr, 200.0)  # an exact image would make the mean infinite
     if problem.dataset.x.ndim == 4:
         if folder.writes:
-            path = folder.figure("contact_sheet.png")
-            plots.contact_sheet(path, problem.dataset.x[shown], images, unanswered=unanswered)
+            captions = np.full(args.images, "no answer", object)
+            captions[wanted] = [f"{value:.0f} dB" for value in finite_psnr]
+            sheets.contact_sheet(
+                folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, unanswered=unanswered,
+                captions=list(captions), title=f"CAFE on {args.data}: PSNR of each image below it",
+            )  # fmt: skip
         ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
     else:
         ssim = float("nan")
     if folder.writes:
-        plots.residual_scatter(folder.figure("residual_psnr.png"), residual, psnr)
+        path = folder.figure("residual_psnr.png")
+        plots.residual_scatter(path, residual, psnr, unanswered=int(unanswered.sum()))
     seconds = folder.seconds
     return {
         "output_gradient_relative_error": float(np.median(relative_errors(truth_v, recovery.V, recovery.live))),
@@ -369,7 +375,8 @@ def _descent(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[st
     images = problem.assemble(np.asarray(reconstruction.x)[shown])
     if problem.dataset.x.ndim == 4:
         truth = problem.dataset.x[shown]
-        plots.contact_sheet(folder.figure("contact_sheet.png"), truth, images)
+        title = f"CAFE by descent on {args.data}: {results['psnr_mean']:.1f} dB on average"
+        sheets.contact_sheet(folder.figure("contact_sheet.png"), truth, images, title=title)
     if tables is not None:
         truth_v = aggregated.true_output_gradients(
             problem.model, problem.params, np.asarray(features), np.asarray(problem.private.y), args.batch_size

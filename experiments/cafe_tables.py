@@ -35,7 +35,7 @@ from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, wit
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
 from jaxleak import _validate
-from jaxleak.study import RunFolder, default_out, plots, run_command
+from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.files import write_json
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
@@ -114,8 +114,8 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
         rows.append(row)
     show(rows)
     _draw_curves(folder, runner)
-    for name, images in sheets(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
-        plots.comparison_sheet(folder.figure(f"{name}.png"), images)
+    for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
+        sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
     path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(f"stored in {path}")
@@ -186,7 +186,7 @@ def _images(row: dict[str, Any]) -> str:
     return f"{sum(row['images'])} of {sum(row['images_asked'])}"
 
 
-def sheets(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dict[str, np.ndarray]]:
+def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dict[str, np.ndarray]]:
     """The truth and the reconstructions by every finished row of a table, by table and data set.
 
     A row of a sheet is labelled with the rest of its cell's id and its mean PSNR. The samples are the first ones for

@@ -35,7 +35,7 @@ from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
+from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.files import jsonable
 from jaxleak.study.sources import drawn
 
@@ -175,7 +175,7 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
-        plots.contact_sheet(path, truth, estimate, captions=captions(runs), zoom=4)
+        sheets.contact_sheet(path, truth, estimate, captions=captions(runs), title=name, columns=8, zoom=4)
     series = {
         name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items() if len(runs[0].curve)
     }

@@ -283,7 +283,7 @@ def test_a_table_of_images_gets_a_sheet_of_the_samples_that_all_rows_have(monkey
     monkeypatch.setattr(cafe_runs, "exact", exact)
     monkeypatch.setattr(cafe_runs, "descent", descent)
     drawn = {}
-    monkeypatch.setattr(cafe_tables.plots, "comparison_sheet", lambda path, images: drawn.update({path.name: images}))
+    monkeypatch.setattr(cafe_tables.sheets, "comparison_sheet", lambda path, images: drawn.update({path.name: images}))
     cafe_tables.main(cafe_tables.Args(table=("table2",), datasets=("mnist",), budget=1e6, out=tmp_path))
     sheet = drawn["table2-mnist.png"]
     assert next(iter(sheet)) == "truth"

@@ -104,7 +104,7 @@ NAMES = {
     """,
     "jaxleak.study": """
         default_out digest distributed files has_run peak_memory_gb plots print_metrics Progress provenance
-        require_own_folder run_command RunFolder sources stopped_message StoppedBySignal
+        require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together
@@ -114,8 +114,10 @@ NAMES = {
         write_bytes write_json write_npz write_text
     """,
     "jaxleak.study.plots": """
-        certificate comparison_sheet contact_sheet curves FLAG_COLOUR LEAST_SPAN residual_scatter save_figure
-        scaling trade_off
+        certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
+    """,
+    "jaxleak.study.sheets": """
+        comparison_sheet contact_sheet FLAG_COLOUR
     """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE

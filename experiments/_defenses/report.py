@@ -13,7 +13,7 @@ from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
 from experiments._rows import grouped, print_grouped
-from jaxleak.study import RunFolder, plots
+from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_text
 
 _WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
@@ -103,7 +103,7 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         figures.append(name)
     sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
     if sheet:
-        plots.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
+        sheets.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
         figures.append(f"{study}-images.png")
     return figures
 

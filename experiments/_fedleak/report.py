@@ -13,7 +13,7 @@ from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Result, Runner
 from experiments._rows import print_grouped
-from jaxleak.study import RunFolder, plots
+from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_json
 
 #: Tables that sweep one thing, so that a trend can be judged.
@@ -108,7 +108,7 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
             curve = result.images["curve"]
             curves[label] = (np.arange(len(curve)), np.maximum(curve, 1e-12))
             stored.append({"run": label, "group": name, "distance": curve[:: max(1, len(curve) // 200)]})
-        plots.comparison_sheet(folder.figure(f"{name}.png"), rows)
+        sheets.comparison_sheet(folder.figure(f"{name}.png"), rows)
         plots.curves(
             folder.figure(f"{name}-distance.png"), curves, xlabel="iteration", ylabel="gradient distance", log_y=True
         )

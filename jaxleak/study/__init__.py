@@ -1,16 +1,17 @@
 """What a command needs around an attack: a run folder that survives being killed, a progress line, and provenance.
 
-The command `jaxleak` and the studies in `experiments/` are made with it. A study makes a `RunFolder`, does its work in
-phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules have
-the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots`, and `distributed`
-(several devices and processes). Everything is imported when it is first used.
+The command `jaxleak` and the studies in `experiments/` are made with it. A study makes a `RunFolder`, does its work
+in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules
+have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
+(charts, and images side by side), and `distributed` (several devices and processes). Everything is imported when it
+is first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxleak.study import distributed, files, plots, sources
+    from jaxleak.study import distributed, files, plots, sheets, sources
     from jaxleak.study._command import print_metrics, run_command
     from jaxleak.study._folder import RunFolder, default_out, has_run, require_own_folder
     from jaxleak.study._progress import Progress, StoppedBySignal, stopped_message
@@ -22,7 +23,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
 }
-_SUBMODULES = ("distributed", "files", "plots", "sources")
+_SUBMODULES = ("distributed", "files", "plots", "sheets", "sources")
 
 __all__ = [
     "Progress",
@@ -39,6 +40,7 @@ __all__ = [
     "provenance",
     "require_own_folder",
     "run_command",
+    "sheets",
     "sources",
     "stopped_message",
 ]

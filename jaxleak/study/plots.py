@@ -1,150 +1,80 @@
-"""Figures, drawn from arrays and stored results; nothing here computes."""
+"""Charts, drawn from arrays and stored results in one style; nothing here computes."""
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
-from PIL import Image, ImageDraw
 
 from jaxleak.study.files import write_bytes
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 __all__ = [
-    "FLAG_COLOUR",
     "LEAST_SPAN",
+    "STYLE",
     "certificate",
-    "comparison_sheet",
-    "contact_sheet",
     "curves",
     "residual_scatter",
     "save_figure",
     "scaling",
+    "subplots",
     "trade_off",
 ]
 
-FLAG_COLOUR = (1.0, 0.45, 0.0)
+STYLE = Path(__file__).with_name("jaxleak.mplstyle")
 #: The shortest range that an axis of accuracies shows.
 LEAST_SPAN = 0.2
+#: Letters beside points: their size in points, and what a letter takes of it in width.
+_LETTERS, _LETTER_WIDTH = 6, 0.62
+#: How many colours the style has.
+_COLOURS = 8
 
 
-def contact_sheet(
-    path: Path,
-    truth: np.ndarray,
-    estimate: np.ndarray,
-    *,
-    second: np.ndarray | None = None,
-    unanswered: np.ndarray | None = None,
-    captions: Sequence[str] = (),
-    columns: int = 20,
-    zoom: int = 2,
-) -> None:
-    """Rows of private images, each with its reconstruction below.
+def subplots(*shape: int, size: tuple[float, float]) -> tuple["Figure", Any]:
+    """A figure of the given size in inches, and its axes, in the style of all charts.
 
-    Args:
-        path: PNG to write.
-        truth: (I, H, W, C) in [0, 1].
-        estimate: (I, H, W, C).
-        second: (I, H, W, C), what another start of the attack found, shown below the reconstruction.
-        unanswered: (I,) bool, samples for which the attack says that it has no answer; they are shown as framed grey
-            tiles, which a line at the end explains.
-        captions: one per image, below its reconstruction; lines of one caption are separated by a newline.
-        columns: images per row.
-        zoom: every pixel becomes zoom x zoom.
+    Matplotlib is imported here: most commands end without a figure, and --help needs none.
     """
-    count, height, width, _ = truth.shape
-    unanswered = np.zeros(count, bool) if unanswered is None else unanswered
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    caption_w, caption_h = _text_size(captions)
-    cell_h, cell_w = height * zoom + 4, max(width * zoom + 4, caption_w + 4)
-    shown = [truth, estimate] if second is None else [truth, estimate, second]
-    row_h = len(shown) * cell_h + caption_h + 6
-    legend = "private images above, reconstructions below"
-    if second is not None:
-        legend += ", then those of the second best start"
-    if unanswered.any():
-        legend += "; framed grey: the attack has no answer"
-    legend_w, legend_h = _text_size([legend])
-    sheet = np.ones((rows * row_h + legend_h + 4, max(columns * cell_w, legend_w + 4), 3))
-    for i in range(count):
-        top, left = (i // columns) * row_h, (i % columns) * cell_w
-        for k, images in enumerate(shown):
-            image = np.full_like(truth[i], 0.5) if k == 1 and unanswered[i] else images[i]
-            y = top + k * cell_h
-            if k == 1 and unanswered[i]:
-                sheet[y : y + cell_h, left : left + width * zoom + 4] = FLAG_COLOUR
-            image = np.broadcast_to(np.clip(image, 0, 1), (height, width, 3)).repeat(zoom, axis=0).repeat(zoom, axis=1)
-            sheet[y + 2 : y + 2 + height * zoom, left + 2 : left + 2 + width * zoom] = image
-    drawn = Image.fromarray((sheet * 255).round().astype(np.uint8))
-    pen = ImageDraw.Draw(drawn)
-    for i, caption in enumerate(captions):
-        pen.text(((i % columns) * cell_w + 2, (i // columns) * row_h + len(shown) * cell_h), caption, fill="black")
-    pen.text((2, rows * row_h), legend, fill="black")
-    content = io.BytesIO()
-    drawn.save(content, "png")
-    write_bytes(path, content.getvalue())
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.style.use(STYLE)
+    return plt.subplots(*shape, figsize=size)
 
 
-def _text_size(lines: Sequence[str]) -> tuple[int, int]:
-    """Width and height in pixels that the largest of these texts takes in the default font."""
-    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    boxes = [pen.textbbox((0, 0), line) for line in lines]
-    return max((int(box[2]) + 1 for box in boxes), default=0), max((int(box[3]) + 3 for box in boxes), default=0)
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG, and as SVG beside it, and close it; `OSError` names the file that cannot be written."""
+    import matplotlib.pyplot as plt
 
-
-def save_figure(figure: Figure, path: Path, *, dpi: int = 150) -> None:
-    """Write a figure as PNG and close it; `OSError` names the file that cannot be written."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=dpi)
+    for name, metadata in ((path, None), (path.with_suffix(".svg"), {"Date": None})):
+        content = io.BytesIO()
+        figure.savefig(content, format=name.suffix[1:], metadata=metadata)
+        write_bytes(name, content.getvalue())
     plt.close(figure)
-    write_bytes(path, content.getvalue())
 
 
-#: Width of one letter of a label in the font size of sheets, with some room.
-_INCHES_PER_LETTER = 0.08
-
-
-def comparison_sheet(path: Path, rows: dict[str, np.ndarray], *, columns: int = 8, zoom: int = 3) -> None:
-    """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
+def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray, *, unanswered: int = 0) -> None:
+    """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample.
 
     Args:
         path: PNG to write.
-        rows: label to images (I, H, W, C) in [0, 1]; all of one size.
-        columns: how many images of a row are shown at most.
-        zoom: every pixel becomes zoom x zoom.
+        residual: (I,) of the worst slice of each sample.
+        psnr: (I,) dB.
+        unanswered: samples without an answer, which have no point; the title says how many.
     """
-    count, height, width, _ = next(iter(rows.values())).shape
-    count = min(count, columns)
-    inches = max(count * width * zoom / 80, _INCHES_PER_LETTER * max(map(len, rows)))
-    figure, panels = plt.subplots(
-        len(rows), 1, figsize=(max(3.0, inches), len(rows) * (height * zoom / 80 + 0.3)),
-        layout="constrained", squeeze=False,
-    )  # fmt: skip
-    for axes, (label, images) in zip(panels[:, 0], rows.items(), strict=True):
-        strip = np.ones((height, count * (width + 1) - 1, 3))
-        for i, image in enumerate(np.clip(images[:count], 0, 1)):
-            strip[:, i * (width + 1) : i * (width + 1) + width] = np.broadcast_to(image, (height, width, 3))
-        axes.imshow(strip, interpolation="nearest")
-        axes.set_anchor("W")
-        axes.set_title(label, fontsize=8, loc="left", pad=2)
-        axes.axis("off")
-    save_figure(figure, path, dpi=80)
-
-
-def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray) -> None:
-    """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample."""
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", markersize=3, alpha=0.6)
+    figure, axes = subplots(size=(6, 4))
+    axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", alpha=0.6)
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
-    axes.set_ylabel("PSNR in dB (needs the truth)")
-    axes.grid(alpha=0.3)
+    axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
+    axes.set_title(
+        f"{len(psnr)} samples; {unanswered} more without an answer" if unanswered else f"{len(psnr)} samples"
+    )
     save_figure(figure, path)
 
 
@@ -165,9 +95,9 @@ def certificate(
         threshold: the one that is recommended.
         right: SSIM to the truth above which an image counts as right.
     """
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, panels = subplots(1, 2, size=(10, 4))
     for label, (agreement, ssim) in points.items():
-        panels[0].plot(agreement, ssim, "o", markersize=4, alpha=0.5, label=label)
+        panels[0].plot(agreement, ssim, "o", alpha=0.5, label=label)
     panels[0].axhline(right, color="grey", linewidth=1)
     panels[0].set_xlabel("agreement: SSIM between two starts (needs no truth)")
     panels[0].set_ylabel("SSIM of the answer to the truth")
@@ -177,15 +107,13 @@ def certificate(
     panels[1].set_ylabel("share of images")
     for axes in panels:
         axes.axvline(threshold, color="black", linewidth=1, linestyle=":", label=f"threshold {threshold:g}")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        axes.legend()
+    save_figure(figure, path)
 
 
 def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]) -> None:
     """Time, memory and PSNR against the size of the private set, with lines of linear growth."""
-    figure, panels = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    figure, panels = subplots(1, 3, size=(12, 3.6))
     for axes, values, label in zip(
         panels, (seconds, memory_gb, psnr), ("Steps I and II, seconds", "peak memory, GB", "mean PSNR, dB"), strict=True
     ):
@@ -197,7 +125,6 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         axes.set_xscale("log")
         axes.set_xlabel("private samples N")
         axes.set_ylabel(label)
-        axes.grid(alpha=0.3)
     save_figure(figure, path)
 
 
@@ -211,7 +138,7 @@ def curves(
     log_y: bool = False,
 ) -> None:
     """Named curves `{label: (x, y)}` in one panel."""
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = subplots(size=(6, 4))
     for label, (x, y) in series.items():
         axes.plot(x, y, label=label)
     if log_x:
@@ -220,8 +147,7 @@ def curves(
         axes.set_yscale("log")
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=5 if len(series) > 8 else None)
+    figure.legend(loc="outside right upper", fontsize=6 if len(series) > 8 else None)
     save_figure(figure, path)
 
 
@@ -232,8 +158,8 @@ def trade_off(
     undefended: tuple[float, float] | None = None,
     grey: float | None = None,
     title: str = "",
-    xlabel: str = "PSNR of the reconstruction in dB (leak)",
-    ylabel: str = "test accuracy",
+    xlabel: str = "PSNR of the reconstruction in dB (further left leaks less)",
+    ylabel: str = "test accuracy (higher is better)",
 ) -> None:
     """Test accuracy against what an attack recovers: one colour per defense, one point per strength.
 
@@ -247,33 +173,67 @@ def trade_off(
         xlabel: what the leak is measured in, where it is not the PSNR.
         ylabel: of the utility.
     """
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = subplots(size=(7.5, 4.5))
+    marked: list[tuple[float, float, str]] = []
+    edge = _outlier_edge(
+        [p[name] for points in curves.values() for p in points for name in _LEAKS if _number(p.get(name))]
+    )
     for number, (label, points) in enumerate(curves.items()):
-        for name, style, marker in (("psnr", "--", "o"), ("psnr_adaptive", "-", "s")):
+        look: dict[str, Any] = {"color": f"C{number}", "markersize": 4}
+        if number >= _COLOURS:  # which begin again
+            look["markerfacecolor"] = "white"
+        for name, (style, marker) in _LEAKS.items():
             shown = [p for p in points if _number(p.get("accuracy")) and _number(p.get(name))]
-            x, y = [p[name] for p in shown], [p["accuracy"] for p in shown]
-            if not shown:
-                continue
-            axes.plot(x, y, style, marker=marker, markersize=4, color=f"C{number % 10}")
+            x, y = [min(p[name], edge) for p in shown], [p["accuracy"] for p in shown]
+            axes.plot(x, y, style, marker=marker, **look)
             for p, at in zip(shown, zip(x, y, strict=True), strict=True):
-                axes.annotate(f"{p['strength']:g}", at, fontsize=5, xytext=(2, 3), textcoords="offset points")
+                beyond = f" ({p[name]:.3g} dB, beyond the edge)" if p[name] > edge else ""
+                marked.append((*at, f"{p['strength']:g}{beyond}"))
         trained = any(_number(p.get("accuracy")) for p in points)
-        axes.plot([], [], "-", color=f"C{number % 10}", label=label if trained else f"{label} (diverged)")
+        axes.plot([], [], "o-", label=label if trained else f"{label} (diverged)", **look)
     if undefended is not None:
         axes.plot(*undefended, "k*", markersize=10, label="no defense")
     if grey is not None:
         axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="grey image")
-    axes.plot([], [], "k--o", markersize=4, label="attacker does not know")
-    axes.plot([], [], "k-s", markersize=4, label="adaptive attacker")
+    axes.plot([], [], "k--o", markersize=4, label="attacker who does not know the defense")
+    axes.plot([], [], "k-s", markersize=4, label="attacker who knows it")
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, fontsize=9)
     # Differences of a few samples shall not fill the panel.
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high - LEAST_SPAN), high)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=6)
+    figure.legend(loc="outside right upper")
+    figure.draw_without_rendering()  # which settles where the points stand on the page
+    _label(axes, marked)
     save_figure(figure, path)
+
+
+#: The attackers of a trade-off: how their line and their points are drawn.
+_LEAKS = {"psnr": ("--", "o"), "psnr_adaptive": ("-", "s")}
+
+
+def _outlier_edge(values: Sequence[float]) -> float:
+    """The largest value that is no outlier: three interquartile ranges above the upper quartile, or the largest."""
+    if len(values) < 8:
+        return max(values, default=np.inf)
+    low, high = np.percentile(values, [25, 75])
+    return float(max(value for value in values if value <= high + 3 * (high - low)))
+
+
+def _label(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
+    """Write a text beside every point, where it covers no other text; one that finds no place is left out."""
+    taken: list[tuple[float, float, float, float]] = []
+    scale = axes.figure.dpi / 72
+    for x, y, text in points:
+        across, up = axes.transData.transform((x, y)) / scale
+        width, height = len(text) * _LETTERS * _LETTER_WIDTH, _LETTERS * 1.1
+        for right, above in ((3, 3), (3, -3 - height), (-3 - width, 3), (-3 - width, -3 - height), (3, 11), (3, -19)):
+            box = (across + right, up + above, across + right + width, up + above + height)
+            if all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in taken):
+                axes.annotate(text, (x, y), fontsize=_LETTERS, xytext=(right, above), textcoords="offset points")
+                taken.append(box)
+                break
 
 
 def _number(value: float | None) -> bool:
