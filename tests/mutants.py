@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 #: Where a mistake could change what is measured: the library, and the part of the studies between data and score.
 SOURCES = (
     "jaxleak/**/*.py",
-    *(f"experiments/_cafe/{name}.py" for name in ("descent", "exact", "problem", "runs")),
+    "experiments/_cafe/runs.py",
     *(f"experiments/_defenses/{name}.py" for name in ("adaptive", "registry")),
     *(f"experiments/_fedleak/{name}.py" for name in ("partitions", "weights")),
     *(f"experiments/_inversion/{name}.py" for name in ("attacker", "client", "problem", "public_data")),
@@ -78,6 +78,7 @@ AREAS = {
     "jaxleak/attacks/presets": ("presets", "inversion"),
     "jaxleak/audit": ("audit", "reliability", "checks", "verdict", "agreement"),
     "jaxleak/capture": ("capture",),
+    "jaxleak/_command/cafe_scale": ("cli", "resumed", "sources"),
     "jaxleak/_command": ("command",),
     "jaxleak/data": ("data", "data_images", "encoding", "partitions", "client_partitions"),
     "jaxleak/defenses": ("defenses", "defense_dp", "defense_updates", "defense_representation", "vfl_defenses"),
@@ -85,6 +86,7 @@ AREAS = {
     "jaxleak/models/_door": ("door", "from_torch", "capture"),
     "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
+    "jaxleak/study/rounds": ("cafe_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
     "jaxleak/": ("threats", "checkpoint"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),

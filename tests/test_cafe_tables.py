@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from experiments import _paper, cafe_tables
-from experiments._cafe import descent as cafe_descent
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
 from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
 from experiments._cafe.runs import Setting
+from jaxleak import models, protocols
 from jaxleak._base import Batch
+from jaxleak.study import rounds
 
 ALL = tables.NEURIPS + tables.FACES + tables.ICLR
 
@@ -69,8 +70,8 @@ def asked(monkeypatch):
         return protocol
 
     for name in ("horizontal", "vertical"):
-        monkeypatch.setattr(cafe_descent.protocols, name, asking(name))
-    monkeypatch.setattr(cafe_descent.models, "frozen_features", lambda model: model)
+        monkeypatch.setattr(protocols, name, asking(name))
+    monkeypatch.setattr(models, "frozen_features", lambda model: model)
     private = Batch(np.zeros((8, 1)), np.zeros(8), np.arange(8))
     return SimpleNamespace(private=private, model=None)
 
@@ -87,7 +88,7 @@ def test_descents_have_the_workers_of_their_setting(asked, run, workers, name):
 
 def test_steps_one_and_two_have_the_workers_too(asked):
     with pytest.raises(AskedError) as found:
-        cafe_descent.steps_one_and_two(
+        rounds.steps_one_and_two(
             asked, np.zeros((8, 1, 4)), iterations=1, batch_size=4, key=None, options={}, workers=2
         )
     assert found.value.args[0] == "horizontal"

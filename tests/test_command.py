@@ -75,7 +75,7 @@ def test_checkpoints_of_another_configuration_end_with_one_line(files, monkeypat
     def refuse(_):
         raise ConfigMismatchError("made of other arrays")
 
-    monkeypatch.setattr("jaxleak._command.audit", refuse)
+    monkeypatch.setattr("jaxleak._command.audit.audit", refuse)
     assert main([*files[1], "out"]) == 1
     assert capsys.readouterr().err == "error: made of other arrays\n"
 

@@ -12,7 +12,9 @@ import jaxleak
 
 ROOT = Path(jaxleak.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("_base", "_compiled", "_lock", "_magnitudes", "_memory", "_mesh", "_tree", "_validate"), 0),
+    **dict.fromkeys(
+        ("_base", "_compiled", "_lock", "_magnitudes", "_memory", "_mesh", "_own_keys", "_tree", "_validate"), 0
+    ),
     **dict.fromkeys(("capture", "models", "data", "objectives", "defenses", "metrics"), 1),
     **dict.fromkeys(("protocols", "threats", "attacks"), 2),
     **dict.fromkeys(("audit", "checkpoint"), 3),

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments._cafe import exact as cafe_exact
 from experiments._cafe import runs as cafe_runs
-from experiments._cafe.problem import vertical_problem
 from experiments._defenses.registry import REGISTRY
 from experiments._inversion import problem as inversion
 from experiments._inversion import public_data
@@ -25,6 +23,8 @@ from experiments._vfl import runs as vfl_runs
 from experiments._vfl.truth import Truth
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
+from jaxleak.study.rounds import _exact as cafe_exact
+from jaxleak.study.rounds import vertical_problem
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)

@@ -119,6 +119,11 @@ NAMES = {
     "jaxleak.study.sheets": """
         comparison_sheet contact_sheet FLAG_COLOUR
     """,
+    "jaxleak.study.rounds": """
+        channel_peak_psnr forward_features horizontal_problem image_psnr Knowledge observe_and_recover own_gradient
+        Problem reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
+        steps_one_and_two SWEEPS Tables vertical_problem
+    """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
     """,

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from experiments._cafe import runs as cafe_runs
-from experiments._cafe.problem import Problem, horizontal_problem, vertical_problem
 from experiments._cafe.runs import NestedTables, Setting
 from jaxleak import data
 from jaxleak.study import digest
 from jaxleak.study.files import Stored, read_json, read_npz, write_json, write_npz
+from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
 from jaxleak.study.sources import Arrays, drawn
 
 DATASETS = {

@@ -10,13 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._cafe import descent as cafe_descent
-from experiments._cafe.exact import SWEEPS, Knowledge, observe_and_recover
-from experiments._cafe.problem import Problem, channel_peak_psnr, forward_features, image_psnr
 from jaxleak import attacks, audit, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
 from jaxleak.attacks import aggregated
 from jaxleak.objectives import cross_entropy
+from jaxleak.study import rounds
+from jaxleak.study.rounds import (
+    SWEEPS,
+    Knowledge,
+    Problem,
+    channel_peak_psnr,
+    forward_features,
+    image_psnr,
+    observe_and_recover,
+)
 
 #: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
 FAKE: dict[str, dict[str, Any]] = {
@@ -125,7 +132,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 class NestedTables:
     """Outcome of the paper's Steps I and II."""
 
-    values: cafe_descent.Tables
+    values: rounds.Tables
     history: list[tuple[int, float, float]]  # (rounds done, F1, F2) where a step ends a chunk or first passes on
     feature_error: float  # truth-side, median relative error of H
 
@@ -134,7 +141,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """Steps I and II by gradient descent, as many batches each as the data set's cap."""
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
-    values = cafe_descent.steps_one_and_two(
+    values = rounds.steps_one_and_two(
         problem,
         features,
         iterations=cap(setting.dataset),
@@ -172,7 +179,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
     defense = _defense(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = cafe_descent.step_three(
+    reconstruction, _ = rounds.step_three(
         problem,
         lambda model, share: _attack(setting, options, model, share),
         rounds=setting.iterations,
@@ -195,7 +202,7 @@ def single(setting: Setting, problem: Problem) -> dict[str, Any]:
     """
     key = jax.random.key(setting.seed)
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = cafe_descent.step_three(
+    reconstruction, _ = rounds.step_three(
         problem,
         lambda model, share: _single_loop(setting, model, share),
         rounds=setting.iterations,
@@ -330,7 +337,7 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
 
 
 def _psnr(problem: Problem, reconstruction: Any) -> dict[str, Any]:
-    scores = cafe_descent.reconstruction_metrics(problem, reconstruction)
+    scores = rounds.reconstruction_metrics(problem, reconstruction)
     everyone = len(problem.private.y)
     found: dict[str, Any] = {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
     if problem.dataset.x.ndim == 4:

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,19 +16,28 @@ from jaxleak.study._streams import outlive_readers
 Arguments = TypeVar("Arguments")
 
 
-def run_command(main: Callable[[Arguments], Any], arguments: type[Arguments], doc: str | None) -> None:
+def run_command(
+    main: Callable[[Arguments], Any],
+    arguments: type[Arguments],
+    doc: str | None,
+    *,
+    name: str | None = None,
+    words: Sequence[str] | None = None,
+) -> None:
     """A study's main block: options from the command line, and one line instead of a traceback for what users can mend.
 
     Args:
         main: the study.
         arguments: the dataclass of its options.
         doc: what --help says.
+        name: the command's name in its help; None takes that of the program that runs.
+        words: the options as they are typed; None takes those of the command line.
     """
     import tyro
 
     outlive_readers()
     try:
-        given = tyro.cli(arguments, description=doc)
+        given = tyro.cli(arguments, prog=name, args=words, description=doc)
         keep_compiled()
         main(given)
     except KeyboardInterrupt:

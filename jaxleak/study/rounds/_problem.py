@@ -103,7 +103,7 @@ def _problem(
     return Problem(dataset, layout, model, model.init(audit.init_key(key)), private, held_out)
 
 
-def sources_of(problem: Problem, spec: str, seed: int) -> Arrays:
+def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
     """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone."""
     return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
 
