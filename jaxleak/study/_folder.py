@@ -44,6 +44,12 @@ class RunFolder:
     def __init__(self, path: str | Path, experiment: str, config: dict[str, Any], *, fresh: bool):
         """Create or reopen the folder.
 
+        Args:
+            path: of the folder.
+            experiment: the command's name.
+            config: its options, for config.json.
+            fresh: results, log and seconds of earlier sittings do not count.
+
         Raises:
             ValueError: if the path is that of the current folder, which would be filled, or timing.json is damaged.
             FolderInUseError: if another process writes to it; names the process.

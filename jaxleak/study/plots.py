@@ -112,7 +112,15 @@ def certificate(
 
 
 def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]) -> None:
-    """Time, memory and PSNR against the size of the private set, with lines of linear growth."""
+    """Time, memory and PSNR against the size of the private set, with lines of linear growth.
+
+    Args:
+        path: PNG to write.
+        sizes: private samples of each run.
+        seconds: of Steps I and II.
+        memory_gb: peak memory in GB (10^9 bytes).
+        psnr: mean PSNR in dB.
+    """
     figure, panels = subplots(1, 3, size=(12, 3.6))
     for axes, values, label in zip(
         panels, (seconds, memory_gb, psnr), ("Steps I and II, seconds", "peak memory, GB", "mean PSNR, dB"), strict=True
@@ -137,7 +145,16 @@ def curves(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Named curves `{label: (x, y)}` in one panel."""
+    """Named curves in one panel.
+
+    Args:
+        path: PNG to write.
+        series: label to (x, y), each (n,).
+        xlabel: of the horizontal axis.
+        ylabel: of the vertical axis.
+        log_x: horizontal axis in logarithms.
+        log_y: vertical axis in logarithms.
+    """
     figure, axes = subplots(size=(6, 4))
     for label, (x, y) in series.items():
         axes.plot(x, y, label=label)

@@ -119,7 +119,7 @@ def drawn(spec: str, n: int | None, seed: int) -> Arrays:
 
 
 def drawn_name(spec: str, n: int | None, seed: int) -> str:
-    """What messages call the samples that `data.load` draws."""
+    """What messages call the samples that `data.load` draws. Arguments as in `drawn`."""
     return f"the data {spec} ({'all samples' if n is None else f'{n} samples'} drawn with seed {seed})"
 
 
