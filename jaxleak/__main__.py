@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument("--minutes", type=float, default=10.0, help="time to spend in all, further sittings included")
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
+    audit.add_argument("--fresh", action="store_true", help="start over, whatever an earlier audit left in the folder")
     shown = commands.add_parser(
         "models",
         help="print the names and shapes that a model expects",
