@@ -103,8 +103,8 @@ NAMES = {
         masked_payloads MaskedPayloads split_state split_training vertical
     """,
     "jaxleak.study": """
-        default_out digest distributed files has_run peak_memory_gb plots print_metrics Progress provenance
-        require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
+        default_out digest distributed files forget_when_many has_run peak_memory_gb plots print_metrics Progress
+        provenance require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together
