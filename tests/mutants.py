@@ -73,7 +73,9 @@ TESTS_PER_MUTANT = 25
 #: Test files that a mutant has to survive as a whole, after those tests.
 AREAS = {
     "jaxleak/attacks/_cafe": ("attacks_cafe", "cafe_exact", "cafe_censored", "least_squares", "feature_inversion"),
-    "jaxleak/attacks/_inversion": ("inversion", "presets", "row_space", "smoothing", "label_rules", "white_point"),
+    "jaxleak/attacks/_inversion": (
+        *("inversion", "priors", "presets", "row_space", "smoothing", "label_rules", "white_point"),
+    ),
     "jaxleak/attacks/_vertical": ("vflrecon", "vflrecon_free", "vfl_selection"),
     "jaxleak/attacks/presets": ("presets", "inversion"),
     "jaxleak/audit": ("audit", "reliability", "checks", "verdict", "agreement"),

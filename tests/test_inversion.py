@@ -12,7 +12,6 @@ from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.setup import batch_norm_mode
-from jaxleak.attacks.client_updates import Evidence
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -319,51 +318,6 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
     hidden = 1 / (1 + np.exp(-(x.reshape(B, -1) @ dense["kernel"] + dense["bias"])))
     variation = np.abs(np.diff(x, axis=1)).sum() + np.abs(np.diff(x, axis=2)).sum()
     np.testing.assert_allclose(info["loss"] - info["distance"], 1e-5 * variation + 1e-4 * hidden.sum(), rtol=1e-2)
-
-
-def test_total_variation_may_be_truncated_as_cafe_does():
-    x = jax.random.uniform(jax.random.key(0), (B, *SHAPE))
-    evidence = Evidence(None, None, None, None, x, None)
-    within, beyond = (client_updates.variation_prior("truncated", threshold=xi).value(evidence) for xi in (2.0, 50.0))
-    np.testing.assert_allclose(within, objectives.total_variation(x).mean(), rtol=1e-6)
-    assert beyond == 0
-
-
-def test_priors_are_added_up_in_the_same_order_however_they_were_named():
-    plain = presets.fedleak(3)
-    s = plain.weighing(activation=0.5, l2=0.1).weighing(client_updates.variation_prior("sum"), tv=0.3)
-    assert [(weight, prior.name, prior.kind) for weight, prior in s.priors] == [
-        (0.3, "tv", "sum"), (0.1, "l2", ""), (0.5, "activation", "mean"),
-    ]  # fmt: skip
-    assert plain.weight("tv") == "auto"
-    assert (s.weight("tv"), s.weight("latent")) == (0.3, 0.0)
-    # A prior that was not there has no weight to keep.
-    assert presets.dlg(3).weighing(client_updates.variation_prior("sum")).weight("tv") == 0
-
-
-@pytest.mark.parametrize(
-    ("batch_norm", "activation", "mode", "weight"),
-    [
-        (False, "relu", "train", 0.1),
-        (True, "relu", "train", 0.3),
-        (True, "relu", "eval", 0.1),
-        (True, "sigmoid", "train", 0.1),
-    ],
-)
-def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_norm, activation, mode, weight):
-    options = {"channels": (4,), "strides": (1,), "batch_norm": batch_norm, "activation": activation}
-    model = models.convnet((4, 4, 1), 10, **options)
-    variables, y = model.init(jax.random.key(0)), jnp.array([1, 2, 3])
-    share = protocols.ClientShare(model, batch_norm=mode)
-    batch = Batch(jax.random.uniform(jax.random.key(1), (3, 1, 4, 4, 1)), y, jnp.arange(3))
-    seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch), labels=y)
-    losses = []
-    for tv in ("auto", weight * 3**0.5, 0.0):
-        settings = presets.fedleak(3, homotopy=False)._replace(labels="given").weighing(tv=tv)
-        attack = attacks.inversion(model, share, settings, batch_size=3)
-        state = attack.init(jax.random.key(2), audit.template_of(batch))
-        losses.append(jax.jit(attack.step)(jax.random.key(3), state, seen)[1]["loss"])
-    assert losses[0] == losses[1] != losses[2]
 
 
 def test_inferred_labels_are_dealt_out_over_local_steps():
