@@ -8,10 +8,14 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 from jaxleak import _mesh
+
+#: What stands before the first update of a phase.
+COMPILING = "compiling, which takes about 20 s the first time"
 
 
 class StoppedBySignal(SystemExit):
@@ -24,25 +28,36 @@ class StoppedBySignal(SystemExit):
 
 
 class Progress:
-    """One live line on a terminal, one printed line per update elsewhere; and the place where signals are answered.
+    """A bar on a terminal, one printed line per update elsewhere; and the place where signals are answered.
 
     While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, and end the run
     there, or at the end of the block, with a message that says how to continue. A second signal ends it at once.
     """
 
     def __init__(self) -> None:
-        """Start the line."""
+        """Prepare the bar."""
         self._console = Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[pace]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[note]}", table_column=note, markup=False),
+            console=self._console,
+            transient=True,
+            expand=True,
+        )
+        self._task = self._bar.add_task(COMPILING, total=None, pace="", note="")
         self._begin, self._phase = time.perf_counter(), ""
         self._first = 0
         self._signal = 0
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Progress":
-        """Show the line while the block runs."""
+        """Show the bar while the block runs."""
         if self._shown():
-            self._live.start()
+            self._bar.start()
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._handlers[number] = signal.signal(number, self._wait_for_update)
@@ -51,9 +66,9 @@ class Progress:
         return self
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
-        """Take the line away."""
+        """Take the bar away."""
         if self._shown():
-            self._live.stop()
+            self._bar.stop()
         self._give_back()
         late = self._stop() if error is None else None
         stopped = late or error
@@ -91,14 +106,24 @@ class Progress:
         if phase != self._phase:
             self._phase, self._begin, self._first = phase, now, done
         rate = (done - self._first) / max(now - self._begin, 1e-9)
-        left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "..."
-        line = f"{phase}: {done}/{total}, {left}{'  ' + note if note else ''}"
+        pace = f"{done}/{total}, " + (f"{_each(rate)}, {duration((total - done) / rate)} left" if rate > 0 else "...")
         if self._shown():
-            self._live.update(Text(line), refresh=True)
+            self._bar.update(self._task, description=phase, completed=done, total=total, pace=pace, note=note)
         elif _mesh.is_writer():
-            print(line, file=sys.stderr, flush=True)
+            print(f"{phase}: {pace}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
         if (stop := self._stop()) is not None:
             raise stop
+
+
+def _each(rate: float) -> str:
+    return f"{rate:.0f} per s" if rate >= 10 else f"{rate:.1f} per s" if rate >= 1 else f"{1 / rate:.1f} s each"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that a person would say: seconds, minutes from two of them on, hours from two of them on."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def stopped_message(why: str) -> str:
