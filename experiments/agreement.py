@@ -145,9 +145,9 @@ def main(args: Args) -> dict[str, float]:
     found = judge(everything)
     show(rows)
     draw(folder, everything, found["threshold"])
-    path = folder.finish(found, cells=rows)
+    folder.finish(found, cells=rows)
     print_metrics(found)
-    print(f"stored in {path}")
+    print(folder.contents())
     return found
 
 

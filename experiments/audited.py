@@ -98,7 +98,8 @@ def main(args: Args) -> dict[str, Any]:
     print(table(rows))
     print("".join(f"largest difference of {what}: {value:.2g}\n" for what, value in differences.items()), end="")
     metrics: dict[str, Any] = {"by_case": rows, "differences": differences}
-    print(f"stored in {folder.finish(metrics, cells=[{'case': name} | row for name, row in rows.items()])}")
+    folder.finish(metrics, cells=[{"case": name} | row for name, row in rows.items()])
+    print(folder.contents())
     return metrics
 
 

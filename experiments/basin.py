@@ -109,7 +109,8 @@ def main(args: Args) -> list[dict[str, Any]]:
             show(cells[-1], args.sharpness)
             draw(folder.figure(f"{row}.png"), cells[-1], args.sharpness)
     metrics = {f"reach_{level}_db/{cell['id']}": cell["reach"][f"{level} dB"] for cell in cells for level in NOISE}
-    print(f"stored in {folder.finish(metrics, cells=cells)}")
+    folder.finish(metrics, cells=cells)
+    print(folder.contents())
     return cells
 
 

@@ -117,8 +117,8 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
-    path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
-    print(f"stored in {path}")
+    folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
+    print(folder.contents())
     if need_runs:
         require_runs(rows)
     return rows

@@ -146,8 +146,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     where = f"Seeds {', '.join(map(str, args.seeds))}; commit {made['commit']}, {made['device']}."
     report.write(folder.path / "report.md", sections, where)
     metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
-    path = folder.finish(metrics, cells=cells)
-    print(f"stored in {path}; the report is {folder.path / 'report.md'}")
+    folder.finish(metrics, cells=cells)
+    print(folder.contents())
     if need_runs:
         require_runs(cells)
     return metrics

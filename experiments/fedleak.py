@@ -184,8 +184,8 @@ def tables(args: Args) -> dict[str, float]:
     fedleak_report.draw(folder, runner, args.seeds[0])
     ran = [row for row in rows if row["ours"] is not None]
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
-    path = folder.finish(metrics, cells=rows)
-    print(f"stored in {path}")
+    folder.finish(metrics, cells=rows)
+    print(folder.contents())
     require_runs(rows)
     return metrics
 

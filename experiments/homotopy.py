@@ -158,7 +158,8 @@ def main(args: Args) -> list[dict[str, Any]]:
             draw(folder, row, outcomes)
     show_table(cells)
     metrics = {f"psnr/{cell['id']}": cell["ours"] for cell in cells}
-    print(f"stored in {folder.finish(metrics, cells=cells)}")
+    folder.finish(metrics, cells=cells)
+    print(folder.contents())
     return cells
 
 

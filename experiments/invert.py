@@ -152,9 +152,9 @@ def main(args: Args) -> dict[str, float]:
         {"seed": seed, **o.scores} | ({} if o.second is None else {"agreement_of_each": o.second.value})
         for seed, o in zip(args.seeds, outcomes, strict=True)
     ]
-    path = folder.finish(metrics, cells=cells)
+    folder.finish(metrics, cells=cells)
     print_metrics(metrics)
-    print(f"stored in {path}")
+    print(folder.contents())
     return metrics
 
 

@@ -235,7 +235,8 @@ def main(args: Args) -> dict[str, Any]:
     }  # fmt: skip
     print(table(mistakes))
     print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
-    print(f"stored in {folder.finish(metrics, cells=[{'model': name} | row for name, row in by_model.items()])}")
+    folder.finish(metrics, cells=[{"model": name} | row for name, row in by_model.items()])
+    print(folder.contents())
     return metrics
 
 

@@ -192,9 +192,9 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
                 runs[name].append(scores)
                 folder.log(data=name, seed=seed, **scores)
     results = summarise(runs)
-    path = folder.finish(results)
+    folder.finish(results)
     print_table(runs)
-    print(f"stored in {path}")
+    print(folder.contents())
     return results
 
 
@@ -214,8 +214,8 @@ def _tables(args: Args, wanted: list[tuple[str, Cell]], folder: RunFolder, need_
         vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays(case, 0))
     ran = sum(row["ours"] is not None for row in rows)
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
-    path = folder.finish(results, cells=rows)
-    print(f"stored in {path}")
+    folder.finish(results, cells=rows)
+    print(folder.contents())
     if need_runs:
         require_runs(rows)
     return results

@@ -248,7 +248,7 @@ def test_two_processes_of_two_devices_recover_what_one_does(tmp_path):
         printed = [process.communicate() for process in processes]
         assert [process.returncode for process in processes] == [status, status], printed
         assert printed[1][0] == ""
-    assert "stored in" in printed[0][0]
+    assert "results are in" in printed[0][0]
     lines = [json.loads(line) for line in (two / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if "round" in line] == [25, 50, 64, 88]
     expected, found = _metrics(one), _metrics(two)

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from jaxleak.study import Progress, _progress
+from jaxleak.study import Progress, RunFolder, _progress, print_metrics
 
 
 @pytest.fixture
@@ -52,3 +52,20 @@ def test_a_terminal_gets_a_bar_of_its_width_that_first_says_what_takes_so_long(m
     last = [line for line in drawn if line.strip()][-1]
     assert _progress.COMPILING in first
     assert all(part in last for part in ("seed 0", "300/1000", "gradient distance"))
+
+
+def test_metrics_have_names_that_a_person_would_say_and_one_seed_has_no_deviation(capsys):
+    print_metrics({"psnr": 30.12345678, "psnr_spread": 0.0, "cosine_distance": 0.25, "seeds": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines] == ["PSNR, dB 30.1235", "cosine distance 0.25", "seeds 1"]
+    print_metrics({"psnr": 30.0, "psnr_spread": 0.5, "seeds": 2})
+    assert "PSNR, deviation over seeds, dB  0.5" in capsys.readouterr().out
+
+
+def test_a_command_ends_with_where_its_pictures_are(tmp_path):
+    folder = RunFolder(tmp_path, "study", {}, fresh=False)
+    folder.finish({})
+    assert folder.contents() == f"results are in {tmp_path / 'results.json'}"
+    for name in ("b.png", "a.png", "a.svg"):
+        folder.figure(name).touch()
+    assert folder.contents().splitlines()[-1] == f"pictures are in {tmp_path / 'figures'}: a.png, b.png"

@@ -86,8 +86,8 @@ def main(
     }
     _show(means, scores)
     _draw(folder, runner, cases, seeds[0])
-    path = folder.finish(metrics)
-    print(f"stored in {path}; images in {folder.figure('contact_sheet.png')}")
+    folder.finish(metrics)
+    print(folder.contents())
     return metrics
 
 

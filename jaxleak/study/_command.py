@@ -68,8 +68,35 @@ def _message(error: Exception) -> str | None:
     return str(error).strip() or f"{type(error).__name__}, about which nothing more is known"
 
 
+#: What a person calls a metric whose name in results.json does not say it by itself.
+_CALLED = {
+    "psnr": "PSNR, dB",
+    "psnr_mean": "PSNR, mean over images, dB",
+    "psnr_median": "PSNR, median, dB",
+    "psnr_min": "PSNR, worst image, dB",
+    "psnr_spread": "PSNR, deviation over seeds, dB",
+    "psnr_grey": "PSNR of a grey image, dB",
+    "psnr_best_match": "PSNR in the best order, dB",
+    "psnr_up_to_scale": "PSNR up to a factor, dB",
+    "psnr_channel_peak": "PSNR by the paper's peak, dB",
+    "ssim": "SSIM",
+    "ssim_mean": "SSIM, mean over images",
+    "ssim_best_match": "SSIM in the best order",
+    "mse_mean": "mean squared error",
+    "answered": "answered, share of images",
+    "answered_fraction": "answered, share of samples",
+    "certified_fraction": "certified by the attack, share",
+    "gradient_matched": "gradient matched, share",
+    "label_accuracy": "labels right, share",
+    "peak_memory_gb": "peak memory, GB",
+}
+
+
 def print_metrics(metrics: dict[str, Any]) -> None:
-    """Print metrics, one per line."""
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
+    """Print metrics, one per line, by the names that a person would say; one seed has no deviation."""
+    shown = {_CALLED.get(name, name.replace("_", " ")): value for name, value in metrics.items()}
+    if metrics.get("seeds") == 1:
+        shown.pop(_CALLED["psnr_spread"], None)
+    width = max(map(len, shown))
+    for name, value in shown.items():
         print(f"  {name:<{width}}  {value:.6g}" if isinstance(value, (int, float)) else f"  {name:<{width}}  {value}")

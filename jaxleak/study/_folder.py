@@ -198,6 +198,17 @@ class RunFolder:
         write_json(self.path / "results.json", result)
         return self.path / "results.json"
 
+    def contents(self) -> str:
+        """Where the results are, and on the last line where the pictures are: what a command ends with."""
+        said = f"results are in {self.path / 'results.json'}"
+        report = self.path / "report.md"
+        if report.exists():
+            said += f"\nthe report is {report}"
+        if names := sorted(path.name for path in (self.path / "figures").glob("*.png")):
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            said += f"\npictures are in {self.path / 'figures'}: {shown}"
+        return said
+
 
 #: Run folders that this process opened, so that a command that is refused can leave them as they were.
 _open_folders: "weakref.WeakSet[RunFolder]" = weakref.WeakSet()

@@ -32,7 +32,7 @@ def main(options: Args) -> dict[str, float]:
     if sweep:
         return sizes.run(args, folder)
     results = exact.run(args, folder, config, mesh) if args.solver == "exact" else descent.run(args, folder, config)
-    path = folder.finish(results)
+    folder.finish(results)
     print_metrics(results)
-    print(f"stored in {path}")
+    print(folder.contents())
     return results
