@@ -241,6 +241,21 @@ def test_labels_and_an_attack_need_nothing_but_pytorchs_own_gradient():
     assert distances[-1] < 0.7 * distances[0]
 
 
+def test_a_module_that_counts_its_images_in_python_is_taken_in_for_every_size():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.fc = nn.Parameter(torch.randn(1, 192)), nn.Linear(384, CLASSES)
+
+        def forward(self, x):
+            return self.fc(torch.cat([self.token.repeat(len(x), 1), x.reshape(len(x), -1)], 1))
+
+    net = moved_statistics(Counts)
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    for count in (1, 2, 4):
+        check_against_torch(net, model, variables, "train", count, 1e-5)
+
+
 def test_dropout_is_refused_or_off():
     class Dropped(nn.Module):
         def __init__(self):

@@ -20,6 +20,8 @@ from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
+#: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
+_EXACT_BELOW = 1e-5
 #: Defenses whose likelihood an attack knows, and the noise that it takes.
 _LIKELIHOODS = {"gaussian": "gaussian", "laplace": "laplace"}
 
@@ -31,17 +33,19 @@ def run_stages(case: Case, defense: tuple[str, float] | None) -> Iterator[Answer
         case: the audited update.
         defense: name and strength that the client states, or None.
     """
-    certain = False
+    certain = exact = False
     if case.samples == 1 and defense is None:
         for found in _closed_forms(case):
-            certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
+            if isinstance(found, Answer) and found.shown.all():
+                certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
             yield found
     else:
         why = "the client defends its update" if defense else f"{case.samples} samples are behind it"
         yield f"Closed forms of one exact gradient were not tried: {why}."
-    if certain:
+    if exact:
         return
-    for found in _gradient_matching(case, defense):
+    # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
+    for found in _gradient_matching(case, defense, briefly=certain):
         certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
         yield found
     if not certain:
@@ -103,7 +107,9 @@ def _peeling(peeled: Peeled) -> Attack:
     return attacks.inversion(peeled.model, peeled.share, settings, batch_size=1)
 
 
-def _gradient_matching(case: Case, defense: tuple[str, float] | None) -> Iterator[Answer | str]:
+def _gradient_matching(
+    case: Case, defense: tuple[str, float] | None, *, briefly: bool = False
+) -> Iterator[Answer | str]:
     """FedLeak with the homotopy, or the likelihood of a stated noise: a short search, then a longer one."""
     name, make = "fedleak", presets.fedleak
     if defense is not None:
@@ -131,7 +137,7 @@ def _gradient_matching(case: Case, defense: tuple[str, float] | None) -> Iterato
         yield f"{name} was not tried: the time was spent."
         return
     yield answer
-    if answer.shown.all() or not answer.finished:
+    if briefly or answer.shown.all() or not answer.finished:
         return
     # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
     fitting = [n for n in _LATER if n * pace < case.store.left]

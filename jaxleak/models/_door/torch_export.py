@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,12 +64,9 @@ def from_torch(
         if mode is not None:
             functions = {mode: functions[mode]}
     elif isinstance(module, torch.nn.Module):
-        images = torch.zeros(2, channels, height, width)
-        graphs: dict[BatchNormMode, Graph] = {}
-        for name in ("train", "eval"):
-            graphs[name] = _readable(_exported(torch, module, name, images), dropout)
-        graph = graphs["train"]
-        functions = {name: _function(graph) for name, graph in graphs.items()}
+        graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in ("train", "eval")}
+        graph = graphs["train"].first
+        functions = {name: _function(graphs[name].first, graphs[name].of) for name in ("train", "eval")}
     else:
         raise TypeError(f"module must be an nn.Module or an ExportedProgram, got {type(module).__name__}")
     names = graph.statistics()
@@ -87,18 +85,49 @@ def from_torch(
         ) from None
 
 
-def _exported(torch: Any, module: Any, mode: BatchNormMode, images: Any) -> Any:
-    """The exported program for batches of any size, else for any that PyTorch can tell."""
-    ours = copy.deepcopy(module).to("cpu").float().train(mode == "train")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's about itself
-        try:
-            return torch.export.export(ours, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        except Exception as error:
-            raise ValueError(
-                f"PyTorch cannot export this module in mode {mode!r} for batches of any size of images "
-                f"{tuple(images.shape[1:])}: {str(error).splitlines()[0]}"
-            ) from error
+class _Graphs:
+    """A module's graphs in one mode: one for batches of any size, else one for each size that is asked for."""
+
+    def __init__(self, module: Any, mode: BatchNormMode, shape: tuple[int, ...], dropout: Dropout):
+        """Export the module, which is left as it is, for images (channels, H, W)."""
+        self.mode, self.shape, self.dropout = mode, shape, dropout
+        self.module = copy.deepcopy(module).to("cpu").float().train(mode == "train")
+        # Python's len(x), or a number that is computed from it, makes a graph one for a single size.
+        found = self._exported(2, of_any_size=True)
+        self.of_any_size = found is not None
+        self.by_size = {2: found or self._exported(2, of_any_size=False)}
+
+    @property
+    def first(self) -> Graph:
+        """A graph that tells names, weights and mode."""
+        return self.by_size[2]
+
+    def of(self, size: int) -> Graph:
+        """The graph for batches of a size."""
+        if self.of_any_size:
+            return self.first
+        if size not in self.by_size:
+            self.by_size[size] = self._exported(size, of_any_size=False)
+        return self.by_size[size]
+
+    def _exported(self, size: int, *, of_any_size: bool) -> Any:
+        """A graph; None where PyTorch cannot export one for any size, and ValueError where it cannot for this one."""
+        import torch
+
+        images = torch.zeros(size, *self.shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's about itself
+            try:
+                shapes = ({0: torch.export.Dim("batch")},) if of_any_size else None
+                exported = torch.export.export(self.module, (images,), dynamic_shapes=shapes)
+            except Exception as error:
+                if of_any_size:
+                    return None
+                raise ValueError(
+                    f"PyTorch cannot export this module in mode {self.mode!r} for {size} images {self.shape}: "
+                    f"{str(error).splitlines()[0]}"
+                ) from error
+        return _readable(exported, self.dropout)
 
 
 def _readable(exported: Any, dropout: Dropout) -> Graph:
@@ -111,11 +140,12 @@ def _readable(exported: Any, dropout: Dropout) -> Graph:
             return Graph(exported.run_decompositions(), dropout)
 
 
-def _function(graph: Graph) -> Function:
+def _function(graph: Graph, of_size: Callable[[int], Graph] | None = None) -> Function:
+    """The function of a graph, or of the graph for each size of a batch."""
     statistics = graph.statistics()
 
     def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
-        logits, changed = graph(params, batch_stats, x)
+        logits, changed = (graph if of_size is None else of_size(len(x)))(params, batch_stats, x)
         if not statistics:
             return Computed(logits)
         new: dict[str, jax.Array] = {name: changed.running[name] for name in statistics}
