@@ -6,6 +6,7 @@
     python -m experiments.reproduce --status
     python -m experiments.reproduce --check 5 --seed 0            # run random recorded cells again
     python -m experiments.reproduce --pages                       # write docs/reproduction from the ledger
+    python -m experiments.reproduce --sheets                      # draw what the finished runs of --out reconstructed
 
 A cell is run in up to four variants: printed (the paper's algorithm, model, data, batch and iterations), reduced (the
 same algorithm on a smaller problem), stand-in (other data or weights) and ours (our attack on the paper's problem).
@@ -26,7 +27,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from experiments._ledger import pages
+from experiments._ledger import pages, sheets
 from experiments._ledger.check import Recheck, drawn, recheck
 from experiments._ledger.entry import MEASURED, VARIANTS, Entry
 from experiments._ledger.queue import Queue, impossible
@@ -65,6 +66,8 @@ class Args:
     """Seed of the draw of --check."""
     pages: bool = False
     """Write the pages of docs/reproduction from the ledger, and run nothing."""
+    sheets: bool = False
+    """Draw a sheet of images per table into docs/figures/reproduction from finished runs, and run nothing."""
     out: Path | None = None
     """Folder of the runs, by default runs/reproduce/ledger."""
 
@@ -88,11 +91,20 @@ def main(args: Args) -> int:
         for path in pages.write([Ledger(paper) for paper in PAPERS]):
             print(f"wrote {path}")
         return 0
+    if args.sheets:
+        for ledger in ledgers:
+            for path in sheets.draw(study_of(ledger.paper, _folder(args, ledger)), ledger):
+                print(f"wrote {path}")
+        return 0
     if args.check:
         return check(args, ledgers)
     _known(args, ledgers)
     run(args, ledgers)
     return 0
+
+
+def _folder(args: Args, ledger: Ledger) -> Path:
+    return (args.out or default_out("reproduce", "ledger")) / ledger.paper
 
 
 def _known(args: Args, ledgers: list[Ledger]) -> None:
@@ -110,7 +122,7 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
     left, made = 60.0 * args.budget, list[Entry]()
     with Progress() as progress:
         for number, ledger in enumerate(ledgers):
-            folder = (args.out or default_out("reproduce", "ledger")) / ledger.paper
+            folder = _folder(args, ledger)
             study = study_of(ledger.paper, folder)
             queue = Queue(study, ledger, folder, record=args.record)
             measurements = list(study.measurements())

@@ -4,10 +4,11 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from experiments import reproduce
-from experiments._ledger import check, pages, queue, status, studies
+from experiments._ledger import check, pages, queue, sheets, status, studies
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
@@ -36,6 +37,10 @@ class FakeStudy:
 
     def done(self, job, seed):
         return (job, seed) in self.ran
+
+    def pictures(self, job, seed):
+        truth = np.full((3, 4, 4, 1), 0.1 if job < 20 else 0.9)
+        return None if job == 9.0 else {"truth": truth, "estimate": np.full_like(truth, job / 100)}
 
     def run(self, job, seed):
         if isinstance(job, Exception):
@@ -311,3 +316,24 @@ def test_every_printed_cell_has_a_run_or_a_reason(paper, tmp_path):
     for m in measurements:
         assert m.jobs
         assert m.differs or m.variant == "printed"
+
+
+def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_common(ledger, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        sheets.sheets, "comparison_sheet", lambda path, rows, **how: drawn.update({path.name: (rows, how["title"])})
+    )
+    study = FakeStudy(
+        measurement(CELL, 31.0),  # other images
+        measurement(OTHER, 5.0, "reduced"),
+        measurement(OTHER, 6.0, "stand-in"),
+        measurement(THIRD, 9.0),  # none
+    )
+    run(study, ledger, tmp_path)
+    paths = sheets.draw(study, ledger, tmp_path / "sheets")
+    assert [path.name for path in paths] == ["cafe-table2.png"] == list(drawn)
+    rows, title = drawn["cafe-table2.png"]
+    assert title == "cafe, table2"
+    assert list(rows) == ["private images", "dlg/mnist (reduced): 5.0 dB", "dlg/mnist (stand-in): 6.0 dB"]
+    assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06]
+    assert sheets.draw(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here

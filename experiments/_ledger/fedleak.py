@@ -16,7 +16,7 @@ from experiments._fedleak.runs import Result, Runner, cost, samples_in
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.fedleak_defenses import Accuracy
-from experiments._ledger.measurement import Measurement
+from experiments._ledger.measurement import Measurement, Pictures
 from experiments._ledger.verdict import printed_cells
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
@@ -74,6 +74,12 @@ class FedLeakStudy:
             return self.utility(job.case, seed)
         assert isinstance(job, Job)
         return self.runner(job, seed)
+
+    def pictures(self, job: Hashable, seed: int) -> Pictures | None:
+        """The images of an inversion."""
+        if not isinstance(job, Job) or job.kind != "invert":
+            return None
+        return self.runner(job, seed).images
 
     def done(self, job: Hashable, seed: int) -> bool:
         """Whether they are there."""

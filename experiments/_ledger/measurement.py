@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from experiments._ledger.entry import Variant
 
 
@@ -26,6 +28,10 @@ class Measurement:
         return self.cell, self.variant, self.name
 
 
+#: Images of a run that can be looked at: `truth` and `estimate` (I, H, W, C), and `index` (I,) if some were left out.
+Pictures = Mapping[str, np.ndarray]
+
+
 class Study(Protocol):
     """The runs behind one paper."""
 
@@ -43,3 +49,6 @@ class Study(Protocol):
 
     def done(self, job: Hashable, seed: int) -> bool:
         """Whether `run` costs nothing."""
+
+    def pictures(self, job: Hashable, seed: int) -> Pictures | None:
+        """What a finished job reconstructed; None where it has no images."""

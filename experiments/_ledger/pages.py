@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments import _paper
 from experiments._ledger.entry import MEASURED, STATUSES, VARIANTS, Entry
+from experiments._ledger.sheets import FOLDER as FIGURES
 from experiments._ledger.status import UNKNOWN, cell_status, summary, table_counts
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.verdict import RULE
@@ -114,6 +115,9 @@ def _table_page(ledger: Ledger, table: dict[str, object]) -> str:
         f"The paper gives {table['metric']}. [Overview](../index.md)",
         "",
     ]
+    if (FIGURES / f"{ledger.paper}-{table['id']}.png").exists():
+        sheet = f"../../figures/reproduction/{ledger.paper}-{table['id']}.png"
+        lines += [f"![Private images and what some of the runs reconstructed]({sheet})", ""]
     if measured:
         lines += _markdown(["cell", "paper", "ours", "seeds", "verdict", "variant", "what differs"], measured)
         lines += ["", "Commands:", "", *_commands(ledger, cells), ""]

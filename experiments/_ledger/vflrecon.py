@@ -107,6 +107,9 @@ class VflReconStudy:
         """Whether they are there."""
         return self._path(job, seed).exists()
 
+    def pictures(self, job: Hashable, seed: int) -> None:
+        """Labels and features are no images."""
+
     def _path(self, job: Hashable, seed: int) -> Path:
         case, runs = _parts(job)
         return self.folder / f"{digest({'case': dataclasses.asdict(case), 'runs': runs._asdict(), 'seed': seed})}.json"

@@ -1,0 +1,68 @@
+"""Contact sheets of the reproduction: what the runs behind a table of images reconstructed, below the truth."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from experiments._ledger.entry import MEASURED
+from experiments._ledger.measurement import Pictures, Study
+from experiments._ledger.store import Ledger
+from jaxleak.study import sheets
+
+FOLDER = Path(__file__).parent.parent.parent / "docs" / "figures" / "reproduction"
+
+#: Images in a row of a sheet, and rows below the truth.
+COLUMNS, ROWS = 8, 8
+#: Larger images would make a sheet that no page shows in full.
+_LARGEST = 64
+
+
+def draw(study: Study, ledger: Ledger, folder: Path = FOLDER) -> list[Path]:
+    """Draw one sheet per table from the finished runs at hand; returns the files.
+
+    Runs show other images where the data, the seed or the batch differ. A sheet shows the images that most measurements
+    of the table have in common, by their first seed.
+
+    Args:
+        study: has the finished runs; nothing is run.
+        ledger: its entries say which measurements there are.
+        folder: where PNG files go, named by paper and table.
+    """
+    tables: dict[str, dict[str, dict[str, Pictures]]] = {}
+    for label, cell, pictures in _measured(study, ledger):
+        common = tables.setdefault(cell.partition("/")[0], {}).setdefault(_same(pictures), {})
+        common[label] = pictures
+    written = []
+    for table, groups in tables.items():
+        rows = max(groups.values(), key=len)
+        truth = next(iter(rows.values()))["truth"]
+        shown = {"private images": truth} | {label: found["estimate"] for label, found in list(rows.items())[:ROWS]}
+        path = folder / f"{ledger.paper}-{table}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        zoom = max(1, _LARGEST // truth.shape[1])
+        sheets.comparison_sheet(path, shown, title=f"{ledger.paper}, {table}", columns=COLUMNS, zoom=zoom)
+        written.append(path)
+    return written
+
+
+def _measured(study: Study, ledger: Ledger) -> Iterator[tuple[str, str, Pictures]]:
+    """A label, the cell and the images of every measurement whose first run is finished here and has images."""
+    for measurement in study.measurements():
+        entry = ledger.entries.get(measurement.key)
+        if entry is None or entry.status not in MEASURED or entry.unit != "dB" or entry.name.endswith("channel-peak"):
+            continue
+        job, seed = measurement.jobs[0], next(iter(entry.seeds))
+        if not study.done(job, seed):
+            continue
+        pictures = study.pictures(job, seed)
+        if pictures is not None and pictures["truth"].shape[1] <= _LARGEST:
+            rest = entry.cell.partition("/")[2]
+            variant = ", ".join(filter(None, (entry.variant, entry.name)))
+            yield f"{rest} ({variant}): {entry.value:.1f} dB", entry.cell, pictures
+
+
+def _same(pictures: Pictures) -> str:
+    truth = np.ascontiguousarray(pictures["truth"][:COLUMNS])
+    return hashlib.sha256(f"{truth.shape}".encode() + truth.tobytes()).hexdigest()
