@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from experiments import _plots
-from experiments._harness import Progress, RunFolder, default_out, digest, jsonable, print_metrics, run_command
 from experiments._inversion.case import Case
 from experiments._inversion.problem import RECOGNISED_ABOVE, attack
 from experiments._inversion.sources import sources_of
 from jaxleak import _validate, metrics
+from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
+from jaxleak.study.files import jsonable
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -271,7 +271,7 @@ def draw(folder: RunFolder, images: Images, threshold: float) -> None:
         if len(some.seed)
     }
     points = {group: (some.agreement, some.ssim) for group, some in groups.items() if len(some.seed)}
-    _plots.certificate(folder.figure("agreement.png"), points, curves, threshold=threshold, right=RECOGNISED_ABOVE)
+    plots.certificate(folder.figure("agreement.png"), points, curves, threshold=threshold, right=RECOGNISED_ABOVE)
 
 
 if __name__ == "__main__":

@@ -28,19 +28,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments import _plots
 from experiments._fedleak.weights import Training, trained
-from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
 from experiments._inversion.rows import ROWS
 from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
-from experiments._sources import drawn
 from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import client_updates
 from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
+from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
+from jaxleak.study.sources import drawn
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -226,7 +225,7 @@ def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None
     """One curve per candidate over the sharpness."""
     x = np.array(sharpness, float)
     series = {name: (x, np.array(cell["distance"][name])) for name in CANDIDATES}
-    _plots.curves(path, series, xlabel="sharpness", ylabel="distance from the observed gradient", log_x=True)
+    plots.curves(path, series, xlabel="sharpness", ylabel="distance from the observed gradient", log_x=True)
 
 
 if __name__ == "__main__":

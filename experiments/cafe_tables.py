@@ -9,7 +9,9 @@ are cells whose data set is missing (docs/data.md; Linnaeus 5 comes as `--linnae
 parameters run the exact engine unless `--solver paper` asks for the paper's own gradient descent; baselines and
 ablations always descend. `--iterations` is the number of Step III iterations of every descending attack (paper: 8,000;
 Steps I and II always take 8,000 each, about seven minutes). Finished runs are not run again: the same command goes on
-where it was, and `--fresh` starts over. `images` says how many reconstructions a mean is over: those that the exact
+where it was, and `--fresh` starts over. Every table of images gets a sheet with the truth above the reconstructions of
+all its rows: Figure 1 of the paper is that of Table 2, Figure 5 that of Table 4, Figure 6 that of the fake gradients,
+and Figure 8 that of `--table yale`. `images` says how many reconstructions a mean is over: those that the exact
 engine has no answer for are left out where nothing is defended, and results.json keeps every seed's numbers.
 
 With the exact engine every CAFE cell of Tables 3 and 6 on MNIST and CIFAR-10 should print above 95 dB. The paper's own
@@ -20,6 +22,7 @@ defense (a quarter of an hour); `--table fig7 --iterations 1000` has training lo
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +31,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments import _plots
 from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
-from experiments._cafe.tables import FIGURES, ICLR, NEURIPS, Options, cells
-from experiments._files import write_json
-from experiments._harness import RunFolder, default_out, run_command
+from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
 from jaxleak import _validate
+from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
+from jaxleak.study.files import write_json
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
 PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
@@ -44,7 +46,7 @@ PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel
 class Args(Options):
     """Which cells to run, and how."""
 
-    table: tuple[Literal[NEURIPS + FIGURES + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
+    table: tuple[Literal[NEURIPS + FACES + FIGURES + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
     """Tables of the papers; those of the ICLR submission begin with iclr-."""
     budget: float = 30.0
     """Minutes on two CPU cores."""
@@ -112,6 +114,8 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
         rows.append(row)
     show(rows)
     _draw_curves(folder, runner)
+    for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
+        sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
     path = folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(f"stored in {path}")
@@ -182,6 +186,32 @@ def _images(row: dict[str, Any]) -> str:
     return f"{sum(row['images'])} of {sum(row['images_asked'])}"
 
 
+def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """The truth and the reconstructions by every finished row of a table, by table and data set.
+
+    A row of a sheet is labelled with the rest of its cell's id and its mean PSNR. The samples are the first ones for
+    which every row has a reconstruction: the exact engine leaves out those for which it has no answer.
+    """
+    found: dict[str, dict[str, tuple[Cell, dict[str, np.ndarray]]]] = {}
+    for cell in chosen:
+        setting = with_seed(cell.setting, seed)
+        if setting in runner.results and (drawn := runner.pictures(setting)) is not None:
+            table, _, row = cell.id.partition("/")
+            found.setdefault(f"{table}-{setting.dataset}", {})[row] = (cell, drawn)
+    drawn_sheets = {}
+    for name, rows in found.items():
+        common = functools.reduce(np.intersect1d, (drawn["index"] for _, drawn in rows.values()))
+        if not len(common):
+            continue
+        first = next(drawn for _, drawn in rows.values())
+        sheet = {"truth": first["truth"][np.isin(first["index"], common)]}
+        for row, (cell, drawn) in rows.items():
+            psnr = runner.results[with_seed(cell.setting, seed)]["psnr"]
+            sheet[f"{row}, {psnr:.1f} dB"] = drawn["estimate"][np.isin(drawn["index"], common)]
+        drawn_sheets[name] = sheet
+    return drawn_sheets
+
+
 def _draw_curves(folder: RunFolder, runner: Runner) -> None:
     stored = []
     for kind, ylabel in (
@@ -201,7 +231,7 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
         if series:
             # Losses of defended training span many orders of magnitude.
             log = kind == "training"
-            _plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
+            plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
     write_json(folder.path / "curves.json", stored)
 
 

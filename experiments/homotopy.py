@@ -27,18 +27,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments import _plots
 from experiments._fedleak.weights import Training, trained
-from experiments._files import jsonable
-from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._inversion.attacker import check
 from experiments._inversion.problem import Outcome, attack, captions
 from experiments._inversion.rows import ROWS
 from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
-from experiments._sources import drawn
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
+from jaxleak.study.files import jsonable
+from jaxleak.study.sources import drawn
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -176,13 +175,13 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
-        _plots.contact_sheet(path, truth, estimate, captions=captions(runs), zoom=4)
+        sheets.contact_sheet(path, truth, estimate, captions=captions(runs), title=name, columns=8, zoom=4)
     series = {
         name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items() if len(runs[0].curve)
     }
     path = folder.figure(f"{row}-distance.png")
     if series:  # an attack without iterations has none
-        _plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
+        plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:

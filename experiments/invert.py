@@ -50,10 +50,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments import _distributed, _plots
 from experiments._defenses.registry import REGISTRY
-from experiments._files import jsonable, naming, write_npz
-from experiments._harness import Progress, RunFolder, default_out, print_metrics, run_command
 from experiments._inversion.attacker import ATTACKS, build_attack, check, iterations_of, leaves_read, threat_for
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.client import build_model, victim
@@ -61,12 +58,14 @@ from experiments._inversion.problem import Outcome, attack, captions, observe, o
 from experiments._inversion.public_data import generator_for, public_images
 from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
-from experiments._sources import contents
-from jaxleak import _validate, attacks, audit, capture, models, objectives, protocols
+from jaxleak import _validate, attacks, audit, capture, metrics, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._tree import below, named_leaves
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import Progress, RunFolder, default_out, distributed, plots, print_metrics, run_command, sheets
+from jaxleak.study.files import jsonable, naming, write_npz
+from jaxleak.study.sources import contents
 
 HELP = f"""{__doc__}
 What the options may name:
@@ -103,7 +102,7 @@ class Args:
 def main(args: Args) -> dict[str, float]:
     """Attack; returns the metrics."""
     case = args.case
-    mesh = _distributed.start(_distributed.Devices(devices=args.devices))
+    mesh = distributed.join_devices(distributed.Devices(devices=args.devices))
     devices = () if mesh is None else tuple(mesh.devices.flat)
     _check(args)
     if args.payload is None:
@@ -206,14 +205,18 @@ def draw(folder: RunFolder, seeds: Sequence[int], outcomes: list[Outcome]) -> No
     seconds = [o.second.other for o in outcomes if o.second is not None]
     second = np.concatenate(seconds) if seconds else None
     path = folder.figure("contact_sheet.png")
-    _plots.contact_sheet(path, truth, estimate, second=second, captions=captions(outcomes), zoom=4)
+    texts = [
+        f"{psnr:.1f} dB\n{own}" for psnr, own in zip(metrics.psnr(truth, estimate), captions(outcomes), strict=True)
+    ]
+    title = f"seeds {', '.join(map(str, seeds))}; PSNR, and what the attack says of itself"
+    sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=4)
     series = {
         f"seed {seed}": (np.arange(len(o.curve)), o.curve)
         for seed, o in zip(seeds, outcomes, strict=True)
         if len(o.curve)
     }
     if series:
-        _plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
+        plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
 
 
 def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
@@ -271,7 +274,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     if case.labels != "none":
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
-    _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
     folder.finish(metrics, cells=cells)
     print_metrics(metrics)
     return metrics

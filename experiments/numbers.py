@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments._harness import run_command
+from jaxleak.study import run_command
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"<!-- (?P<file>\S+\.jsonl?) (?P<keys>.+?) (?P<format>\S+) -->(?P<shown>.*?)<!-- / -->", re.DOTALL)

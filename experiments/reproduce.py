@@ -26,7 +26,6 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from experiments._harness import Progress, default_out, run_command
 from experiments._ledger import pages
 from experiments._ledger.check import Recheck, drawn, recheck
 from experiments._ledger.entry import MEASURED, VARIANTS, Entry
@@ -35,6 +34,7 @@ from experiments._ledger.status import summary
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.studies import study_of
 from jaxleak import _validate
+from jaxleak.study import Progress, default_out, run_command
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from experiments._files import naming, read_json, write_json
-from experiments._harness import default_out, require_own_folder, run_command
 from jaxleak import _validate
+from jaxleak.study import default_out, require_own_folder, run_command
+from jaxleak.study.files import naming, read_json, write_json
 
 #: What a sweep may start: every study, but no sweep.
 STUDIES = tuple(

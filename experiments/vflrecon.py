@@ -55,7 +55,6 @@ from typing import Literal
 
 import numpy as np
 
-from experiments._harness import Progress, RunFolder, default_out, run_command
 from experiments._rows import require_match, require_runs
 from experiments._vfl import figures as vfl_figures
 from experiments._vfl import tables as vfl_tables
@@ -66,6 +65,7 @@ from experiments._vfl.problem import Case, OptimizerName, sources_of, vertical_p
 from experiments._vfl.runs import Runs, run_case
 from jaxleak import _validate
 from jaxleak.attacks import party_records
+from jaxleak.study import Progress, RunFolder, default_out, run_command
 
 DEMO_DATA = ("breast_cancer", "digits")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         models,
         objectives,
         protocols,
+        study,
         threats,
     )
 
@@ -29,7 +30,7 @@ __version__ = importlib.metadata.version("jaxleak")
 
 _SUBPACKAGES = (
     "attacks", "audit", "capture", "checkpoint", "data", "defenses", "metrics", "models", "objectives", "protocols",
-    "threats",
+    "study", "threats",
 )  # fmt: skip
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "models",
     "objectives",
     "protocols",
+    "study",
     "threats",
 ]
 

@@ -1,9 +1,15 @@
 """The console command `jaxleak`; nothing heavy is imported before an option was understood."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+#: Commands that read their own options, with the package that has them, and what the list of commands says of each.
+STUDIES = {
+    "demo": ("jaxleak._command.cafe_scale", "recover 100 embedded photographs from aggregated gradients"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,12 +30,15 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument("--minutes", type=float, default=10.0, help="time to spend in all, further sittings included")
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
+    audit.add_argument("--fresh", action="store_true", help="start over, whatever an earlier audit left in the folder")
     shown = commands.add_parser(
         "models",
         help="print the names and shapes that a model expects",
         description="Print the names and shapes of a model's parameters, as an update and weights must have them.",
     )
     _model_options(shown, weights=False)
+    for name, (_, text) in STUDIES.items():
+        commands.add_parser(name, help=text, add_help=False)
     return top
 
 
@@ -66,11 +75,16 @@ def _client_options(options: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    options = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in STUDIES:
+        return _study(*words)
+    options = parser().parse_args(words)
     try:
-        from jaxleak import _command
+        from jaxleak._compiled import keep_compiled
 
-        return {"audit": _command.audit, "models": _command.models}[options.command](options)
+        command = importlib.import_module(f"jaxleak._command.{options.command}")
+        keep_compiled()
+        return getattr(command, options.command)(options)
     except (ValueError, OSError, FloatingPointError, MemoryError, ImportError, RuntimeError) as error:
         from jaxleak.checkpoint import ConfigMismatchError
 
@@ -78,6 +92,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # a fault of the program, whose traceback says where
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _study(name: str, *words: str) -> int:
+    package, _ = STUDIES[name]
+    from jaxleak.study import run_command
+
+    options = importlib.import_module(f"{package}.options")
+    # What the command needs is imported when its options were understood.
+    run_command(
+        lambda args: importlib.import_module(f"{package}.run").main(args),
+        options.Args,
+        options.HELP,
+        name=f"jaxleak {name}",
+        words=words,
+    )
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Checkpoints of long reconstructions: a thin wrapper of Orbax that knows which configuration it belongs to."""
+"""Checkpoints of long reconstructions: a thin wrapper of Orbax that knows which configuration it belongs to.
+
+Orbax is imported where it is used: it takes as long as all of jaxleak, and a command's --help needs none of it.
+"""
 
 import contextlib
 import hashlib
@@ -9,16 +12,18 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jaxleak import _mesh
 from jaxleak._base import PyTree
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak._tree import named_leaves
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 __all__ = ["Checkpoints", "ConfigMismatchError", "FolderInUseError"]
 
@@ -87,11 +92,11 @@ class Checkpoints:
         except OSError as error:
             raise OSError(f"cannot write checkpoints to {self.folder}: {error.strerror or error}") from error
 
-    def _begin(self) -> ocp.CheckpointManager:
+    def _begin(self) -> "ocp.CheckpointManager":
         self._bind()
         return self._open()
 
-    def _begin_anew(self) -> ocp.CheckpointManager:
+    def _begin_anew(self) -> "ocp.CheckpointManager":
         if _mesh.is_writer():
             for name in (STEPS, DAMAGED):
                 if (self.folder / name).exists():
@@ -100,7 +105,7 @@ class Checkpoints:
         _all_wait("checkpoints_deleted")
         return self._begin()
 
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self) -> "ocp.CheckpointManager":
         if _mesh.is_writer():
             # What a kill left of a save; the lock is ours, so nobody writes there. Orbax cleans up later, if at all.
             for leftover in (self.folder / STEPS).glob("*.orbax-checkpoint-tmp*"):
@@ -110,6 +115,8 @@ class Checkpoints:
                 if (problem := self._problem(step)) is not None:
                     self._set_aside(step, problem)
         _all_wait("damaged_checkpoints_moved")
+        import orbax.checkpoint as ocp
+
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         return ocp.CheckpointManager(self.folder / STEPS, options=options)
 
@@ -181,6 +188,8 @@ class Checkpoints:
         Raises:
             OSError: if it cannot be written (a full disk, say); earlier checkpoints stay valid.
         """
+        import orbax.checkpoint as ocp
+
         manager = self._manager = self._manager or self._begin_anew()
         tree = _storable(tree)
         said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree)}
@@ -214,6 +223,8 @@ class Checkpoints:
 
     def restore_with_history(self, tree: PyTree) -> tuple[PyTree, dict[str, np.ndarray]]:
         """As `restore_latest`, and the history that was saved with that checkpoint, empty if there is none."""
+        import orbax.checkpoint as ocp
+
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _storable(tree))
         while self._manager is not None and (step := self._manager.latest_step()) is not None:
             problem, restored, history = self._restore(self._manager, step, abstract)
@@ -227,7 +238,7 @@ class Checkpoints:
         return tree, {}
 
     def _restore(
-        self, manager: ocp.CheckpointManager, step: int, abstract: PyTree
+        self, manager: "ocp.CheckpointManager", step: int, abstract: PyTree
     ) -> tuple[str | None, PyTree, dict[str, np.ndarray]]:
         """What is wrong with a checkpoint; and its tree and history, if nothing is."""
         if (problem := self._problem(step)) is not None:
@@ -238,6 +249,8 @@ class Checkpoints:
                 f"checkpoint {step} in {self.folder} holds other arrays than this run has, as another version of the "
                 "program writes them; choose another folder or start over with fresh=True (--fresh)"
             )
+        import orbax.checkpoint as ocp
+
         try:
             shapes = said.get(_HISTORY, {})
             history = {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
@@ -282,6 +295,8 @@ def _quiet() -> Iterator[None]:
 
 def _all_wait(where: str) -> None:
     if _mesh.several_processes():
+        import orbax.checkpoint as ocp
+
         ocp.utils.sync_global_processes(f"jaxleak:{where}")
 
 

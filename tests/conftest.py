@@ -8,6 +8,9 @@ import hypothesis
 # Nearly all of the suite's time is compilation of tiny programs that run once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Nothing that an earlier run of the suite compiled takes part.
+os.environ.setdefault("JAXLEAK_KEEP_COMPILED", "0")
+
 # Two devices, for what several of them share; everything else runs on the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 

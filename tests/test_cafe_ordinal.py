@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import reference
 
-from experiments._cafe.exact import own_gradient
 from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import ordinal
 from jaxleak.defenses import fake_gradients
+from jaxleak.study.rounds import own_gradient
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 N, K, P = 16, 4, 4

@@ -8,14 +8,15 @@ import pytest
 from rich.console import Console
 
 from experiments import _paper, cafe_tables
-from experiments._cafe import descent as cafe_descent
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
 from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
 from experiments._cafe.runs import Setting
+from jaxleak import models, protocols
 from jaxleak._base import Batch
+from jaxleak.study import rounds
 
-ALL = tables.NEURIPS + tables.ICLR
+ALL = tables.NEURIPS + tables.FACES + tables.ICLR
 
 
 @pytest.mark.parametrize("table", ALL)
@@ -27,7 +28,11 @@ def test_every_printed_cell_is_planned(table, solver):
         printed = {cell["id"] for cell in _paper.tables("cafe_iclr")[table.removeprefix("iclr-")]["cell"]}
     else:
         neurips = _paper.tables("cafe_neurips")
-        ids = {"table8": ["table8-psnr", "table8-loss", "table8-accuracy"], "fake-gradients": ["text-fake-gradients"]}
+        ids = {
+            "table8": ["table8-psnr", "table8-loss", "table8-accuracy"],
+            "fake-gradients": ["text-fake-gradients"],
+            "yale": ["text-yale"],
+        }
         printed = {cell["id"] for name in ids.get(table, [table]) for cell in neurips[name]["cell"]}
         if table == "table11":  # training stops at --iterations of the printed 8,000
             printed = {name for name in printed if int(name.rsplit("iter", 1)[1]) <= tables.Options().iterations}
@@ -65,8 +70,8 @@ def asked(monkeypatch):
         return protocol
 
     for name in ("horizontal", "vertical"):
-        monkeypatch.setattr(cafe_descent.protocols, name, asking(name))
-    monkeypatch.setattr(cafe_descent.models, "frozen_features", lambda model: model)
+        monkeypatch.setattr(protocols, name, asking(name))
+    monkeypatch.setattr(models, "frozen_features", lambda model: model)
     private = Batch(np.zeros((8, 1)), np.zeros(8), np.arange(8))
     return SimpleNamespace(private=private, model=None)
 
@@ -83,7 +88,7 @@ def test_descents_have_the_workers_of_their_setting(asked, run, workers, name):
 
 def test_steps_one_and_two_have_the_workers_too(asked):
     with pytest.raises(AskedError) as found:
-        cafe_descent.steps_one_and_two(
+        rounds.steps_one_and_two(
             asked, np.zeros((8, 1, 4)), iterations=1, batch_size=4, key=None, options={}, workers=2
         )
     assert found.value.args[0] == "horizontal"
@@ -259,3 +264,30 @@ def test_steps_end_at_the_first_iteration_below_their_threshold():
 def test_cost_grows_with_the_work():
     assert cost(Setting("descent", iterations=600)) > cost(Setting("descent", method="dlg", iterations=600))
     assert cost(Setting("exact", images=64)) > cost(Setting("exact", images=8))
+
+
+def test_a_table_of_images_gets_a_sheet_of_the_samples_that_all_rows_have(monkeypatch, tmp_path, no_data):
+    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    level = {"dlg": 0.1, "cosine": 0.2, "sapag": 0.3, "bn": 0.4, "gc": 0.5}
+
+    def made(index, estimate):
+        shape = (len(index), 4, 4, 1)
+        truth = np.broadcast_to(np.array(index)[:, None, None, None] / 10, shape)
+        return {"index": np.array(index), "truth": truth, "estimate": np.full(shape, estimate)}
+
+    def exact(setting, problem):  # the exact engine leaves out sample 1
+        return {"psnr": 100.0, cafe_runs.PICTURE_KEY: made([0, 2, 3], 0.9)}
+
+    def descent(setting, problem, tables):
+        return {"psnr": 7.0, "curve": [(1, 7.0)], cafe_runs.PICTURE_KEY: made([0, 1, 2], level[setting.method])}
+
+    monkeypatch.setattr(cafe_runs, "exact", exact)
+    monkeypatch.setattr(cafe_runs, "descent", descent)
+    drawn = {}
+    monkeypatch.setattr(cafe_tables.sheets, "comparison_sheet", lambda path, images: drawn.update({path.name: images}))
+    cafe_tables.main(cafe_tables.Args(table=("table2",), datasets=("mnist",), budget=1e6, out=tmp_path))
+    sheet = drawn["table2-mnist.png"]
+    assert next(iter(sheet)) == "truth"
+    np.testing.assert_array_equal(sheet["truth"][:, 0, 0, 0], [0.0, 0.2])
+    for row, value in {"cafe/mnist, 100.0 dB": 0.9, "dlg/mnist, 7.0 dB": 0.1, "gc/mnist, 7.0 dB": 0.5}.items():
+        np.testing.assert_array_equal(sheet[row], np.full((2, 4, 4, 1), value))

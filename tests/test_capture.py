@@ -130,18 +130,22 @@ class _Array:
 
 
 class _Message:
-    """What the mod reads of a message of Flower, and nothing else."""
+    """What the recorders read of a message of Flower, and nothing else."""
 
-    def __init__(self, name, values):
-        self.content = type("Content", (), {"array_records": {name: {"w": _Array(values)}}})
-        self.metadata = type("Metadata", (), {"group_id": "3"})
+    def __init__(self, name, values, settings=None):
+        records = {name: {"w": _Array(values)}}
+        self.content = type("Content", (), {"array_records": records, "config_records": {"config": settings or {}}})
+        self.metadata = type("Metadata", (), {"group_id": "3", "src_node_id": 7})
 
     def has_content(self):
         return True
 
 
-@pytest.mark.parametrize("names", [("arrays", "arrays"), ("fitins.parameters", "fitres.parameters")])
-def test_flowers_clients_are_recorded_before_they_train_in_place(tmp_path, names):
+@pytest.mark.parametrize(
+    ("names", "settings", "number"),
+    [(("arrays", "arrays"), {"server-round": 5}, 5), (("fitins.parameters", "fitres.parameters"), {}, 3)],
+)
+def test_flowers_clients_are_recorded_before_they_train_in_place(tmp_path, names, settings, number):
     weights = np.ones(2, np.float32)
 
     def train(message, context):
@@ -150,9 +154,28 @@ def test_flowers_clients_are_recorded_before_they_train_in_place(tmp_path, names
 
     context = type("Context", (), {"node_id": 7})
     mod = capture.flower_mod(tmp_path / "recorded", learning_rate=0.1, batch_size=4)
-    assert isinstance(mod(_Message(names[0], weights.copy()), context, train), _Message)
-    before = capture.load(tmp_path / "recorded" / "3-7-received.safetensors")
-    sent = capture.load(tmp_path / "recorded" / "3-7-sent.safetensors")
+    assert isinstance(mod(_Message(names[0], weights.copy(), settings), context, train), _Message)
+    before = capture.load(tmp_path / "recorded" / f"{number}-7-received.safetensors")
+    sent = capture.load(tmp_path / "recorded" / f"{number}-7-sent.safetensors")
     np.testing.assert_array_equal(before.arrays["w"], weights)
     assert (sent.facts.kind, sent.facts.batch_size) == ("weights", 4)
     np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)
+
+
+def test_flowers_server_records_what_it_sends_and_every_reply(tmp_path):
+    class Strategy:
+        def configure_train(self, server_round, arrays, config, grid):
+            return server_round, config, grid
+
+        def aggregate_train(self, server_round, replies):
+            return server_round, [reply.metadata.src_node_id for reply in replies]
+
+    weights = np.ones(2, np.float32)
+    strategy = Strategy()
+    assert capture.flower_strategy(strategy, tmp_path, learning_rate=0.1, batch_size=4) is strategy
+    assert strategy.configure_train(2, {"w": _Array(weights)}, "config", grid="grid") == (2, "config", "grid")
+    assert strategy.aggregate_train(2, iter([_Message("arrays", weights - 1)])) == (2, [7])
+    before, sent = (capture.load(tmp_path / f"2-{name}.safetensors") for name in ("received", "7-sent"))
+    np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)
+    with pytest.raises(TypeError, match=r"must be one of flwr.serverapp.strategy, got object"):
+        capture.flower_strategy(object(), tmp_path)

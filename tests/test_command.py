@@ -75,7 +75,7 @@ def test_checkpoints_of_another_configuration_end_with_one_line(files, monkeypat
     def refuse(_):
         raise ConfigMismatchError("made of other arrays")
 
-    monkeypatch.setattr("jaxleak._command.audit", refuse)
+    monkeypatch.setattr("jaxleak._command.audit.audit", refuse)
     assert main([*files[1], "out"]) == 1
     assert capsys.readouterr().err == "error: made of other arrays\n"
 
@@ -115,3 +115,25 @@ def test_a_browser_shows_the_report(files, tmp_path, scheme):
         pixels = np.asarray(shown.convert("L"), np.float64)
     assert (np.median(pixels) < 60) == (scheme == "dark")  # the page's background
     assert pixels.std() > 10  # something is written on it
+
+
+@pytest.mark.slow
+def test_an_audit_that_was_killed_goes_on_and_ends_with_the_same_images(tmp_path):
+    model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 1))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (2, 1, 6, 6, 1))
+    gradient = jax.jit(protocols.ClientShare(model))(variables, Batch(x, jnp.array([3, 5]), jnp.arange(2)))
+    models.save_weights(tmp_path / "w.safetensors", variables)
+    capture.save(tmp_path / "u.safetensors", gradient, batch_size=2)
+    options = {"model": "convnet", "weights": tmp_path / "w.safetensors", "update": tmp_path / "u.safetensors"}
+    command = [sys.executable, "-m", "jaxleak", "audit", "--image", "6", "6", "1", "--minutes", "10"]
+    command += ["--option", "channels=(4, 4)", "--option", "strides=(1, 1)"]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    with subprocess.Popen([*command, str(tmp_path / "killed")], stderr=subprocess.PIPE, text=True) as run:
+        assert " 100 of " in next(line for line in run.stderr if " 100 of " in line)
+        run.kill()
+    done = subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True, text=True)
+    assert " 50 of 400" not in done.stderr  # what the killed one had done is not done again
+    whole, resumed = (np.load(tmp_path / name / "reconstruction.npz")["x"] for name in ("whole", "killed"))
+    np.testing.assert_array_equal(whole, resumed)

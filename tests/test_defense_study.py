@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments import _own_keys, defenses
+from experiments import defenses
 from experiments._defenses import adaptive as defense_adaptive
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import registry as defense_registry
@@ -22,7 +22,7 @@ from experiments._defenses.utility import Utility
 from experiments._inversion.attacker import threat_for
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
-from jaxleak import data, models
+from jaxleak import _own_keys, data, models
 from jaxleak import defenses as family
 from jaxleak._base import Batch
 from jaxleak.attacks import presets

@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import distributed
+from jax._src import distributed as jax_distributed
 from jax._src.clusters.k8s_cluster import K8sCluster
 
-from experiments import _distributed, cafe_scale
-from experiments._distributed import Devices
+from experiments import cafe_scale
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
 from jaxleak._base import Batch
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import least_squares
+from jaxleak.study import distributed
+from jaxleak.study.distributed import Devices
 
 ROOT = Path(__file__).parent.parent
 N, K, P = 24, 6, 2
@@ -107,7 +108,7 @@ def test_what_cannot_be_shared_out_is_refused():
 )
 def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        _distributed.start(options)
+        distributed.join_devices(options)
 
 
 SLURM = {
@@ -128,10 +129,10 @@ OPEN_MPI = {
 @pytest.fixture
 def joined(monkeypatch):
     """JAX's record of what it joined, after it has asked the cluster; no connection is made."""
-    state = distributed.State()
-    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_service", lambda *_, **__: "service")
-    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_client", lambda *_, **__: mock.Mock())
-    monkeypatch.setattr(distributed.config, "update", lambda *_: None)  # which GPUs are visible
+    state = jax_distributed.State()
+    monkeypatch.setattr(jax_distributed._jax, "get_distributed_runtime_service", lambda *_, **__: "service")
+    monkeypatch.setattr(jax_distributed._jax, "get_distributed_runtime_client", lambda *_, **__: mock.Mock())
+    monkeypatch.setattr(jax_distributed.config, "update", lambda *_: None)  # which GPUs are visible
     monkeypatch.setattr(state, "initialize_preemption_sync_manager", lambda: None)
     monkeypatch.setattr(jax.distributed, "initialize", state.initialize)
     return state
@@ -144,7 +145,7 @@ def joined(monkeypatch):
 def test_schedulers_say_who_is_who(monkeypatch, joined, variables, address, processes, number):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    _distributed._join(Devices(distributed=True))
+    distributed._join_processes(Devices(distributed=True))
     assert (joined.coordinator_address, joined.num_processes, joined.process_id) == (address, processes, number)
 
 
@@ -159,14 +160,14 @@ def test_kubernetes_is_asked(monkeypatch, joined):
     }
     for name, answer in answers.items():
         monkeypatch.setattr(K8sCluster, name, lambda *_, answer=answer, **__: answer)
-    _distributed._join(Devices(distributed=True))
+    distributed._join_processes(Devices(distributed=True))
     assert (joined.coordinator_address, joined.num_processes, joined.process_id) == ("job-0.service:55527", 2, 1)
 
 
 def test_what_is_given_goes_before_what_a_scheduler_says(monkeypatch, joined):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    _distributed._join(Devices(coordinator="head:1234", num_processes=5, process_id=4))
+    distributed._join_processes(Devices(coordinator="head:1234", num_processes=5, process_id=4))
     assert (joined.coordinator_address, joined.num_processes, joined.process_id) == ("head:1234", 5, 4)
 
 

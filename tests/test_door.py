@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
 from jaxleak.attacks import presets
+from jaxleak.models._door import program
 from jaxleak.models._door.piecewise import Hinge, Piecewise, larger, smaller
 from jaxleak.objectives import cross_entropy
 
@@ -288,3 +289,19 @@ def test_active_dropout_is_refused():
         models.from_flax(Dropped(nnx.Rngs(0)), image_shape=IMAGE)
     with pytest.raises(TypeError, match="module must be a Flax module"):
         models.from_flax(PlainConvNet, image_shape=IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("constant", "number"),
+    [
+        (0.5, 0.5),
+        (True, 1.0),
+        (np.full((2, 3), -2.0, np.float32), -2.0),
+        (np.array([False, False]), 0.0),
+        (np.array([1.0, 2.0]), None),
+        (np.zeros((0, 3)), None),  # no entry, so no number
+        (np.array(["a"]), None),
+    ],
+)
+def test_a_constant_of_one_number_is_that_number(constant, number):
+    assert program.uniform(constant) == number

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import json
+import sys
 import tempfile
 import typing
 from pathlib import Path
@@ -20,6 +21,7 @@ from experiments._defenses.registry import REGISTRY
 from experiments._fedleak import demo as fedleak_demo
 from experiments._inversion.attacker import settings as settings_of
 from experiments._inversion.case import Case
+from jaxleak._command.cafe_scale import run as cafe_run
 from jaxleak.attacks import party_records
 
 DEFENSE_STUDY = {
@@ -160,7 +162,7 @@ def test_cases_of_the_command(case):
 def test_options_of_a_study(given_sizes):
     """Everything before the work begins; the work itself is replaced."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cafe_scale, "_exact", lambda *_: {"done": 1.0})
+        patch.setattr(cafe_run.exact, "run", lambda *_: {"done": 1.0})
         options = cafe_scale.Args(**{"data": "digits", **given_sizes}, out=Path(folder) / "out", preset="mnist")
         with contextlib.redirect_stdout(io.StringIO()):
             clear("studies", lambda: cafe_scale.main(options))
@@ -224,6 +226,6 @@ def test_options_of_every_command(data, study):
     if study == "invert":
         changes["case"] = Case(**{"data": "digits", "model": "mlp", **data.draw(few(_options(Case)))})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "RunFolder", _begin)
+        patch.setattr(sys.modules[module.main.__module__], "RunFolder", _begin)
         patch.setattr(fedleak_demo, "RunFolder", _begin)
         clear(f"options of {study}", lambda: module.main(module.Args(**changes)))

@@ -7,8 +7,6 @@ import jax
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._cafe.exact import audit as cafe_audit
-from experiments._cafe.problem import vertical_problem
 from experiments._inversion.attacker import ATTACKS, threat_for
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
@@ -19,6 +17,8 @@ from experiments._vfl.problem import Case as VflCase
 from experiments._vfl.problem import vertical_problem as vfl_problem
 from jaxleak import audit, protocols, threats
 from jaxleak._base import Observation
+from jaxleak.study.rounds import vertical_problem
+from jaxleak.study.rounds._exact import audit as cafe_audit
 from jaxleak.threats import Threat
 
 #: The server of gradient inversion sees the model and one upload. Exceptions are named, attack by attack.
@@ -111,7 +111,7 @@ def test_cafes_baselines_are_granted_what_their_name_says(method, granted, monke
         found.append(threat)
         return None, {}
 
-    monkeypatch.setattr(cafe_runs.cafe_descent, "step_three", note)
+    monkeypatch.setattr(cafe_runs.rounds, "step_three", note)
     monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {})
     problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
     cafe_runs.descent(cafe_runs.Setting("descent", method=method), problem, None)

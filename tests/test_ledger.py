@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from experiments import reproduce
-from experiments._harness import Progress
-from experiments._ledger import check, pages, status, studies
+from experiments._ledger import check, pages, queue, status, studies
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.verdict import agrees, better, verdict
+from jaxleak.study import Progress
 
 CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
 PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}
@@ -162,6 +162,14 @@ def test_the_cheapest_run_first_and_what_does_not_fit_has_its_cost(ledger, tmp_p
     assert (second.cell, second.status) == (CELL, "not run")
     assert "about 2 minutes" in second.why
     assert study.ran == [(9.0, 0)]
+
+
+def test_compiled_programs_are_given_up_between_jobs_before_they_fill_the_memory_maps(ledger, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(queue, "forget_when_many", lambda: asked.append(len(study.ran)))
+    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0))
+    run(study, ledger, tmp_path)
+    assert asked == [0, 1]
 
 
 def test_a_job_that_serves_several_cells_goes_first(ledger, tmp_path):

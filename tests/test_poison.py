@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments._cafe import exact as cafe_exact
 from experiments._cafe import runs as cafe_runs
-from experiments._cafe.problem import vertical_problem
 from experiments._defenses.registry import REGISTRY
 from experiments._inversion import problem as inversion
 from experiments._inversion import public_data
@@ -25,6 +23,8 @@ from experiments._vfl import runs as vfl_runs
 from experiments._vfl.truth import Truth
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
+from jaxleak.study.rounds import _exact as cafe_exact
+from jaxleak.study.rounds import vertical_problem
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)
@@ -214,3 +214,43 @@ def test_a_party_answers_the_same_when_the_truth_is_gone(runs, monkeypatch):
     genuine = vfl_answers(monkeypatch, runs, poisoned=False)
     assert len(genuine) >= (11 if runs.features else 4)
     same(genuine, vfl_answers(monkeypatch, runs, poisoned=True))
+
+
+def _tell(patch, module, name, change):
+    """Let a function of a study return what truth has changed."""
+    honest = getattr(module, name)
+    patch.setattr(module, name, lambda *args, **options: change(honest(*args, **options), *args))
+
+
+@pytest.mark.slow
+def test_labels_that_are_loaded_again_are_noticed(monkeypatch):
+    case = replace(TINY, attack="fedleak", **ATTACKED["fedleak"])
+
+    def tell(answer, case, seed, *_):
+        return answer._replace(found=answer.found._replace(y=data.load(case.data, case.taken, seed).y[:1]))
+
+    _tell(monkeypatch, inversion, "answer_to", tell)
+    with pytest.raises(AssertionError, match="not equal"):
+        same(*(answer(monkeypatch, case, poisoned=poisoned) for poisoned in (False, True)))
+
+
+@pytest.mark.slow
+def test_labels_of_cafes_data_set_are_noticed(monkeypatch):
+    def tell(found, problem, *_):
+        return found._replace(labels=problem.dataset.y[: len(found.labels)].copy())
+
+    _tell(monkeypatch, cafe_exact, "observe_and_recover", tell)
+    with pytest.raises(AssertionError, match="not equal"):
+        same(*(cafe_answer(monkeypatch, "none", poisoned=poisoned) for poisoned in (False, True)))
+
+
+@pytest.mark.slow
+def test_labels_of_a_partys_victims_are_noticed(monkeypatch):
+    def tell(found, case, *_):
+        answer, fields = found
+        return answer._replace(y=vfl_runs.vertical_problem(case, 0).victim.y), fields
+
+    _tell(monkeypatch, vfl_runs, "_vflrecon", tell)
+    runs = vfl_runs.Runs(("own_bottom",), features=False)
+    with pytest.raises(AssertionError, match="not equal"):
+        same(*(vfl_answers(monkeypatch, runs, poisoned=poisoned) for poisoned in (False, True)))

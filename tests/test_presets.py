@@ -1,11 +1,16 @@
 """Presets: the hyper-parameters that their papers print, and what is done to an answer afterwards."""
 
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
 
 from experiments._inversion.attacker import _untrained
+from jaxleak import objectives
+from jaxleak._base import Observation
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
 
@@ -47,6 +52,29 @@ def preset(name, **options):
     if name in presets.GENERATIVE:
         options["generator"] = _untrained(4)
     return presets.preset(name, **options)
+
+
+def test_a_selection_compares_what_it_picks_and_keeps_its_choice():
+    observed = {"a": jnp.array([3.0, -5.0, 1.0]), "b": jnp.array([2.0])}
+    simulated = jax.tree.map(lambda leaf: 0.5 * leaf, observed)
+    payload = Observation(jnp.zeros((), jnp.int32), payload=observed)
+    setup = SimpleNamespace(batch_size=1, share=lambda params, batch, sharpness: simulated)
+    picked = {"a": jnp.array([0.0, 1.0, 0.0]), "b": jnp.array([1.0])}
+    first = {"a": jnp.array([1.0, 0.0, 0.0]), "b": jnp.array([0.0])}
+
+    def compared(selection, mask):
+        term = client_updates.Gradients(objectives.l1, selection).term(setup)
+        return term.compare(payload, jnp.zeros((1, 2, 2, 1)), jnp.zeros(1, jnp.int32), mask, None)
+
+    whole = compared(None, None)
+    assert whole.mask is None
+    assert float(whole.distance) == pytest.approx(5.5)
+    chosen = compared(objectives.fixed_share(picked), None)
+    assert float(chosen.distance) == pytest.approx(3.5)
+    np.testing.assert_array_equal(chosen.mask["a"], picked["a"])
+    kept = compared(objectives.fixed_share(picked), first)  # what an earlier probe has chosen stays
+    assert float(kept.distance) == pytest.approx(1.5)
+    np.testing.assert_array_equal(kept.mask["a"], first["a"])
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

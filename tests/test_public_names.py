@@ -20,7 +20,7 @@ ROOT = Path(jaxleak.__file__).parent.parent
 NAMES = {
     "jaxleak": """
         Attack attacks audit Batch capture checkpoint data defenses metrics models objectives Observation
-        Protocol protocols Reconstruction threats Transcript
+        Protocol protocols Reconstruction study threats Transcript
     """,
     "jaxleak.attacks": """
         aggregated cafe cafe_censored cafe_exact cafe_ordinal check_payload client_updates infer_labels
@@ -58,7 +58,7 @@ NAMES = {
         template_of update Verdict watch write_report
     """,
     "jaxleak.capture": """
-        Facts fit flower_mod gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
+        Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
     """,
     "jaxleak.checkpoint": """
         Checkpoints ConfigMismatchError FolderInUseError
@@ -101,6 +101,31 @@ NAMES = {
         aggregate averaged_share client ClientShare draw_batch draw_worker_batches encrypted_first
         federated_averaging FederatedAveraging FederatedState horizontal InteractiveLayer largest_entry
         masked_payloads MaskedPayloads split_state split_training vertical
+    """,
+    "jaxleak.study": """
+        default_out digest distributed files forget_when_many has_run peak_memory_gb plots print_metrics Progress
+        provenance require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
+    """,
+    "jaxleak.study.distributed": """
+        Devices join_devices together
+    """,
+    "jaxleak.study.files": """
+        append_line as_text jsonable naming partial_of read_json read_lines read_npz read_numbers Stored
+        write_bytes write_json write_npz write_text
+    """,
+    "jaxleak.study.plots": """
+        certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
+    """,
+    "jaxleak.study.sheets": """
+        comparison_sheet contact_sheet FLAG_COLOUR
+    """,
+    "jaxleak.study.rounds": """
+        channel_peak_psnr forward_features horizontal_problem image_psnr Knowledge observe_and_recover own_gradient
+        Problem reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
+        steps_one_and_two SWEEPS Tables vertical_problem
+    """,
+    "jaxleak.study.sources": """
+        Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
     """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import _harness, _streams, cafe_scale, fedleak, invert, sweep, vflrecon
+from experiments import cafe_scale, fedleak, invert, sweep, vflrecon
 from experiments._cafe import cells as cafe_cells
 from experiments._cafe.runs import Setting
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
-from experiments._harness import RunFolder
 from experiments._inversion import size as inversion_size
 from experiments._inversion.case import Case
 from experiments._vfl import tables as vfl_tables
 from jaxleak import _memory, _validate, data
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
+from jaxleak.study import RunFolder, _streams, run_command
 
 #: Commands with a tuple of seeds, and options with which they would run for long.
 SEVERAL = {
@@ -47,7 +47,7 @@ def ended(tmp_path, monkeypatch, capsys):
         module = importlib.import_module(f"experiments.{study}")
         monkeypatch.setattr(sys, "argv", [study, *options])
         with pytest.raises(SystemExit) as stop:
-            _harness.run_command(module.main, module.Args, "")
+            run_command(module.main, module.Args, "")
         assert isinstance(stop.value.code, str), stop.value.code
         assert stop.value.code.startswith("error: ")
         assert len(stop.value.code) > len("error: ")

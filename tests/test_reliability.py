@@ -18,13 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import _harness, _programs
-from experiments._harness import Progress, RunFolder, StoppedBySignal
 from jaxleak import _memory, audit
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import Progress, RunFolder, StoppedBySignal, _programs, run_command
 
 ROOT = Path(__file__).parent.parent
 TREE = {"round": jnp.asarray(7, jnp.int32), "table": jnp.arange(4096.0).reshape(64, 64)}
@@ -34,9 +33,8 @@ NOISE = {**TREE, "table": jax.random.normal(jax.random.key(0), (64, 64))}
 #: A run that can write its first checkpoint into a folder, and then nothing any more: it says what each attempt raises.
 FULL_DISK = """
 import resource, sys
-from experiments import _plots
-from experiments._harness import RunFolder
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import RunFolder, plots
 from tests.test_reliability import NOISE, TREE
 folder = RunFolder(sys.argv[1], "study", {}, fresh=False)
 saved = Checkpoints(folder.checkpoints, {})
@@ -58,7 +56,7 @@ def checkpoint():
         saved.save(2, NOISE)
 
 def figure():
-    _plots.curves(folder.figure("distance.png"), {"seed 0": ([0, 1], [2, 1])}, xlabel="", ylabel="")
+    plots.curves(folder.figure("distance.png"), {"seed 0": ([0, 1], [2, 1])}, xlabel="", ylabel="")
 
 for attempt in (checkpoint, figure, lambda: folder.log(text="x" * 9000), lambda: folder.finish({"y" * 9000: 1.0})):
     try:
@@ -178,7 +176,7 @@ class TestSignals:
             raise KeyboardInterrupt
 
         with pytest.raises(SystemExit) as stop:
-            _harness.run_command(interrupted, Empty, "")
+            run_command(interrupted, Empty, "")
         assert stop.value.code == 130
         assert "Continue with:" in capsys.readouterr().err
 

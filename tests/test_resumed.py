@@ -6,9 +6,9 @@ import shutil
 import pytest
 from tiny_studies import Killed, left_by, studies  # noqa: F401
 
-from experiments import _plots, invert
-from experiments._harness import Progress
+from experiments import invert
 from experiments._inversion.case import Case
+from jaxleak.study import Progress, plots
 
 #: By study: its options, and the number of the stub's call at which it is killed.
 KILLED = {
@@ -41,9 +41,9 @@ def test_curves_of_an_inversion_go_on_where_a_kill_cut_them(tmp_path, monkeypatc
     args = invert.Args(
         Case(data="digits", model="mlp", pool=8, iterations=150, restarts=2), seeds=(5, 7), out=tmp_path / "out"
     )
-    drawn, curves = [], _plots.curves
+    drawn, curves = [], plots.curves
     monkeypatch.setattr(
-        _plots, "curves", lambda path, series, **how: (drawn.append(series), curves(path, series, **how))
+        plots, "curves", lambda path, series, **how: (drawn.append(series), curves(path, series, **how))
     )
     invert.main(args)
     whole = left_by(args.out)

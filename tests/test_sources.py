@@ -11,14 +11,14 @@ from tiny_studies import TINY, Killed, killed, studies, write_images  # noqa: F4
 from experiments import cafe_scale, invert
 from experiments._cafe.runs import Setting
 from experiments._fedleak.jobs import Job
-from experiments._harness import RunFolder
 from experiments._inversion.sources import sources_of
 from experiments._ledger.studies import study_of
-from experiments._sources import drawn
 from experiments._vfl.problem import Case as VerticalCase
 from experiments._vfl.runs import Runs
 from jaxleak import models
 from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study import RunFolder
+from jaxleak.study.sources import drawn
 
 STUDIES = (
     "invert", "homotopy", "basin", "cafe_scale, exact", "cafe_scale, nested", "cafe_tables", "fedleak", "defenses",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from experiments import sweep
-from experiments._harness import RunFolder
+from jaxleak.study import RunFolder
 
 LINES = [
     {"study": "cafe_scale", "options": {"num_samples": 24, "preset": "demo", "data": None}},

@@ -1,6 +1,8 @@
 """The verdict on an update: what leaks is shown, what does not is not, and mistakes are no verdict on leakage."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,9 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, capture, metrics, models, protocols
+from jaxleak._lock import FolderInUseError
+from jaxleak.audit._verdict.store import Store
+from jaxleak.audit._verdict.update import _identity
 
 
 def _sent(model, images=1, seed=1):
@@ -84,6 +89,66 @@ def test_a_search_stops_with_its_budget_and_goes_on(tmp_path):
         audit.update(model, variables, gradient, minutes=1, seed=1, **options)
 
 
+def test_another_network_with_the_same_weights_is_another_audit(perceptron, tmp_path):
+    model, variables, _, gradient = perceptron
+    audit.update(model, variables, gradient, batch_size=1, out=tmp_path)
+    smooth = models.mlp((4, 4, 1), 10, widths=(16, 8), activation="sigmoid")
+    # Its own gradient is another one; this is what a folder says of one that happens to be the same.
+    share = protocols.ClientShare(smooth)
+    identity = _identity(share, variables, gradient, capture.Facts(batch_size=1), 0)
+    with pytest.raises(ValueError, match=r"other inputs \(network\).*--fresh"):
+        Store(tmp_path, identity, 1.0)
+    Store(tmp_path, identity, 1.0, fresh=True)
+
+
+def test_damaged_files_of_an_audit_are_named_and_can_be_started_afresh(tmp_path):
+    notes, fields = tmp_path / "audit.json", {"attack": "peeling", "misfit": 0.5, "cosine_distance": 0.5}
+    good = {"identity": {"seed": 0}, "seconds": 1.0, "answers": {"peeling": fields}}
+    for damage in (
+        "",
+        "[1]",
+        json.dumps(good | {"seconds": -1}),
+        json.dumps(good | {"seconds": "long"}),
+        json.dumps(good | {"answers": {"peeling": 3}}),
+        json.dumps({"seconds": 1, "answers": {}}),
+    ):
+        notes.write_text(damage)
+        with pytest.raises(ValueError, match=r"audit.json is damaged .*--fresh"):
+            Store(tmp_path, {"seed": 0}, 1.0)
+        assert Store(tmp_path, {"seed": 0}, 1.0, fresh=True).answer("peeling") is None
+    notes.write_text(json.dumps(good))
+    x, y = np.zeros((2, 4, 4, 1)), np.zeros(2, int)
+    np.savez(tmp_path / "good.npz", x=x, y=y)
+    np.savez(tmp_path / "short.npz", x=x, y=y[:1])
+    np.savez(tmp_path / "without.npz", x=x)
+    whole = (tmp_path / "good.npz").read_bytes()
+    damaged = [
+        b"",
+        b"PK",
+        whole[: len(whole) // 2],
+        *((tmp_path / f"{n}.npz").read_bytes() for n in ("short", "without")),
+    ]
+    for damage in damaged:
+        (tmp_path / "peeling.npz").write_bytes(damage)
+        with pytest.raises(ValueError, match=r"peeling.npz is damaged .*--fresh"):
+            Store(tmp_path, {"seed": 0}, 1.0).answer("peeling")
+    (tmp_path / "peeling.npz").write_bytes(whole)
+    assert Store(tmp_path, {"seed": 0}, 1.0).answer("peeling").misfit == 0.5
+
+
+def test_an_audit_locks_its_folder(perceptron, tmp_path):
+    model, variables, _, gradient = perceptron
+    code = "import sys, time; from pathlib import Path; from jaxleak._lock import lock_folder\n"
+    code += "lock = lock_folder(Path(sys.argv[1])); print('locked', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout.readline() == b"locked\n"
+            with pytest.raises(FolderInUseError, match=f"in use by process {other.pid}"):
+                audit.update(model, variables, gradient, batch_size=1, out=tmp_path)
+        finally:
+            other.kill()
+
+
 def test_peeling_leaves_an_update_of_the_layers_below():
     from jaxleak import Observation
     from jaxleak.attacks._inversion.peeling import CUT, peel
@@ -101,6 +166,8 @@ def test_peeling_leaves_an_update_of_the_layers_below():
 
 
 def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
+    from jaxleak.audit._checks import Finding
+    from jaxleak.audit._checks.symmetry import SYMMETRIES
     from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
 
     x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), np.zeros(10, int)
@@ -112,6 +179,10 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert outcome == "not shown to leak"
     assert any("Warning" in reason and "weights of another round" in reason for reason in reasons)
     assert any("not tried" in reason for reason in reasons)
+    assert [finding.name for finding in unexplained(None)] == ["gradient explained"]
+    without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
+    assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
+    assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images")

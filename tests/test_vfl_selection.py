@@ -11,7 +11,7 @@ import pytest
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl.cell import validated
 from experiments._vfl.cells import cells
-from experiments._vfl.problem import Case, vertical_problem
+from experiments._vfl.problem import ADVERSARY, Case, vertical_problem
 from experiments._vfl.runs import Runs
 from experiments._vfl.tables import cost
 from experiments._vfl.truth import Truth
@@ -120,6 +120,32 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=message):
             vertical_problem(case, seed=0)
+
+
+def test_only_a_shared_start_is_the_real_one(monkeypatch):
+    case = Case("breast_cancer", shadow_records=32, victim_records=32)
+    problem = vertical_problem(case, 0)
+    start = problem.victim_protocol.init(KEY).params
+    begun = []
+
+    def watch(protocol, threat, private, state, **options):
+        begun.append((state, private))
+        return state, None
+
+    monkeypatch.setattr(vfl_runs.audit, "watch", watch)
+    same = {}
+    for how in party_records.SHADOW_INITS:
+        vfl_runs._shadow_run(case, problem, problem.shadow_protocol, how, start, jax.random.key(1))
+        state, private = begun.pop()
+        np.testing.assert_array_equal(private.x, problem.shadow.x)
+        equal = jax.tree.map(lambda a, b: bool((a == b).all()), state.params, start)
+        tops, bottoms = all(jax.tree.leaves(equal["top"])), [all(jax.tree.leaves(b)) for b in equal["bottom"]]
+        same[how] = (tops, bottoms[ADVERSARY], bottoms[1 - ADVERSARY])
+    assert same == {
+        "shared": (True, True, True),
+        "own_bottom": (False, True, False),
+        "independent": (False, False, False),
+    }
 
 
 @pytest.mark.slow

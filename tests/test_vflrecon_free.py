@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxleak.attacks import party_records
+from jaxleak.attacks._vertical import direction_clusters
 
 
 def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
@@ -67,6 +68,16 @@ def test_noise_lowers_the_confidence_with_the_accuracy():
     assert noisy < clean
     assert unsure.confidence.mean() < sure.confidence.mean()
     assert abs(unsure.confidence.mean() - noisy) < 0.25
+
+
+def test_the_mean_direction_of_a_class_is_that_of_its_members_and_zero_for_an_absent_one():
+    y = np.random.default_rng(0).integers(3, size=300)
+    gradients = _cut_gradients(y, 3)
+    found = direction_clusters.label_directions(gradients, _prior(y, 4, 0.6))
+    unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
+    for label in range(3):
+        np.testing.assert_allclose(found.means[label], unit[y == label].mean(axis=0), atol=0.02)
+    np.testing.assert_array_equal(found.means[3], 0.0)
 
 
 def test_windows_follow_drift_and_sightings_add_up():

@@ -17,6 +17,8 @@ from experiments._inversion.client import victim
 from experiments._inversion.problem import Outcome
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import tables as vfl_tables
+from jaxleak._command.cafe_scale import descent as cafe_descent
+from jaxleak._command.cafe_scale import exact as cafe_exact
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -207,7 +209,8 @@ def studies(monkeypatch, tmp_path):
     monkeypatch.setattr(Utility, "_train", lambda _, case, seed: found.train(case, seed))
     monkeypatch.setattr(basin, "distances", found.distances)
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
-    monkeypatch.setattr(cafe_scale, "forward_features", killed)
+    for module in (cafe_exact, cafe_descent):
+        monkeypatch.setattr(module, "forward_features", killed)
     monkeypatch.setitem(fedleak_jobs.DATASETS, "CIFAR-10", found.spec)
     monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
     return found

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments._cafe import runs as cafe_runs
-from experiments._cafe.problem import Problem, horizontal_problem, vertical_problem
 from experiments._cafe.runs import NestedTables, Setting
-from experiments._files import Stored, read_json, write_json
-from experiments._harness import digest
-from experiments._sources import Arrays, drawn
 from jaxleak import data
+from jaxleak.study import digest
+from jaxleak.study.files import Stored, read_json, read_npz, write_json, write_npz
+from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
+from jaxleak.study.sources import Arrays, drawn
 
 DATASETS = {
     "CIFAR-10": "cifar10",
@@ -65,7 +66,7 @@ class Runner:
         self.results: dict[Setting, dict[str, Any]] = {}  # of all settings asked for in this sitting
         folder.mkdir(exist_ok=True)
         if fresh:
-            for file in folder.glob("*.json"):
+            for file in (*folder.glob("*.json"), *folder.glob("*.npz")):
                 file.unlink()
 
     def done(self, setting: Setting) -> bool:
@@ -80,9 +81,17 @@ class Runner:
                 stored = read_json(path, lambda content: dict(_numbers(content["results"])))
                 self.results[setting] = Stored(path, stored)
             else:
-                self.results[setting] = self._run(setting)
-                write_json(path, {"setting": asdict(setting), "results": self.results[setting]})
+                results = self._run(setting)
+                if (drawn_images := results.pop(cafe_runs.PICTURE_KEY, None)) is not None:
+                    write_npz(path.with_suffix(".npz"), drawn_images)
+                self.results[setting] = results
+                write_json(path, {"setting": asdict(setting), "results": results})
         return self.results[setting]
+
+    def pictures(self, setting: Setting) -> dict[str, np.ndarray] | None:
+        """The first images of a finished run: `index` (I,), `truth` and `estimate` (I, H, W, C); None without any."""
+        path = self._path(setting).with_suffix(".npz")
+        return read_npz(path) if path.exists() else None
 
     def sources(self, setting: Setting) -> Arrays:
         """The private and held-out samples that a setting's results come from."""

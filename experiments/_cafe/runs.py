@@ -10,13 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._cafe import descent as cafe_descent
-from experiments._cafe.exact import SWEEPS, Knowledge, observe_and_recover
-from experiments._cafe.problem import Problem, channel_peak_psnr, forward_features, image_psnr
 from jaxleak import attacks, audit, defenses, models, protocols, threats
 from jaxleak._base import Attack, PyTree
 from jaxleak.attacks import aggregated
 from jaxleak.objectives import cross_entropy
+from jaxleak.study import rounds
+from jaxleak.study.rounds import (
+    SWEEPS,
+    Knowledge,
+    Problem,
+    channel_peak_psnr,
+    forward_features,
+    image_psnr,
+    observe_and_recover,
+)
 
 #: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
 FAKE: dict[str, dict[str, Any]] = {
@@ -36,6 +43,11 @@ KNOWLEDGE: dict[str, Knowledge] = {
     "fake-paired-tensor": "paired-tensor",
 }
 
+
+#: So many reconstructions of a run are kept as pictures.
+PICTURES = 16
+#: Where they stand among a run's results.
+PICTURE_KEY = "pictures"
 
 #: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
 CAPS = {"linnaeus5": 20_000}
@@ -108,9 +120,11 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem.model, problem.params, recovery.H[wanted], wanted, seed=setting.seed, chunk=8
     )
     psnr = np.minimum(image_psnr(problem, result.x, wanted), 200.0)
-    scores = {"psnr": float(psnr.mean()), **counts}
+    scores: dict[str, Any] = {"psnr": float(psnr.mean()), **counts}
     if problem.dataset.x.ndim == 4:
-        scores["psnr_channel_peak"] = channel_peak_psnr(problem, problem.assemble(np.asarray(result.x)), wanted)
+        images = problem.assemble(np.asarray(result.x))
+        scores["psnr_channel_peak"] = channel_peak_psnr(problem, images, wanted)
+        scores[PICTURE_KEY] = pictures(problem, images, wanted)
     return scores
 
 
@@ -118,7 +132,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 class NestedTables:
     """Outcome of the paper's Steps I and II."""
 
-    values: cafe_descent.Tables
+    values: rounds.Tables
     history: list[tuple[int, float, float]]  # (rounds done, F1, F2) where a step ends a chunk or first passes on
     feature_error: float  # truth-side, median relative error of H
 
@@ -127,7 +141,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """Steps I and II by gradient descent, as many batches each as the data set's cap."""
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
-    values = cafe_descent.steps_one_and_two(
+    values = rounds.steps_one_and_two(
         problem,
         features,
         iterations=cap(setting.dataset),
@@ -165,7 +179,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
     defense = _defense(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = cafe_descent.step_three(
+    reconstruction, _ = rounds.step_three(
         problem,
         lambda model, share: _attack(setting, options, model, share),
         rounds=setting.iterations,
@@ -188,7 +202,7 @@ def single(setting: Setting, problem: Problem) -> dict[str, Any]:
     """
     key = jax.random.key(setting.seed)
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = cafe_descent.step_three(
+    reconstruction, _ = rounds.step_three(
         problem,
         lambda model, share: _single_loop(setting, model, share),
         rounds=setting.iterations,
@@ -280,6 +294,19 @@ def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel,
     return builders[setting.method]()
 
 
+def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[str, np.ndarray]:
+    """The first reconstructed images of a run beside the truth, to be looked at.
+
+    Args:
+        problem: what is attacked.
+        images: (I, H, W, C), reconstructions of samples `index`.
+        index: (I,) rising sample numbers.
+    """
+    index = index[:PICTURES]
+    truth = problem.dataset.x[index]
+    return {"index": index, "truth": truth.astype(np.float32), "estimate": images[:PICTURES].astype(np.float32)}
+
+
 def _optimizer(setting: Setting) -> optax.GradientTransformation | None:
     if not setting.model_learning_rate:
         return None
@@ -309,10 +336,14 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
     return record
 
 
-def _psnr(problem: Problem, reconstruction: Any) -> dict[str, float]:
-    scores = cafe_descent.reconstruction_metrics(problem, reconstruction)
+def _psnr(problem: Problem, reconstruction: Any) -> dict[str, Any]:
+    scores = rounds.reconstruction_metrics(problem, reconstruction)
     everyone = len(problem.private.y)
-    return {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
+    found: dict[str, Any] = {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
+    if problem.dataset.x.ndim == 4:
+        first = np.arange(everyone)[:PICTURES]
+        found[PICTURE_KEY] = pictures(problem, problem.assemble(np.asarray(reconstruction.x)[first]), first)
+    return found
 
 
 def _no_reconstruction(state: PyTree, observation: Any) -> Any:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from experiments import _own_keys
 from experiments._defenses import registry
-from jaxleak import objectives
+from jaxleak import _own_keys, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, Settings, presets
 from jaxleak.defenses import Defense

@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from experiments import _plots, cafe_tables, vflrecon
+from experiments import cafe_tables, vflrecon
 from experiments._defenses.report import readings, table
 from experiments._defenses.verdicts import orders
-from experiments._files import read_json
+from jaxleak.study import plots
+from jaxleak.study.files import read_json
 
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
@@ -84,7 +85,7 @@ def run(
     else:
         curves = trade_off_curves(rows)
         if curves:
-            _plots.trade_off(
+            plots.trade_off(
                 folder / "figures" / f"{study}.png",
                 curves,
                 title=study,
@@ -134,7 +135,7 @@ def _draw_fake_gradients(out: Path, folder: Path) -> None:
         return
     curves, undefended = loss_curves([row for path in stored for row in read_json(path, _cells)])
     if curves:
-        _plots.trade_off(
+        plots.trade_off(
             folder / "figures" / "fake-gradients-trade-off.png",
             curves,
             undefended=undefended,

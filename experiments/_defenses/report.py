@@ -8,14 +8,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments import _plots
 from experiments._defenses.registry import REGISTRY
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
-from experiments._files import write_text
-from experiments._harness import RunFolder
 from experiments._rows import grouped, print_grouped
+from jaxleak.study import RunFolder, plots, sheets
+from jaxleak.study.files import write_text
 
 _WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
@@ -100,11 +99,11 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         name = f"{study}-steps{steps}.png"
         grey = float(np.mean([row["psnr_grey"] for row in those]))
         title = f"{study}, {_of_steps(steps)}; strengths beside the points"
-        _plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
+        plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
         figures.append(name)
     sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
     if sheet:
-        _plots.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
+        sheets.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
         figures.append(f"{study}-images.png")
     return figures
 

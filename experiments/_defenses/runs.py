@@ -11,11 +11,11 @@ from experiments._defenses.studies import Point
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner, unavailable
-from experiments._harness import RunFolder
 from experiments._inversion.attacker import check
 from experiments._inversion.case import Case
 from experiments._inversion.size import require_memory
 from experiments._rows import BEYOND_BUDGET, NO_DATA
+from jaxleak.study import RunFolder
 
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0

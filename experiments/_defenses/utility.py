@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from experiments._defenses import registry
-from experiments._files import naming, read_numbers, write_json
-from experiments._harness import digest
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model, client_defense
-from experiments._sources import Arrays, drawn
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
+from jaxleak.study import digest
+from jaxleak.study.files import naming, read_numbers, write_json
+from jaxleak.study.sources import Arrays, drawn
 
 
 @dataclass(frozen=True)

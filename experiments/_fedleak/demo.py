@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from rich.table import Column, Table
 
-from experiments import _plots
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.report import console
 from experiments._fedleak.runs import Runner
-from experiments._harness import Progress, RunFolder, default_out
 from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
 from jaxleak import _validate
+from jaxleak.study import Progress, RunFolder, default_out, plots, sheets
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
 #: descends by Adam, so that an iteration is one gradient for everybody; its own L-BFGS does not score better, and its
@@ -123,10 +122,10 @@ def _draw(folder: RunFolder, runner: Runner, cases: dict[str, Case], seed: int) 
     results = {name: runner(Job("invert", case), seed) for name, case in cases.items()}
     rows = {"truth": next(iter(results.values())).images["truth"]}
     rows |= {f"{name}: {r.scores['psnr']:.1f} dB": r.images["estimate"] for name, r in results.items()}
-    _plots.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
     curves = {name: (np.arange(len(r.images["curve"])), r.images["curve"]) for name, r in results.items()}
     curves = {name: (x, np.maximum(y / y[0], 1e-12)) for name, (x, y) in curves.items() if len(y)}
-    _plots.curves(
+    plots.curves(
         folder.figure("distance.png"),
         curves,
         xlabel="iteration",

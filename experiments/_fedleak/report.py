@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from scipy.stats import kendalltau
 
-from experiments import _plots
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Result, Runner
-from experiments._files import write_json
-from experiments._harness import RunFolder
 from experiments._rows import print_grouped
+from jaxleak.study import RunFolder, plots, sheets
+from jaxleak.study.files import write_json
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
@@ -109,8 +108,8 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
             curve = result.images["curve"]
             curves[label] = (np.arange(len(curve)), np.maximum(curve, 1e-12))
             stored.append({"run": label, "group": name, "distance": curve[:: max(1, len(curve) // 200)]})
-        _plots.comparison_sheet(folder.figure(f"{name}.png"), rows)
-        _plots.curves(
+        sheets.comparison_sheet(folder.figure(f"{name}.png"), rows)
+        plots.curves(
             folder.figure(f"{name}-distance.png"), curves, xlabel="iteration", ylabel="gradient distance", log_y=True
         )
     noise = {
@@ -119,7 +118,7 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
         if job.kind == "fig1" and of_seed == seed
     }
     if noise:
-        _plots.curves(
+        plots.curves(
             folder.figure("sign_noise.png"), noise, xlabel="sign noise, 1/255", ylabel="L2 distance of gradients"
         )
     paths = {
@@ -129,7 +128,7 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     }
     if paths:
         positive = {label: (p["iteration"], np.maximum(p["ratio"], 1e-12)) for label, p in paths.items()}
-        _plots.curves(
+        plots.curves(
             folder.figure("steepness.png"), positive, xlabel="iteration", ylabel="2 mu / L (truth-side)", log_y=True
         )
     write_json(folder.path / "curves.json", stored)

@@ -15,19 +15,19 @@ import numpy as np
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
-from experiments._files import jsonable, read_npz, read_numbers, write_json, write_npz
-from experiments._harness import RunFolder, digest
 from experiments._inversion.attacker import settings
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model
 from experiments._inversion.problem import attack
 from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
-from experiments._sources import Arrays, drawn
 from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES, presets
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import RunFolder, digest
+from jaxleak.study.files import jsonable, read_npz, read_numbers, write_json, write_npz
+from jaxleak.study.sources import Arrays, drawn
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
 RATE = {"cpu": 4e10, "other": 4e12}

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._files import naming, read_numbers, write_json
-from experiments._harness import digest
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, PyTree
+from jaxleak.study import digest
+from jaxleak.study.files import naming, read_numbers, write_json
 
 #: Share of the disjoint samples that is kept for the test accuracy.
 TEST_SHARE = 0.2

@@ -2,9 +2,9 @@
 
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.public_data import public_images
-from experiments._sources import Arrays, contents, drawn
 from jaxleak import data
 from jaxleak.attacks import presets
+from jaxleak.study.sources import Arrays, contents, drawn
 
 
 def sources_of(case: Case, seed: int) -> Arrays:

@@ -11,12 +11,12 @@ from experiments._cafe.cells import Cell, Runner, cost, psnr
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
 from experiments._fedleak.runs import samples_in
-from experiments._harness import write_json
 from experiments._ledger import cafe_text
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.store import PAPERS
-from experiments._sources import Sources
+from jaxleak.study.files import write_json
+from jaxleak.study.sources import Sources
 
 #: What stands for each data set. Linnaeus 5 could not be had.
 SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}

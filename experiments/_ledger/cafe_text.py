@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments._cafe.cells import iterations_to
 from experiments._cafe.runs import Setting
+from experiments._cafe.tables import SAMPLES_AT_MOST
 from experiments._ledger.measurement import Measurement
 
 Combine = Callable[[Sequence[float]], float]
@@ -24,7 +25,7 @@ def neurips(tables: Sequence[Measurement]) -> list[Measurement]:
     found += _claims(tables, "text-claims/training/mnist", ["table8-psnr/iter20000"], min)
     images = 8
     engine = f"exact engine; {images} images inverted"
-    faces = Setting("exact", dataset="yale32", num_samples=160, images=images)
+    faces = Setting("exact", dataset="yale32", num_samples=SAMPLES_AT_MOST["yale32"], images=images)
     cell, few = "text-yale/cafe/yale32", "N 160 of 165"
     descending = replace(faces, kind="descent", iterations=8000, images=32)
     found.append(Measurement(cell, "ours", f"{engine}; {few}", (faces,), _psnr, ("yale32",)))

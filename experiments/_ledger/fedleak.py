@@ -13,13 +13,13 @@ from experiments._defenses.utility import Utility
 from experiments._fedleak.cells import names, plans
 from experiments._fedleak.jobs import DATASETS, Job, Plan, Sizes
 from experiments._fedleak.runs import Result, Runner, cost, samples_in
-from experiments._harness import RunFolder
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.fedleak_defenses import Accuracy
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.verdict import printed_cells
 from jaxleak.attacks import presets
+from jaxleak.study import RunFolder
 
 #: What stands for SVHN, which could not be had.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")
@@ -38,6 +38,10 @@ _WIDTH = 16
 _SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
 #: The clients draw from so many samples at most.
 _POOL = 512
+#: Tables of unlike clients, for which three lung classes with 498 images are too few: four clients with images of
+#: CIFAR-10 instead, of which 1,000 are theirs and the others may be public.
+_UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
+UNLIKE_DATA = ("cifar10", "CIFAR-10 for Lung-Colon Cancer")
 
 
 class FedLeakStudy:
@@ -115,13 +119,15 @@ class FedLeakStudy:
         notes = [plan.note] if plan.note else []
         if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
             notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
-        for spec, note in (SVHN, LUNG, SMALL_LUNG):
+        if any(job.case.federation == UNLIKE_FEDERATION for job in jobs):
+            notes.append(f"{UNLIKE_FEDERATION} clients for 100")
+        for spec, note in (SVHN, LUNG, SMALL_LUNG, UNLIKE_DATA):
             dataset = "SVHN" if note == SVHN[1] else "Lung-Colon Cancer"
             if any(job.case.data == spec for job in jobs) and dataset in self._dataset(plan.id):
                 notes.append(note)
         differs = "; ".join(notes)
         name = ""
-        if variant != "ours" and any(note in differs for note in (NO_WEIGHTS, SVHN[1], LUNG[1])):
+        if variant != "ours" and any(note in differs for note in (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1])):
             variant, name = "stand-in", "reduced" if variant == "reduced" else ""
         yield Measurement(
             plan.id, variant, differs, jobs, _reader(plan), tuple(sorted({job.case.data for job in jobs})),
@@ -141,18 +147,22 @@ def _sizes(table: str) -> Iterator[tuple[Variant, Sizes]]:
         changed |= {"model": None, "width": _WIDTH}
     elif table in _SMALL_MODELS:
         changed |= {"model": None, "iterations": SMALL_MODEL_ITERATIONS}
+    if table in _UNLIKE_CLIENTS:
+        small["Lung-Colon Cancer"] = UNLIKE_DATA[0]
+        changed["federation"] = UNLIKE_FEDERATION
     reduced = replace(printed, specs=small, **changed)
     ours = replace(reduced, fedleak="fedleak", labels="calibrated", iterations=OUR_ITERATIONS)
     for variant, sizes in (("printed", printed), ("reduced", reduced), ("ours", ours)):
-        yield variant, replace(sizes, pools=_pools(sizes))  # type: ignore[misc]
+        most = UNLIKE_POOL if sizes.federation == UNLIKE_FEDERATION else _POOL
+        yield variant, replace(sizes, pools=_pools(sizes, most))  # type: ignore[misc]
 
 
-def _pools(sizes: Sizes) -> dict[str, int]:
+def _pools(sizes: Sizes, most: int) -> dict[str, int]:
     """Clients draw from half of what there is, so that the other half can be public."""
     found = {}
     for spec in sizes.specs.values():
         try:
-            found[spec] = min(_POOL, samples_in(spec) // 2)
+            found[spec] = min(most, samples_in(spec) // 2)
         except (OSError, ValueError):
             continue
     return found
@@ -160,7 +170,7 @@ def _pools(sizes: Sizes) -> dict[str, int]:
 
 def _without_public_half(job: Job) -> Job:
     """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
-    if job.kind != "invert" or job.case.attack in presets.GENERATIVE:
+    if job.kind != "invert" or job.case.attack in presets.GENERATIVE or job.case.federation == UNLIKE_FEDERATION:
         return job
     return replace(job, case=replace(job.case, pool=min(_POOL, samples_in(job.case.data))))
 

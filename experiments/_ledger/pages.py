@@ -18,6 +18,10 @@ TITLES = {
     "vflrecon": "VFLRecon and VFLDefender",
 }
 
+#: Commits of a working branch that were joined into one series before they were published, and the end of that series.
+JOINED = ("596282c7c7d9", "60e3b736fe5b", "65ecbf4ae65c", "cce6803ceddd")
+PUBLISHED_AS = "a7f5686374c2"
+
 _GENERATED = "<!-- Written by `python -m experiments.reproduce --pages` from experiments/ledger. Do not edit. -->\n"
 
 
@@ -73,8 +77,23 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         *(f"* {name}: {text}" for name, text in VARIANTS.items()),
         "",
         *_markdown(["paper", "table", "what it shows", "cells", *names], rows),
+        *_joined(ledgers),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _joined(ledgers: Sequence[Ledger]) -> list[str]:
+    """What became of the commits that are in no published history."""
+    named = [e for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED]
+    count = sum(any(commit in e.commit for commit in JOINED) for e in named)
+    if not count:
+        return []
+    return [
+        "",
+        f"{count} of the {len(named)} measurements name a commit of a working branch ({', '.join(JOINED)}) whose "
+        f"commits were joined before they were published. The commit {PUBLISHED_AS} ends the joined series. "
+        "`python -m experiments.reproduce --check 5` runs random measurements again with the code at hand.",
+    ]
 
 
 def _table_page(ledger: Ledger, table: dict[str, object]) -> str:

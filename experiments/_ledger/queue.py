@@ -13,12 +13,13 @@ from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments._harness import Progress, digest, provenance, write_json
 from experiments._ledger.entry import MEASURED, Entry
 from experiments._ledger.measurement import Measurement, Study
 from experiments._ledger.store import Ledger
 from experiments._ledger.verdict import better, statistics, verdict
 from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study import Progress, digest, forget_when_many, provenance
+from jaxleak.study.files import write_json
 
 #: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
 _SURE_AFTER = 60.0
@@ -178,6 +179,7 @@ class Queue:
     def _run(self, job: Hashable, seed: int) -> Any:
         if self.study.done(job, seed):
             return self.study.run(job, seed)
+        forget_when_many()
         begin = time.perf_counter()
         result = self.study.run(job, seed)
         taken = time.perf_counter() - begin

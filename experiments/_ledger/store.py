@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from experiments import _paper
-from experiments._harness import jsonable
 from experiments._ledger.entry import VARIANTS, Entry, as_record, from_record
 from experiments._ledger.verdict import printed_cells
+from jaxleak.study.files import jsonable
 
 FOLDER = Path(__file__).parent.parent / "ledger"
 

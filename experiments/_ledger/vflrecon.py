@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._harness import digest, write_json
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
-from experiments._sources import Sources
 from experiments._vfl import cells_figures, cells_tables, tables
 from experiments._vfl.cell import FEATURE, LABEL, Cell, dataset_case
 from experiments._vfl.problem import Case, sources_of
 from experiments._vfl.runs import Runs
 from jaxleak.attacks import party_records
+from jaxleak.study import digest
+from jaxleak.study.files import write_json
+from jaxleak.study.sources import Sources
 
 #: Beside the printed tables there are cells of the text, which read the runs of these.
 _TABLES = (

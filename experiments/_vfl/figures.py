@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments._plots import comparison_sheet, plt, save_figure
 from experiments._vfl.problem import IMAGE_WIDTHS
 from experiments._vfl.tables import BESIDE
+from jaxleak.study.plots import save_figure, subplots
+from jaxleak.study.sheets import comparison_sheet
 
 #: Tables whose figures show arrays, and not numbers of rows.
 PICTURED = ("fig4", "fig6")
@@ -51,7 +52,7 @@ def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: dict[str,
 
 
 def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> None:
-    figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
+    figure, axes = subplots(size=(6.5, 4.5))
     x = np.array([float(row["id"].split("/")[-1]) for row in rows])
     for name in ("ours", *BESIDE, "paper"):
         y = np.array([np.nan if row.get(name) is None else row[name] for row in rows], float)
@@ -66,13 +67,12 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> 
         axes.set_xscale("log", base=2)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=7)
+    figure.legend(loc="outside right upper")
     save_figure(figure, path)
 
 
 def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
-    figure, axes = plt.subplots(figsize=(max(6.0, 1.6 * len(rows)), 4.5), layout="constrained")
+    figure, axes = subplots(size=(max(6.0, 1.6 * len(rows)), 4.5))
     names = [name for name in ("paper", "ours", *BESIDE) if any(row.get(name) is not None for row in rows)]
     x = np.arange(len(rows))
     for number, name in enumerate(names):
@@ -97,7 +97,7 @@ def _strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
 
 def _correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
     chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    figure, panels = subplots(1, 2, size=(9, 4.2))
     for axes, x, title in zip(panels, (victims, estimate), ("original", "reconstructed"), strict=True):
         with np.errstate(invalid="ignore", divide="ignore"):
             image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")

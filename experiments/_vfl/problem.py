@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._sources import Arrays
 from experiments._vfl.defenses import DefenseName, build_defense
 from jaxleak import _validate, data, models, protocols
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
+from jaxleak.study.sources import Arrays
 
 #: The paper gives the rate of Adam only.
 OPTIMIZERS = {

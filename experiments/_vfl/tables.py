@@ -11,14 +11,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments._files import Stored, append_line, jsonable, read_lines, write_text
-from experiments._harness import Progress, RunFolder, digest
 from experiments._rows import BEYOND_BUDGET, NO_DATA, print_grouped
 from experiments._vfl.cell import FEATURE, LABEL, Cell
 from experiments._vfl.problem import Case, sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case, task_scores
 from experiments._vfl.truth import correlations
 from jaxleak.attacks import party_records
+from jaxleak.study import Progress, RunFolder, digest
+from jaxleak.study.files import Stored, append_line, jsonable, read_lines, write_text
 
 #: Scores that stand beside ours, by the name of the attack.
 BESIDE = ("own_bottom", "independent", "free", "baseline", "baseline_network")

@@ -1,6 +1,1 @@
-"""What the subcommands of `jaxleak` do."""
-
-from jaxleak._command.audit import audit
-from jaxleak._command.models import models
-
-__all__ = ["audit", "models"]
+"""What the subcommands of `jaxleak` do, one module or package each."""

@@ -4,8 +4,6 @@ import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
-import math
 import platform
 import sys
 import time
@@ -19,8 +17,10 @@ import numpy as np
 from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._command.models import model_of
+from jaxleak._lock import lock_folder
 from jaxleak.audit import EXIT_STATUS, update, write_report
 from jaxleak.models import Classifier
+from jaxleak.study.files import write_json, write_npz
 
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -38,15 +38,16 @@ def audit(options: argparse.Namespace) -> int:
         if getattr(options, field.name, None) is not None
     }
     options.out.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(options.out)  # held until the report is written
     verdict = update(
         model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
-        show=_progress, **facts,
+        fresh=options.fresh, show=_progress, **facts,
     )  # fmt: skip
     print(f"\n{verdict.verdict.upper()}")
     for reason in verdict.reasons:
         print(f"  {reason}")
     if verdict.best is not None:
-        np.savez(options.out / "reconstruction.npz", x=verdict.best.x, y=verdict.best.y)
+        write_npz(options.out / "reconstruction.npz", {"x": verdict.best.x, "y": verdict.best.y})
     provenance = {
         "weights": f"{options.weights} (SHA-256 {_sha256(options.weights)})",
         "update": f"{options.update} (SHA-256 {sent.sha256})",
@@ -64,14 +65,13 @@ def audit(options: argparse.Namespace) -> int:
         "reasons": verdict.reasons,
         "threat": verdict.threat,
         "findings": [finding._asdict() for finding in verdict.findings],
-        "attacks": [_numbers(answer._asdict()) for answer in verdict.answers],
+        "attacks": [_without_images(answer) for answer in verdict.answers],
         "provenance": provenance,
     }
-    partial = options.out / "results.json.partial"
-    partial.write_text(json.dumps(_numbers(results), indent=2) + "\n")
-    partial.replace(options.out / "results.json")
+    write_json(options.out / "results.json", results)
     report = write_report(options.out / "report.html", verdict, provenance)
     print(f"  The report is {report}.")
+    del lock
     return EXIT_STATUS[verdict.verdict]
 
 
@@ -112,17 +112,8 @@ def _progress(attack: str, done: int, total: int, note: str) -> None:
     print(f"{attack}: {done} of {total} iterations, {note}", end=end, file=sys.stderr, flush=True)
 
 
-def _numbers(value: Any) -> Any:
-    """Without images, and with what JSON can hold."""
-    if isinstance(value, dict):
-        return {name: _numbers(entry) for name, entry in value.items() if name not in ("x", "truth")}
-    if isinstance(value, list | tuple):
-        return [_numbers(entry) for entry in value]
-    if isinstance(value, np.ndarray):
-        return _numbers(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
+def _without_images(answer: Any) -> dict[str, Any]:
+    return {name: value for name, value in answer._asdict().items() if name != "x"}
 
 
 def _sha256(path: Path) -> str:

@@ -318,6 +318,11 @@ PRESETS: dict[str, Callable[..., Settings]] = {
 def preset(name: str, iterations: int | None = None, **options: Any) -> Settings:
     """The preset of this name, with its own number of iterations or another; those in `GENERATIVE` need a `generator`.
 
+    Args:
+        name: one of `PRESETS`.
+        iterations: > 0; None takes the preset's own.
+        options: arguments of the preset's own function.
+
     Raises:
         ValueError: on an unknown name, which the message answers with the known ones.
     """

@@ -45,6 +45,13 @@ def init_key(key: jax.Array) -> jax.Array:
 def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array, restarts: int = 1) -> RunState:
     """The state before round 0; `restarts` independent initial states of the attack share every observation.
 
+    Args:
+        attack: what looks at the rounds.
+        protocol: what makes them.
+        private: the private set; the attack is initialised from its shapes alone.
+        key: of the audit; `init_key` draws the protocol's parameters from it.
+        restarts: >= 1.
+
     Raises:
         MemoryError: if what the attack carries does not fit, before any of it is there.
         ValueError: on a number of restarts < 1.

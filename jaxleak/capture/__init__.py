@@ -6,7 +6,7 @@ plain safetensors, npz and PyTorch files, and gives it the names and shapes of a
 
 from jaxleak.capture._arrays import read_arrays, read_npz_array
 from jaxleak.capture._facts import KINDS, Facts
-from jaxleak.capture._flower import flower_mod
+from jaxleak.capture._flower import flower_mod, flower_strategy
 from jaxleak.capture._names import fit
 from jaxleak.capture._update import Update, gradient_of, load, named_arrays, save
 
@@ -16,6 +16,7 @@ __all__ = [
     "Update",
     "fit",
     "flower_mod",
+    "flower_strategy",
     "gradient_of",
     "load",
     "named_arrays",

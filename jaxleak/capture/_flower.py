@@ -1,8 +1,8 @@
-"""Record what Flower's clients receive and send: a client mod, as `flwr.clientapp.ClientApp` takes them."""
+"""Record what clients of Flower receive and send: a mod for a client's app, a recorder around a server's strategy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,8 +10,11 @@ from jaxleak.capture._update import save
 
 #: Names under which Flower's own strategies put the weights: of clients that are functions, and of `NumPyClient`.
 _RECEIVED, _SENT = ("arrays", "fitins.parameters"), ("arrays", "fitres.parameters")
+#: Where Flower's strategies tell a client the number of the round.
+_ROUND = "server-round"
 
 Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
+Strategy = TypeVar("Strategy")
 
 
 def flower_mod(folder: str | Path, **facts: Any) -> Mod:
@@ -35,14 +38,65 @@ def flower_mod(folder: str | Path, **facts: Any) -> Mod:
         reply = call_next(message, context)
         sent = _weights(reply, _SENT)
         if received and sent:
-            target = Path(folder)
-            target.mkdir(parents=True, exist_ok=True)
-            name = f"{message.metadata.group_id or 'round'}-{context.node_id}"
-            save(target / f"{name}-received.safetensors", received, kind="weights", framework="flower")
-            save(target / f"{name}-sent.safetensors", sent, **{"kind": "weights", "framework": "flower", **facts})
+            name = f"{_round(message)}-{context.node_id}"
+            _write(folder, f"{name}-received", received)
+            _write(folder, f"{name}-sent", sent, **facts)
         return reply
 
     return mod
+
+
+def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Strategy:
+    """Make a server's strategy write the weights that it sends and receives, and change neither.
+
+    Use it as `capture.flower_strategy(FedAvg(), "recorded", local_steps=1, learning_rate=0.1, batch_size=4)`. It writes
+    `ROUND-received.safetensors` once a round, which all clients receive, and `ROUND-NODE-sent.safetensors` for every
+    client, as `flower_mod` does in the client.
+
+    Args:
+        strategy: of `flwr.serverapp.strategy`, or with its methods `configure_train` and `aggregate_train`.
+        folder: where; it is made.
+        facts: what is known of every client, the fields of `Facts`.
+
+    Returns:
+        The same strategy.
+
+    Raises:
+        TypeError: if it has no such methods; and on a fact that `Facts` does not have, when the first reply arrives.
+    """
+    recorded: Any = strategy
+    try:
+        configure, aggregate = recorded.configure_train, recorded.aggregate_train
+    except AttributeError as error:
+        raise TypeError(f"strategy must be one of flwr.serverapp.strategy, got {type(strategy).__name__}") from error
+
+    def configure_train(server_round: int, arrays: Any, *arguments: Any, **named: Any) -> Any:
+        _write(folder, f"{server_round}-received", _arrays(arrays))
+        return configure(server_round, arrays, *arguments, **named)
+
+    def aggregate_train(server_round: int, replies: Iterable[Any]) -> Any:
+        replies = list(replies)
+        for reply in replies:
+            sent = _weights(reply, _SENT)
+            if sent:
+                _write(folder, f"{server_round}-{reply.metadata.src_node_id}-sent", sent, **facts)
+        return aggregate(server_round, replies)
+
+    recorded.configure_train, recorded.aggregate_train = configure_train, aggregate_train
+    return strategy
+
+
+def _write(folder: str | Path, name: str, arrays: dict[str, np.ndarray], **facts: Any) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    save(Path(folder) / f"{name}.safetensors", arrays, **{"kind": "weights", "framework": "flower", **facts})
+
+
+def _round(message: Any) -> str:
+    """The number of the round, which strategies send as a setting, and older ones as the group of the message."""
+    for settings in message.content.config_records.values():
+        if _ROUND in settings:
+            return str(settings[_ROUND])
+    return message.metadata.group_id or "round"
 
 
 def _weights(message: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -51,4 +105,8 @@ def _weights(message: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         return {}
     records = message.content.array_records
     record = next((records[name] for name in names if name in records), None)
-    return {} if record is None else {str(name): np.array(array.numpy()) for name, array in record.items()}
+    return {} if record is None else _arrays(record)
+
+
+def _arrays(record: Any) -> dict[str, np.ndarray]:
+    return {str(name): np.array(array.numpy()) for name, array in record.items()}

@@ -108,7 +108,11 @@ def _is_torch(value: Any) -> bool:
 
 
 def named_arrays(update: Any) -> dict[str, np.ndarray]:
-    """What `save` would write of an update: arrays by name."""
+    """What `save` would write of an update: arrays by name.
+
+    Raises:
+        ValueError: if a parameter of a PyTorch module has no gradient, or two arrays have the same name.
+    """
     if hasattr(update, "named_parameters"):
         gradients = {name: parameter.grad for name, parameter in update.named_parameters()}
         if missing := [name for name, gradient in gradients.items() if gradient is None]:

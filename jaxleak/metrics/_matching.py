@@ -1,9 +1,8 @@
 """Which reconstruction is of which sample, where the attack could not know."""
 
 import numpy as np
+import scipy  # whose subpackages load when they are first used
 from numpy.typing import ArrayLike
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
 
 from jaxleak.metrics._images import psnr
 from jaxleak.metrics._pairs import pair
@@ -26,7 +25,7 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         ValueError: if the shapes differ or a value is not finite.
     """
     truth, estimate = pair(truth, estimate)
-    _, permutation = linear_sum_assignment(_squared_distances(truth, estimate))
+    _, permutation = scipy.optimize.linear_sum_assignment(_squared_distances(truth, estimate))
     return permutation
 
 
@@ -73,4 +72,6 @@ def _squared_distances(truth: np.ndarray, estimates: np.ndarray) -> np.ndarray:
     for name, values in (("truth", truth), ("estimate", estimates)):
         if not np.all(np.isfinite(values)):
             raise ValueError(f"{name} must be finite to be matched")
-    return cdist(truth.reshape(len(truth), -1), estimates.reshape(len(estimates), -1), "sqeuclidean")
+    return scipy.spatial.distance.cdist(
+        truth.reshape(len(truth), -1), estimates.reshape(len(estimates), -1), "sqeuclidean"
+    )

@@ -129,7 +129,7 @@ def convnet_ig(
 ) -> Classifier:
     """ConvNet of Geiping et al., *Inverting Gradients*, NeurIPS 2020: eight convolutions and two max-poolings.
 
-    The paper's has `width` 64. Arguments as in `convnet`.
+    The paper's has `width` 64. Arguments and errors as in `convnet`; raises `ValueError` on `width` < 1.
     """
     _validate.positive(width=width)
     multiples = (1, 2, 2, 4, 4, 4, 4, 4)
@@ -159,7 +159,8 @@ def lenet(
     """LeNet as in Zhu et al., *Deep Leakage from Gradients*, NeurIPS 2019: 5x5 convolutions of 12 channels, sigmoid.
 
     `strides=(2, 2, 1, 1)` is the authors' longer variant, `init="wide_uniform"` their initialisation, with which the
-    attack was shown. Arguments as in `convnet`; `channels` is that of every convolution.
+    attack was shown. Arguments and errors as in `convnet`; `channels` is that of every convolution, and raises
+    `ValueError` below 1.
     """
     _validate.positive(channels=channels)
     return convnet(

@@ -205,7 +205,19 @@ def all_dense(
     hidden: int = 64,
     activation: Activation = nn.relu,
 ) -> SplitModel:
-    """Dense layers only, one tower per party: H is the data, so CAFE's Steps I and II finish the attack."""
+    """Dense layers only, one tower per party: H is the data, so CAFE's Steps I and II finish the attack.
+
+    Args:
+        slice_shape: of one party's part of a sample.
+        parties: P >= 1.
+        num_classes: C >= 2.
+        width: d2 of the first dense layer.
+        hidden: width of the second dense layer.
+        activation: between layers.
+
+    Raises:
+        ValueError: on a size out of range.
+    """
     return split_model(
         FlattenExtractor(),
         JointSoftmax((hidden, num_classes), num_classes, activation),
@@ -218,7 +230,16 @@ def all_dense(
 
 
 def logistic(slice_shape: tuple[int, ...], *, parties: int = 1, num_classes: int = 10) -> SplitModel:
-    """Multinomial logistic regression on vertically split data: the parties' logits add up. H is the data."""
+    """Multinomial logistic regression on vertically split data: the parties' logits add up. H is the data.
+
+    Args:
+        slice_shape: of one party's part of a sample.
+        parties: P >= 1.
+        num_classes: C >= 2.
+
+    Raises:
+        ValueError: on a size out of range.
+    """
     return split_model(
         FlattenExtractor(),
         SumOfParties(),

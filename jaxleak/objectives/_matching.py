@@ -93,6 +93,16 @@ def cafe_objective(
     """CAFE's F3 (NeurIPS 2021, equation 9): `alpha ||g - g'||^2 + beta TV_xi + gamma sum_n ||h_n - h'_n||^2`.
 
     The ICLR 2021 submission's loss (equation 8) is alpha = 1. Defaults are those of CIFAR-10 (NeurIPS, Table 9).
+
+    Args:
+        alpha: weight of the gradient term, >= 0.
+        beta: weight of the truncated total variation, >= 0.
+        gamma: weight of the features' term, >= 0; 0 needs no features.
+        xi: the total variation counts above this value only, >= 0.
+        distance: of the gradients.
+
+    Raises:
+        ValueError: on a negative weight.
     """
     return matching_objective(alpha=alpha, distance=distance, beta=beta, xi=xi, gamma=gamma)
 

@@ -30,7 +30,19 @@ def draw_batch(key: jax.Array, step: jax.Array, *, num_samples: int, batch_size:
 def draw_worker_batches(
     key: jax.Array, step: jax.Array, *, workers: int, num_samples: int, batch_size: int, sampling: Sampling
 ) -> jax.Array:
-    """Positions of a horizontal round: K / M samples from each worker's own block of N / M."""
+    """Positions of a horizontal round: K / M samples from each worker's own block of N / M.
+
+    Args:
+        key: of the draw.
+        step: (), the round's number.
+        workers: M, which divides N and K.
+        num_samples: N.
+        batch_size: K.
+        sampling: see `draw_batch`.
+
+    Returns:
+        (K,) integers, worker by worker.
+    """
 
     def one(worker: jax.Array) -> jax.Array:
         own = draw_batch(

@@ -131,12 +131,18 @@ def aligned_matching(
 
 
 def aligned_dlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
-    """Deep leakage from gradients (Zhu et al. 2019): the squared gradient distance, labels optimised jointly."""
+    """Deep leakage from gradients (Zhu et al. 2019): the squared gradient distance, labels optimised jointly.
+
+    Arguments and errors as in `aligned_matching`.
+    """
     return aligned_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **options)
 
 
 def aligned_idlg(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
-    """DLG given the labels (ICLR 2021, section 4.1, after Zhao et al. 2020); the threat must grant labels."""
+    """DLG given the labels (ICLR 2021, section 4.1, after Zhao et al. 2020); the threat must grant labels.
+
+    Arguments and errors as in `aligned_matching`.
+    """
     preset: MatchingOptions = {"label_mode": "given"}
     preset.update(options)
     return aligned_matching(model, share, num_samples=num_samples, objective=dlg_objective(), **preset)
@@ -148,12 +154,16 @@ def aligned_cosine_tv(
     """Cosine distance plus total variation (Geiping et al. 2020).
 
     CAFE's papers print no weight for the comparison: `beta` is CAFE's own. Slices that are no images need `beta=0`.
+    Arguments and errors as in `aligned_matching`.
     """
     return aligned_matching(model, share, num_samples=num_samples, objective=cosine_tv_objective(beta), **options)
 
 
 def aligned_sapag(model: SplitModel, share: ShareFn, *, num_samples: int, **options: Unpack[MatchingOptions]) -> Attack:
-    """SAPAG (Wang et al. 2020): the Gaussian-kernel distance of `jaxleak.objectives.gaussian_kernel`."""
+    """SAPAG (Wang et al. 2020): the Gaussian-kernel distance of `jaxleak.objectives.gaussian_kernel`.
+
+    Arguments and errors as in `aligned_matching`.
+    """
     return aligned_matching(model, share, num_samples=num_samples, objective=sapag_objective(), **options)
 
 
@@ -168,7 +178,8 @@ def aligned_batch_statistics(
 ) -> Attack:
     """F3's gradient term plus matched activation statistics (Yin et al. 2021); the threat must grant statistics.
 
-    The weight is not printed; `statistics` takes the value of the gamma whose term it replaces.
+    The weight is not printed; `statistics` takes the value of the gamma whose term it replaces. `alpha` weighs the
+    gradient term. Other arguments and errors as in `aligned_matching`.
     """
     objective = bn_objective(alpha, statistics)
     return aligned_matching(model, share, num_samples=num_samples, objective=objective, **options)
@@ -188,6 +199,8 @@ def aligned_group_consistency(
 
     Neither the weight nor the number of candidates is printed; `consistency` takes the value of the gamma whose term
     it replaces.
+
+    `alpha` weighs the gradient term. Other arguments as in `aligned_matching`.
 
     Raises:
         ValueError: if `candidates` < 2, besides what `aligned_matching` raises.

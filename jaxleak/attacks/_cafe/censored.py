@@ -161,7 +161,7 @@ def cafe_censored(
 def recover_censored(
     model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, *, loss: Loss = cross_entropy
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample; see `recover_exact`.
+    """Solve for H, recover labels and diagnose every sample. Arguments as in `recover_exact`.
 
     Raises:
         ValueError: if the state has not seen all rounds.

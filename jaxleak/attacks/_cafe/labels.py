@@ -27,6 +27,17 @@ def recover_labels(
     only through the loss; the label with the smallest misfit over live slices wins. A slice without features enters
     the forward pass with zeros.
 
+    Args:
+        model: the model under attack.
+        params: its frozen parameters.
+        v: (N, P, d2), recovered (1/K) dL/du.
+        h: (N, P, d1), recovered inputs of the first dense layer.
+        live: (N, P) bool, slices that send a gradient back.
+        resolved: (d2,) or (P, d2) bool, entries of v that are determined.
+        batch_size: K.
+        loss: of logits and labels.
+        chunk: samples at once; no result depends on it.
+
     Returns:
         labels (N,), relative misfit of the winner (N,), misfit of the runner-up over the winner's (N,).
     """
@@ -62,7 +73,10 @@ def true_output_gradients(
     loss: Loss = cross_entropy,
     chunk: int = 256,
 ) -> np.ndarray:
-    """V (N, P, d2) = (1/K) dL/du_n from features and labels; with the true ones, what Step I is scored against."""
+    """V (N, P, d2) = (1/K) dL/du_n from features and labels; with the true ones, what Step I is scored against.
+
+    Other arguments as in `recover_labels`.
+    """
 
     def one(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
         h_n, label = inputs

@@ -67,6 +67,12 @@ def twice_corrected_adam(
 
     The moments are corrected and the learning rate is multiplied by sqrt(1 - b2^t) / (1 - b1^t) again; t counts the
     updates of the table, while a row's moments decay only when the row is in the batch.
+
+    Args:
+        learning_rate: > 0.
+        b1: decay of the first moment, in [0, 1).
+        b2: decay of the second moment, in [0, 1).
+        eps: added to the root of the second moment, > 0.
     """
 
     def init(table: jax.Array) -> TwiceCorrectedState:

@@ -33,9 +33,17 @@ class SliceInverter:
         seed: int = 0,
         mesh: Mesh | None = None,
     ):
-        """Fit the decoders; raises `ValueError` on options out of range.
+        """Fit the decoders.
 
-        With a mesh, every chunk is divided among its devices, which then know nothing of each other.
+        Args:
+            model: the model under attack.
+            params: its frozen parameters.
+            options: see `FeatureInversionOptions`.
+            seed: of the synthetic slices that the decoders are fitted to.
+            mesh: every chunk is divided among its devices, which then know nothing of each other; None is one device.
+
+        Raises:
+            ValueError: on options out of range.
         """
         self._mesh = mesh
         self._model, self._extractor, self._options = model, params["extractor"], options
@@ -100,7 +108,20 @@ def invert_slices(
     seed: int = 0,
     chunk: int = 64,
 ) -> FeatureInversionResult:
-    """Step III for all samples at once, in chunks of `chunk` so that memory stays bounded; see `SliceInverter`."""
+    """Step III for all samples at once, in chunks so that memory stays bounded.
+
+    Args:
+        model: the model under attack.
+        params: its frozen parameters.
+        h: (N, P, d1), recovered inputs of the first dense layer.
+        index: (N,), the samples' numbers in the private set.
+        options: see `FeatureInversionOptions`.
+        seed: of the synthetic slices that the decoders are fitted to.
+        chunk: samples per compiled call, >= 1; no result depends on it.
+
+    Raises:
+        ValueError: on options out of range.
+    """
     if not len(h):
         shape = (0, model.parties)
         return FeatureInversionResult(

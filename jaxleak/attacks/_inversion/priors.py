@@ -43,7 +43,16 @@ class Evidence:
         x: jax.Array,
         sharpness: Sharpness,
     ):
-        """Hold images x (B, H, W, channels) that `candidate` has decoded from `variables`."""
+        """Hold what the priors of one iteration share.
+
+        Args:
+            setup: what the inversion was built for.
+            candidate: how variables become images.
+            observation: what the attacker was granted.
+            variables: what is optimised.
+            x: (B, H, W, channels), the images that `candidate` has decoded from `variables`.
+            sharpness: of smoothed kinks in this iteration.
+        """
         self.candidate, self.observation, self.variables, self.x = candidate, observation, variables, x
         self._setup, self._sharpness = setup, sharpness
 
@@ -137,7 +146,10 @@ def activation_prior(reduction: Literal["mean", "sum"] = "mean") -> Prior:
 
 
 def statistics_prior() -> Prior:
-    """The distance between the batch's normalisation statistics, which the threat must grant, and the candidate's."""
+    """The distance between the batch's normalisation statistics, which the threat must grant, and the candidate's.
+
+    The inversion raises `ValueError` when it is built for a model without batch normalisation.
+    """
 
     def check(setup: Setup, candidate: Candidate) -> None:
         del candidate
@@ -153,7 +165,10 @@ def statistics_prior() -> Prior:
 
 
 def latent_prior() -> Prior:
-    """The candidate's own prior, such as that of a generator's latents."""
+    """The candidate's own prior, such as that of a generator's latents.
+
+    The inversion raises `ValueError` when it is built with a candidate that has none.
+    """
 
     def check(setup: Setup, candidate: Candidate) -> None:
         del setup

@@ -118,6 +118,11 @@ def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tu
 
     Row spaces take a few layers, and the head where a rule infers labels: the rest may be encrypted, frozen or lost.
 
+    Args:
+        model: the model under attack.
+        settings: of the inversion.
+        batch_size: B, images behind the payload, >= 1.
+
     Raises:
         ValueError: if no layer's row space says anything about so many images.
     """

@@ -188,7 +188,16 @@ def targets_of(model: BottomTopModel, private: Batch, party: int, task: str) -> 
 
 
 def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Array:
-    """All other parties' features side by side (N, sum of their d_p), from padded samples (N, P, max d_p)."""
+    """All other parties' features side by side.
+
+    Args:
+        model: tells how many features each party has.
+        x: (N, P, max d_p), padded samples.
+        party: the attacker, in [0, P).
+
+    Returns:
+        (N, sum of the others' d_p).
+    """
     return jnp.concatenate([x_p for p, x_p in enumerate(model.slices(x)) if p != party], axis=1)
 
 

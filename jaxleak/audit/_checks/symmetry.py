@@ -13,6 +13,8 @@ from jaxleak.audit._checks.finding import Finding, Status
 from jaxleak.audit._checks.laws import Laws, against, find_laws, shares_of_norm, vanishing
 from jaxleak.protocols import ClientShare
 
+#: Name of the finding on the network's symmetries.
+SYMMETRIES = "symmetries of the network"
 #: A leaf whose gradient vanishes in theory and has more than this share of the norm was computed in another way.
 _VANISHES_BELOW = 1e-4
 #: Multiple of a law's tolerance up to which images unlike the simulated ones may explain it: flat ones, whose variance
@@ -33,7 +35,6 @@ def check_symmetries(
         key: of simulated images.
     """
     laws = find_laws(share, variables, batch_size, key)
-    name = "symmetries of the network"
     broken = against(laws, variables, payload)
     mode = _mode(laws, payload) if share.model.has_batch_norm else None
     if mode is not None and mode.status == "failed":
@@ -42,17 +43,17 @@ def check_symmetries(
     if not broken.laws:
         return [
             *found,
-            Finding(name, "not applicable", "This network has no symmetries that other weights would break."),
+            Finding(SYMMETRIES, "not applicable", "This network has no symmetries that other weights would break."),
         ]
     evidence = (
         f"The network has {broken.laws} directions along which no gradient can point; the update's share "
         f"along the worst is {broken.worst:.2g} times what rounding leaves in simulated updates"
     )
     if broken.worst <= 1:
-        return [*found, Finding(name, "passed", evidence + ".")]
+        return [*found, Finding(SYMMETRIES, "passed", evidence + ".")]
     cause, option = _cause(laws, variables, payload, batch_size, key)
     status: Status = "failed" if broken.worst > _FAILED_ABOVE else "suspicious"
-    return [*found, Finding(name, status, evidence + ".", cause, option)]
+    return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, option)]
 
 
 def _mode(laws: Laws, payload: PyTree) -> Finding:

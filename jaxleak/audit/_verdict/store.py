@@ -1,17 +1,27 @@
 """What an audit has done so far: answers of finished attacks, seconds spent; in a folder, or nowhere."""
 
 import json
+import math
 import os
+import struct
 import time
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxleak._lock import lock_folder
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.checkpoint import Checkpoints
 
 _ARRAYS = ("x", "y", "agreement")
+#: What a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
+_DAMAGED = (
+    ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, MemoryError, NotImplementedError,
+    zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
 
 
 class SpentError(Exception):
@@ -21,30 +31,34 @@ class SpentError(Exception):
 class Store:
     """Answers by attack, and the clock that all sittings share."""
 
-    def __init__(self, folder: Path | None, identity: dict[str, Any], minutes: float):
-        """Reopen what an earlier sitting left.
+    def __init__(self, folder: Path | None, identity: dict[str, Any], minutes: float, *, fresh: bool = False):
+        """Reopen what an earlier sitting left; while the object lives no other process can.
 
         Args:
             folder: where; None keeps nothing.
             identity: of the inputs. Answers of other inputs are refused.
             minutes: budget of all sittings.
+            fresh: start over, whatever is there.
 
         Raises:
-            ValueError: if the folder belongs to other inputs.
+            ValueError: if the folder belongs to other inputs, or its audit.json is damaged.
+            FolderInUseError: if another process writes to the folder.
         """
-        self.folder, self.identity, self._limit = folder, identity, 60 * minutes
+        self.folder, self.identity, self._limit, self._fresh = folder, identity, 60 * minutes, fresh
         self._begin, self._before = time.monotonic(), 0.0
         self._notes: dict[str, Any] = {"identity": identity, "seconds": 0.0, "answers": {}}
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(folder)
         state = folder / "audit.json"
-        if state.exists():
-            stored = json.loads(state.read_text())
+        if state.exists() and not fresh:
+            stored = _read_notes(state)
             different = [name for name in identity if stored["identity"].get(name) != identity[name]]
             if different:
                 raise ValueError(
-                    f"{folder} holds an audit of other inputs ({', '.join(different)}): choose another --out"
+                    f"{folder} holds an audit of other inputs ({', '.join(different)}): choose another folder, or "
+                    "start over with fresh=True (--fresh)"
                 )
             self._notes, self._before = stored, stored["seconds"]
 
@@ -60,16 +74,29 @@ class Store:
 
     def checkpoints(self, name: str) -> Checkpoints | None:
         """Where one attack saves its state."""
-        return None if self.folder is None else Checkpoints(self.folder / "checkpoints" / name, self.identity)
+        if self.folder is None:
+            return None
+        return Checkpoints(self.folder / "checkpoints" / name, self.identity, fresh=self._fresh)
 
     def answer(self, name: str) -> Answer | None:
-        """The answer of an attack that finished in an earlier sitting."""
+        """The answer of an attack that finished in an earlier sitting.
+
+        Raises:
+            ValueError: naming the file, if what is stored of it is damaged.
+        """
         noted = self._notes["answers"].get(name)
         if noted is None or self.folder is None:
             return None
-        with np.load(self.folder / f"{name}.npz", allow_pickle=False) as arrays:
-            found = {field: arrays[field] for field in _ARRAYS if field in arrays}
-        return Answer(**noted, **found)
+        file = self.folder / f"{name}.npz"
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                found = {field: arrays[field] for field in _ARRAYS if field in arrays}
+            answer = Answer(**noted, **found)
+        except (OSError, *_DAMAGED) as error:
+            raise _damaged(file, error) from error
+        if answer.x.ndim != 4 or answer.y.shape != answer.x.shape[:1] or not np.isfinite(answer.x).all():
+            raise _damaged(file, "it holds no images with their labels")
+        return answer
 
     def keep(self, name: str, answer: Answer) -> None:
         """Store an answer, and the time spent; a kill leaves either all of it or nothing."""
@@ -87,6 +114,22 @@ class Store:
         if self.folder is not None:
             self._notes["seconds"] = self.seconds
             write_text(self.folder / "audit.json", json.dumps(self._notes))
+
+
+def _read_notes(file: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(file.read_bytes())
+        seconds = float(stored["seconds"])
+        kinds = [type(stored[name]) for name in ("identity", "answers")] + [type(a) for a in stored["answers"].values()]
+    except _DAMAGED as error:
+        raise _damaged(file, error) from error
+    if set(kinds) != {dict} or not 0 <= seconds < math.inf:
+        raise _damaged(file, "its content has another form than an audit writes")
+    return {"identity": stored["identity"], "seconds": seconds, "answers": stored["answers"]}
+
+
+def _damaged(file: Path, why: object) -> ValueError:
+    return ValueError(f"{file} is damaged ({why}): choose another folder, or start over with fresh=True (--fresh)")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -32,6 +32,7 @@ def update(
     truth: tuple[Any, Any] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
+    fresh: bool = False,
     names: Sequence[str] | None = None,
     show: Show | None = None,
     **facts: Any,
@@ -51,6 +52,7 @@ def update(
             [0, 1], labels (B,) or None. No attack sees them.
         out: folder for what was found.
         seed: of the searches, >= 0.
+        fresh: start over, whatever an earlier audit left in `out`.
         names: of a list's entries, as in `capture.fit`.
         show: called as `show(attack, done, total, note)` after every chunk.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
@@ -60,7 +62,9 @@ def update(
         A `Verdict`.
 
     Raises:
-        ValueError: on facts out of range or unknown, a truth of another shape, or a folder of another audit.
+        ValueError: on facts out of range or unknown, a truth of another shape, or a folder that is damaged or of
+            another audit.
+        FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
     _validate.positive(minutes=minutes)
@@ -90,7 +94,9 @@ def update(
     findings = check_update(share, variables, payload, batch_size=known.batch_size, defended=defended)
     if failed(findings):
         return _inconsistent(findings, model, threat)
-    store = Store(None if out is None else Path(out), _identity(variables, payload, known, seed), minutes)
+    store = Store(
+        None if out is None else Path(out), _identity(share, variables, payload, known, seed), minutes, fresh=fresh
+    )
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), show or (lambda *_: None))
     answers, said = _attacked(case, (known.defense, known.strength or 0.0) if known.defense and defended else None)
@@ -100,7 +106,7 @@ def update(
         labels = proven_labels(head.bias_gradient, samples)
     best = best_of(answers)
     tried = [_told(answer) for answer in answers]
-    findings = findings + (unexplained(best) if best is None or not best.shown.any() else [])
+    findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else [])
     outcome, reasons = decide(findings, labels, best, tried, said)
     numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.sum())}
     ordered = None
@@ -169,6 +175,16 @@ def _threat(known: capture.Facts, samples: int) -> str:
     )
 
 
-def _identity(variables: PyTree, payload: PyTree, known: capture.Facts, seed: int) -> dict[str, Any]:
+def _identity(
+    share: ClientShare, variables: PyTree, payload: PyTree, known: capture.Facts, seed: int
+) -> dict[str, Any]:
+    """What an audit is of; another network may have the same weights, and shows in what it computes of an image."""
+    ramp = jnp.linspace(0, 1, int(np.prod(share.model.image_shape))).reshape(1, *share.model.image_shape)
+    logits = jax.jit(lambda v: share.model.apply(v, ramp, mode=share.batch_norm).logits)(variables)[0]
     found = {"weights": fingerprint(variables), "update": fingerprint(payload)}
-    return {**found, "client": known.as_text(), "seed": seed}
+    return {
+        **found,
+        "network": np.round(np.asarray(logits, float), 3).tolist(),
+        "client": known.as_text(),
+        "seed": seed,
+    }

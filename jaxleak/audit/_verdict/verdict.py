@@ -1,11 +1,13 @@
 """The three verdicts, and what decides between them."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
+from jaxleak.audit._checks.symmetry import SYMMETRIES
 
 Outcome = Literal["leaks", "not shown to leak", "inputs inconsistent"]
 
@@ -15,8 +17,7 @@ EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs i
 #: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
 #: how often images that agree this well are wrong.
 AGREE_ABOVE = 0.95
-#: Relative misfit of the gradient above which an attack has explained nothing, so that the inputs may be mistaken.
-_UNEXPLAINED_ABOVE = 0.3
+_UNSEEN = "weights of another round, another batch size, mode, layout or loss, or a defense"
 
 
 class Answer(NamedTuple):
@@ -75,16 +76,27 @@ def best_of(answers: list[Answer]) -> Answer | None:
     return min(finite, key=lambda answer: (-int(answer.shown.sum()), answer.misfit)) if finite else None
 
 
-def unexplained(best: Answer | None) -> list[Finding]:
-    """A finding where no attack came near the gradient, which a mistake that no check sees looks like."""
-    if best is None or best.misfit <= _UNEXPLAINED_ABOVE:
-        return []
-    evidence = f"The best attack left {best.misfit:.2f} of the gradient's norm unexplained."
-    cause = (
-        "a search that failed, or inputs that are mistaken in a way that the checks cannot see here: weights of "
-        "another round, another batch size, mode, layout or loss, or a defense"
-    )
-    return [Finding("gradient explained", "suspicious", evidence, cause, "--truth of a known batch, --minutes")]
+def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:
+    """Findings that warn where nothing was shown and mistaken inputs would look the same.
+
+    Args:
+        best: of `best_of`.
+        findings: of the checks before the attacks.
+    """
+    if best is None or best.cosine_distance >= MATCHED_BELOW:
+        evidence = "No attack came to an answer, so that nothing explains the update."
+        if best is not None:
+            evidence = (
+                f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
+                f"update; below {MATCHED_BELOW} it would explain the update."
+            )
+        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
+        return [Finding("gradient explained", "suspicious", evidence, cause, "--truth of a known batch, --minutes")]
+    seen = {finding.name: finding.status for finding in findings}
+    if seen.get(SYMMETRIES) == "not applicable":
+        evidence = "This network has no symmetries, so that no check could tell mistaken weights from the right ones."
+        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
+    return []
 
 
 def decide(

@@ -2,16 +2,18 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import flax.errors
 import flax.linen as nn
 import jax
-from flax import nnx
 
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._door.function import Computed, Function, Layout, assemble
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 #: What Linen modules call the argument that tells training from evaluation, and its value in training.
 _TRAINING: dict[str, bool] = {
@@ -23,12 +25,8 @@ _TRAINING: dict[str, bool] = {
 }
 
 
-#: Kinds of NNX variables in the order in which they are split: parameters, running statistics, all others.
-_KINDS: Any = (nnx.Param, nnx.BatchStat, ...)
-
-
 def from_flax(
-    module: nn.Module | nnx.Module,
+    module: "nn.Module | nnx.Module",
     variables: PyTree = None,
     *,
     image_shape: tuple[int, int, int],
@@ -63,12 +61,12 @@ def from_flax(
             module gives no logits (B, C).
         TypeError: if it is no Flax module.
     """
-    if isinstance(module, nnx.Module):
-        functions, known = _of_nnx(module, train_arguments or {}, eval_arguments or {})
-    elif isinstance(module, nn.Module):
+    if isinstance(module, nn.Module):
         functions, known = _of_linen(module, variables, train_arguments, eval_arguments)
     else:
-        raise TypeError(f"module must be a Flax module, of Linen or NNX, got {type(module).__name__}")
+        from jaxleak.models._door.nnx import of_nnx  # which takes half a second to import, and few need
+
+        functions, known = of_nnx(module, train_arguments or {}, eval_arguments or {})
     return assemble(functions, known, image_shape=image_shape, num_classes=num_classes, layout=layout, head=head)
 
 
@@ -103,40 +101,3 @@ def _of_linen(
 
     functions: dict[BatchNormMode, Function] = {"train": called(train, True), "eval": called(evaluate, False)}
     return functions, {"params": variables["params"], "batch_stats": stats}
-
-
-def _of_nnx(
-    module: nnx.Module, train: Mapping[str, Any], evaluate: Mapping[str, Any]
-) -> tuple[dict[BatchNormMode, Function], PyTree]:
-    _refuse_dropout(module)
-    # A copy, so that what is done to the module later does not change the classifier.
-    graph, *states = nnx.split(nnx.clone(module), *_KINDS)
-    params_state, stats_state, rest = states
-
-    def filled(state: Any, values: PyTree) -> Any:
-        state = jax.tree.map(lambda leaf: leaf, state)
-        nnx.replace_by_pure_dict(state, values)
-        return state
-
-    def called(training: bool, arguments: Mapping[str, Any]) -> Function:
-        def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
-            # A copy, or Flax refuses to change batch statistics that belong to another trace.
-            mine = nnx.merge(graph, filled(params_state, params), filled(stats_state, batch_stats), rest, copy=True)
-            mine.train() if training else mine.eval()
-            logits = mine(x, **arguments)
-            new = nnx.to_pure_dict(nnx.state(mine, nnx.BatchStat))
-            return Computed(logits, new if training and new else None)
-
-        return function
-
-    functions: dict[BatchNormMode, Function] = {"train": called(True, train), "eval": called(False, evaluate)}
-    return functions, {"params": nnx.to_pure_dict(params_state), "batch_stats": nnx.to_pure_dict(stats_state)}
-
-
-def _refuse_dropout(module: nnx.Module) -> None:
-    for path, part in nnx.iter_graph(module):
-        if isinstance(part, nnx.Dropout) and part.rate > 0:
-            raise ValueError(
-                f"{'/'.join(map(str, path))} is dropout with rate {part.rate:g}, whose random masks no attacker knows: "
-                "set its rate to 0, if the client trained without"
-            )

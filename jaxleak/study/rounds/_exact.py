@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments._cafe.problem import Problem
-from experiments._own_keys import SAMPLES, own_key
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, PyTree
+from jaxleak._own_keys import SAMPLES, own_key
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe.decoder import synthetic_slices
 from jaxleak.attacks._cafe.exact import Solver, factorises
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
+from jaxleak.study.rounds._problem import Problem
 
 #: What the attacker knows of the defense: nothing, or the reading of fake gradients and the unit of their noise
 #: (`defenses.fake_gradients`; a cap in units of 1 or of each tensor leaves enough entries of all tensors).
@@ -26,7 +26,7 @@ Knowledge = Literal["nothing", "clamped", "clamped-gradient", "paired-gradient",
 SWEEPS = 6
 
 
-def require_memory(num_samples: int, solver: Solver) -> None:
+def require_memory_of_rounds(num_samples: int, solver: Solver) -> None:
     """Refuse what the exact engine cannot do in memory, known from N alone, before any data are read.
 
     Args:

@@ -11,6 +11,12 @@ from jax.sharding import Mesh
 
 from jaxleak import _mesh, _validate
 
+__all__ = [
+    "Devices",
+    "join_devices",
+    "together",
+]
+
 Opened = TypeVar("Opened")
 
 
@@ -28,7 +34,7 @@ class Devices:
     process_id: int | None = None
 
 
-def start(options: Devices) -> Mesh | None:
+def join_devices(options: Devices) -> Mesh | None:
     """Join the other processes and lay a mesh over all devices; must come before anything else touches JAX.
 
     Returns:
@@ -45,7 +51,7 @@ def start(options: Devices) -> Mesh | None:
         with contextlib.suppress(RuntimeError):  # JAX has started: those that it has must do
             jax.config.update("jax_num_cpu_devices", options.devices)
     if several:
-        _join(options)
+        _join_processes(options)
     elif options.devices is None:
         return None
     if not _mesh.is_writer():  # one process's messages are enough
@@ -53,7 +59,7 @@ def start(options: Devices) -> Mesh | None:
     return _mesh.device_mesh(jax.local_device_count() if options.devices is None else options.devices)
 
 
-def _join(options: Devices) -> None:
+def _join_processes(options: Devices) -> None:
     coordinator, processes, number = options.coordinator, options.num_processes, options.process_id
     given = [value is not None for value in (coordinator, processes, number)]
     if any(given) and not all(given):

@@ -15,6 +15,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+__all__ = [
+    "Stored",
+    "append_line",
+    "as_text",
+    "jsonable",
+    "naming",
+    "partial_of",
+    "read_json",
+    "read_lines",
+    "read_npz",
+    "read_numbers",
+    "write_bytes",
+    "write_json",
+    "write_npz",
+    "write_text",
+]
+
 Read = TypeVar("Read")
 
 #: What reading a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
@@ -107,6 +124,7 @@ class Stored(dict[str, Any]):
         self._path = path
 
     def __missing__(self, name: str) -> Any:
+        """Raise `ValueError` that names the file and what it lacks."""
         raise ValueError(f"{self._path} is damaged (it lacks {name}); delete it, or start over with --fresh")
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._sources import Arrays, arrays_of, drawn_name
 from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
+from jaxleak.study.sources import Arrays, arrays_of, drawn_name
 
 
 class Problem(NamedTuple):
@@ -103,7 +103,7 @@ def _problem(
     return Problem(dataset, layout, model, model.init(audit.init_key(key)), private, held_out)
 
 
-def sources_of(problem: Problem, spec: str, seed: int) -> Arrays:
+def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
     """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone."""
     return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
 

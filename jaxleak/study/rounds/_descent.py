@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import optax
 
-from experiments._cafe.problem import Problem, channel_peak_psnr, image_psnr
 from jaxleak import attacks, audit, metrics, models, protocols, threats
 from jaxleak._base import Attack, Batch, Protocol, Reconstruction, ShareFn
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
+from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, image_psnr
 
 Build = Callable[[models.SplitModel, ShareFn], Attack]
 

@@ -2,20 +2,19 @@
 
 import subprocess
 import sys
-from typing import Any
 
-from experiments import _plots
-from experiments._files import read_numbers
-from experiments._harness import RunFolder, print_metrics
+from jaxleak._command.cafe_scale.options import Config
+from jaxleak.study import RunFolder, plots, print_metrics
+from jaxleak.study.files import read_numbers
 
 SIZES = (1_000, 3_000, 10_000)
 
 
-def run(args: Any, folder: RunFolder) -> dict[str, float]:
+def run(args: Config, folder: RunFolder) -> dict[str, float]:
     """Run all sizes, one process each, so that each has a peak memory of its own; draw and return what they measured.
 
     Args:
-        args: the settled options of `experiments.cafe_scale`.
+        args: the settled options of the command.
         folder: of the sweep; the run of size N goes to `nN` in it.
 
     Raises:
@@ -25,7 +24,7 @@ def run(args: Any, folder: RunFolder) -> dict[str, float]:
     folder.begin()  # what the sizes leave below this folder is its results
     for size in SIZES:
         out = folder.path / f"n{size}"
-        command = [sys.executable, "-m", "experiments.cafe_scale", "--preset", "scale", "--num-samples", str(size)]
+        command = [sys.executable, "-m", "jaxleak", "demo", "--preset", "scale", "--num-samples", str(size)]
         command += ["--data", args.data, "--batch-size", str(args.batch_size), "--images", str(args.images)]
         command += ["--parties", str(args.parties), "--seed", str(args.seed), "--out", str(out)]
         status = subprocess.run(command + (["--fresh"] if args.fresh else []), check=False).returncode
@@ -36,7 +35,7 @@ def run(args: Any, folder: RunFolder) -> dict[str, float]:
     column = {
         name: [results[size][name] for size in sizes] for name in ("seconds_steps_1_2", "peak_memory_gb", "psnr_mean")
     }
-    _plots.scaling(
+    plots.scaling(
         folder.figure("scaling.png"), sizes, column["seconds_steps_1_2"], column["peak_memory_gb"], column["psnr_mean"]
     )
     merged = {f"{name}_n{size}": results[size][name] for size in sizes for name in sorted(results[size])}

@@ -1,44 +1,32 @@
-"""What every study shares: a run folder that survives being killed, provenance, and a progress line."""
+"""A run folder that survives being killed, and that a refused command leaves as it was."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
-import platform
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
-import psutil
-import tyro
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
-from experiments._files import append_line, as_text, jsonable, partial_of, read_json, read_lines, write_json, write_text
-from experiments._programs import forget_when_many
-from experiments._rows import has_run
-from experiments._sources import Sources
-from experiments._streams import outlive_readers
 from jaxleak import _mesh, _validate
 from jaxleak._lock import FolderInUseError, lock_folder
-from jaxleak.checkpoint import ConfigMismatchError
-
-Arguments = TypeVar("Arguments")
-
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoint")
-
+from jaxleak.study._programs import forget_when_many
+from jaxleak.study._provenance import provenance
+from jaxleak.study.files import (
+    append_line,
+    as_text,
+    jsonable,
+    partial_of,
+    read_json,
+    read_lines,
+    write_json,
+    write_text,
+)
+from jaxleak.study.sources import Sources
 
 #: Files of a run folder that only its last sitting has written.
 OF_A_SITTING = ("metrics.jsonl", "results.json", "timing.json")
@@ -55,6 +43,12 @@ class RunFolder:
 
     def __init__(self, path: str | Path, experiment: str, config: dict[str, Any], *, fresh: bool):
         """Create or reopen the folder.
+
+        Args:
+            path: of the folder.
+            experiment: the command's name.
+            config: its options, for config.json.
+            fresh: results, log and seconds of earlier sittings do not count.
 
         Raises:
             ValueError: if the path is that of the current folder, which would be filled, or timing.json is damaged.
@@ -215,139 +209,6 @@ def _seconds(stored: Any) -> dict[str, float]:
     return seconds
 
 
-class StoppedBySignal(SystemExit):
-    """SIGTERM or Ctrl-C, answered where nothing is lost; the exit status is 128 plus the signal's number."""
-
-    def __init__(self, number: int):
-        """`number` of the signal."""
-        super().__init__(128 + number)
-        self.signal = signal.Signals(number)
-
-
-class Progress:
-    """One live line on a terminal, one printed line per update elsewhere; and the place where signals are answered.
-
-    While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, and end the run
-    there, or at the end of the block, with a message that says how to continue. A second signal ends it at once.
-    """
-
-    def __init__(self) -> None:
-        """Start the line."""
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._begin, self._phase = time.perf_counter(), ""
-        self._first = 0
-        self._signal = 0
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> "Progress":
-        """Show the line while the block runs."""
-        if self._shown():
-            self._live.start()
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._wait_for_update)
-        except ValueError:  # only the main thread may answer signals
-            pass
-        return self
-
-    def __exit__(self, kind: object, error: object, _: object) -> None:
-        """Take the line away."""
-        if self._shown():
-            self._live.stop()
-        self._give_back()
-        late = self._stop() if error is None else None
-        stopped = late or error
-        if isinstance(stopped, StoppedBySignal) and _mesh.is_writer():
-            print(stopped_message(stopped.signal.name), file=sys.stderr, flush=True)
-        if late is not None:
-            raise late
-
-    def _stop(self) -> StoppedBySignal | None:
-        if _mesh.any_process(self._signal != 0):
-            return StoppedBySignal(self._signal or signal.SIGTERM)
-        return None
-
-    def _shown(self) -> bool:
-        return self._console.is_terminal and _mesh.is_writer()
-
-    def _wait_for_update(self, number: int, _: object) -> None:
-        self._signal = number
-        self._give_back()
-        # Not print: the signal may have come in the middle of one.
-        os.write(2, f"{signal.Signals(number).name}: stopping when this chunk is done\n".encode())
-
-    def _give_back(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-    def update(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """Say where we are: phase, done of total, time left at the pace of this sitting, and a note.
-
-        Raises:
-            StoppedBySignal: if a signal came, in any process of the run.
-        """
-        now = time.perf_counter()
-        if phase != self._phase:
-            self._phase, self._begin, self._first = phase, now, done
-        rate = (done - self._first) / max(now - self._begin, 1e-9)
-        left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "..."
-        line = f"{phase}: {done}/{total}, {left}{'  ' + note if note else ''}"
-        if self._shown():
-            self._live.update(Text(line), refresh=True)
-        elif _mesh.is_writer():
-            print(line, file=sys.stderr, flush=True)
-        if (stop := self._stop()) is not None:
-            raise stop
-
-
-def stopped_message(why: str) -> str:
-    """What was asked of this process, as the command that takes it up again."""
-    words = [word for word in sys.orig_argv[1:] if word != "--fresh"]
-    return f"{why}: stopped; what was done is saved. Continue with:\n  python {shlex.join(words)}"
-
-
-def run_command(main: Callable[[Arguments], Any], arguments: type[Arguments], doc: str | None) -> None:
-    """A study's main block: options from the command line, and one line instead of a traceback for what users can mend.
-
-    Args:
-        main: the study.
-        arguments: the dataclass of its options.
-        doc: what --help says.
-    """
-    outlive_readers()
-    try:
-        main(tyro.cli(arguments, description=doc))
-    except KeyboardInterrupt:
-        print(stopped_message("SIGINT"), file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except _MENDABLE as error:
-        message = _message(error)
-        if message is None:
-            raise
-        for folder in list(_open_folders):
-            folder.take_back()
-        sys.exit(f"error: {message}")
-
-
-#: Errors that end a command with their message; any other is a bug, and shows where it happened.
-_MENDABLE = (
-    ValueError, OSError, FloatingPointError, MemoryError, ImportError, ConfigMismatchError, jax.errors.JaxRuntimeError,
-)  # fmt: skip
-
-
-def _message(error: Exception) -> str | None:
-    """What is wrong, in words, also where the error has none; None for an error of XLA that no user can mend."""
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            return None
-        error = MemoryError()
-    if isinstance(error, MemoryError) and not str(error):
-        return "out of memory: what was asked for does not fit; take fewer or smaller images, or a smaller model"
-    return str(error).strip() or f"{type(error).__name__}, about which nothing more is known"
-
-
 def require_own_folder(out: str | Path) -> None:
     """Raise `ValueError` if `--out` is the current folder, which an empty name also means and which would be filled."""
     if Path(out) == Path():
@@ -359,45 +220,12 @@ def default_out(experiment: str, name: str) -> Path:
     return Path("runs") / experiment / name
 
 
-def digest(what: dict[str, Any]) -> str:
-    """A short name for a configuration."""
-    return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]
+def has_run(row: dict[str, Any]) -> bool:
+    """Whether a row of a table has a number of ours."""
+    return row.get("ours", row.get("accuracy")) is not None
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions and device of this run."""
-    root = Path(__file__).parent.parent
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    device = jax.devices()[0]
-    return {
-        "commit": commit,
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
-        "device": f"{device.platform}: {device.device_kind}",
-        "cores": os.cpu_count(),
-    }
-
-
-def peak_memory_gb() -> float:
-    """Largest resident memory of this process so far, in GB (10^9 bytes)."""
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset / 1e9
-    import resource  # which Windows lacks
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
-
-
-def print_metrics(metrics: dict[str, Any]) -> None:
-    """Print metrics, one per line."""
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:.6g}" if isinstance(value, (int, float)) else f"  {name:<{width}}  {value}")
+def take_back_folders() -> None:
+    """Leave the run folders that this process opened as they were, where no work has begun in them."""
+    for folder in list(_open_folders):
+        folder.take_back()

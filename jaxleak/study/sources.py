@@ -15,6 +15,16 @@ from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.checkpoint import ConfigMismatchError, fingerprint
 
+__all__ = [
+    "SOURCES_FILE",
+    "Arrays",
+    "Sources",
+    "arrays_of",
+    "contents",
+    "drawn",
+    "drawn_name",
+]
+
 #: Arrays by the name that a message gives them; they are loaded when they are asked for.
 Arrays = Mapping[str, Callable[[], PyTree]]
 
@@ -109,7 +119,7 @@ def drawn(spec: str, n: int | None, seed: int) -> Arrays:
 
 
 def drawn_name(spec: str, n: int | None, seed: int) -> str:
-    """What messages call the samples that `data.load` draws."""
+    """What messages call the samples that `data.load` draws. Arguments as in `drawn`."""
     return f"the data {spec} ({'all samples' if n is None else f'{n} samples'} drawn with seed {seed})"
 
 

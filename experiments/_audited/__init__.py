@@ -1,0 +1,1 @@
+"""Networks as their owners write them, for `experiments.audited`."""

@@ -1,0 +1,228 @@
+"""Networks that others wrote, each through `jaxleak audit` on files: what the verdict is, and how good the images are.
+
+    python -m experiments.audited
+    python -m experiments.audited --only cnn-b1 vit-b1 --minutes 5
+
+A client owns a network of `experiments/_audited` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
+images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
+as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
+that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again. Needs
+PyTorch and Equinox. All cases take about an hour of two cores.
+"""
+
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+
+from jaxleak import _validate, capture, data
+from jaxleak.__main__ import main as jaxleak
+from jaxleak.study import RunFolder, default_out, run_command
+from jaxleak.study.files import read_json
+from jaxleak.study.sources import drawn
+
+_NETWORKS = Path(__file__).parent / "_audited"
+_TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
+_SCORES = ("psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement")
+
+
+class Case(NamedTuple):
+    """One client."""
+
+    network: str  # in torch_networks, or a factory in jax_networks
+    batch_size: int = 1
+    trained: bool = False
+    batch_norm: str = "train"
+
+
+CASES = {
+    "cnn-b1": Case("Cnn"),
+    "cnn-trained-b1": Case("Cnn", trained=True),
+    "cnn-nnx-b1": Case("nnx_cnn"),
+    "cnn-equinox-b1": Case("equinox_cnn"),
+    "two-pools-cnn-b1": Case("TwoPoolsCnn"),
+    "norm-cnn-eval-b1": Case("NormCnn", batch_norm="eval"),
+    "norm-cnn-train-b1": Case("NormCnn"),
+    "vit-b1": Case("Vit"),
+    "vit-trained-b1": Case("Vit", trained=True),
+    "cnn-b4": Case("Cnn", 4),
+    "cnn-trained-b4": Case("Cnn", 4, trained=True),
+    "norm-cnn-eval-b4": Case("NormCnn", 4, batch_norm="eval"),
+    "norm-cnn-train-b4": Case("NormCnn", 4),
+    "norm-cnn-trained-eval-b4": Case("NormCnn", 4, trained=True, batch_norm="eval"),
+    "vit-b4": Case("Vit", 4),
+    "resnet18-b1": Case("ResNet18"),
+    "resnet18-b4": Case("ResNet18", 4),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Which cases, and for how long."""
+
+    only: tuple[str, ...] = ()
+    """Names of cases; all by default."""
+    data: str = "cifar10"
+    """Images of 32x32x3 of the clients, and for training."""
+    seed: int = 0
+    """Seed of weights, of the clients' images, and of the attacks."""
+    minutes: float = 2.0
+    """Budget of each audit."""
+    out: Path | None = None
+    """Folder of the run."""
+    fresh: bool = False
+    """Start over."""
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Run the cases; returns the metrics by case."""
+    _validate.positive(minutes=args.minutes)
+    for name in args.only:
+        _validate.one_of(tuple(CASES), only=name)
+    folder = RunFolder(args.out or default_out("audited", args.data), "audited", asdict(args), fresh=args.fresh)
+    folder.sources.bind(drawn(args.data, None, args.seed))
+    images = data.load(args.data, seed=args.seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for name in args.only or CASES:
+        own = folder.path / name
+        if args.fresh or not (own / "audit" / "results.json").exists():
+            with folder.phase(name):
+                own.mkdir(parents=True, exist_ok=True)
+                _audit(CASES[name], images, args, own)
+        rows[name] = _row(CASES[name], read_json(own / "audit" / "results.json", dict))
+    differences = _differences(folder.path)
+    print(table(rows))
+    print("".join(f"largest difference of {what}: {value:.2g}\n" for what, value in differences.items()), end="")
+    metrics: dict[str, Any] = {"by_case": rows, "differences": differences}
+    print(f"stored in {folder.finish(metrics, cells=[{'case': name} | row for name, row in rows.items()])}")
+    return metrics
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """A table in Markdown."""
+    lines = ["| case | verdict | PSNR (dB) | SSIM | by | seconds |", "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        scores = f"{row.get('psnr', float('nan')):.1f} | {row.get('ssim', float('nan')):.2f}"
+        lines.append(f"| {name} | {row['verdict']} | {scores} | {row['best']} | {row['seconds']:.0f} |")
+    return "\n".join(lines)
+
+
+def _row(case: Case, results: dict[str, Any]) -> dict[str, Any]:
+    """What one audit said; "best" is the attack whose images are shown."""
+    attacks = results["attacks"]
+    shown = [a["attack"] for a in attacks if a["misfit"] == results["metrics"].get("gradient_misfit")]
+    scores = {name: results["metrics"][name] for name in _SCORES if name in results["metrics"]}
+    return {
+        **case._asdict(), "verdict": results["metrics"]["verdict"], "best": shown[0] if shown else "none", **scores,
+        "seconds": sum(a["seconds"] for a in attacks), "reasons": results["reasons"],
+        "command": _without_folders(results["provenance"]["command"]),
+    }  # fmt: skip
+
+
+def _without_folders(command: str) -> str:
+    """A command whose files are named without the folders of the machine on which it ran."""
+    return re.sub(r"(?<=\s)/\S*/", "", command)
+
+
+def _audit(case: Case, images: data.Dataset, args: Args, own: Path) -> None:
+    """Compute a client's update in its own framework, write the files, and call the command on them."""
+    x, y = np.asarray(images.x[: case.batch_size], np.float32), np.asarray(images.y[: case.batch_size])
+    np.savez(own / "truth.npz", x=x, y=y)
+    in_torch = case.network[0].isupper()
+    weights = own / ("weights.pt" if in_torch else "weights.safetensors")
+    (_torch_client if in_torch else _jax_client)(case, images, args, (x, y), weights)
+    module = "torch_networks" if in_torch else "jax_networks"
+    command = [
+        "audit", "--model", f"{_NETWORKS / module}.py:{case.network}", "--weights", str(weights),
+        "--update", str(own / "update.safetensors"), "--batch-size", str(case.batch_size),
+        "--batch-norm", case.batch_norm, "--truth", str(own / "truth.npz"),
+        "--minutes", f"{args.minutes:g}", "--seed", str(args.seed), "--out", str(own / "audit"),
+    ]  # fmt: skip
+    # The report shows the command that a user would have typed.
+    before, sys.argv = sys.argv, ["jaxleak", *command]
+    try:
+        status = jaxleak(command)
+    finally:
+        sys.argv = before
+    if status not in (0, 3):
+        raise RuntimeError(f"the audit {own} ended with exit status {status}")
+
+
+def _torch_client(
+    case: Case, images: data.Dataset, args: Args, batch: tuple[np.ndarray, np.ndarray], weights: Path
+) -> None:
+    import torch
+
+    from experiments._audited import torch_networks
+
+    torch.manual_seed(args.seed)
+    net = getattr(torch_networks, case.network)()
+    if case.trained:
+        _train(net, images, args.seed)
+    x, y = torch.tensor(batch[0]).permute(0, 3, 1, 2), torch.tensor(batch[1]).long()
+    net.train(case.batch_norm == "train")
+    # A step in training mode moves the running statistics, which the server knows as they were before.
+    torch.save(net.state_dict(), weights)
+    net.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    capture.save(weights.with_name("update.safetensors"), net, batch_size=case.batch_size, batch_norm=case.batch_norm)
+
+
+def _train(net: Any, images: data.Dataset, seed: int) -> None:
+    """Adam on images behind those of any client."""
+    import torch
+
+    most = max(case.batch_size for case in CASES.values())
+    x = torch.tensor(np.asarray(images.x[most : most + _TRAINING], np.float32)).permute(0, 3, 1, 2)
+    y = torch.tensor(np.asarray(images.y[most : most + _TRAINING])).long()
+    optimizer, generator = torch.optim.Adam(net.parameters()), torch.Generator().manual_seed(seed)
+    net.train()
+    for _ in range(_EPOCHS):
+        for rows in torch.randperm(len(x), generator=generator).split(_TRAINING_BATCH):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+
+def _jax_client(
+    case: Case, images: data.Dataset, args: Args, batch: tuple[np.ndarray, np.ndarray], weights: Path
+) -> None:
+    """The PyTorch network's weights, and the gradient that the other framework computes with them."""
+    import torch
+
+    from experiments._audited import jax_networks, torch_networks
+
+    torch.manual_seed(args.seed)
+    state = {name: tensor.numpy() for name, tensor in torch_networks.Cnn().state_dict().items()}
+    library = case.network.removesuffix("_cnn")
+    converted = getattr(jax_networks, f"in_{library}")(state)
+    safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in converted.items()}, weights)
+    gradient = getattr(jax_networks, f"{library}_gradient")(converted, *batch)
+    capture.save(weights.with_name("update.safetensors"), gradient, batch_size=case.batch_size)
+
+
+def _differences(folder: Path) -> dict[str, float]:
+    """How far update and images through Flax NNX and Equinox are from those through PyTorch; relative for updates."""
+    from experiments._audited import jax_networks
+
+    names = {"nnx": "cnn-nnx-b1", "equinox": "cnn-equinox-b1"}
+    first = folder / "cnn-b1"
+    found = {}
+    for library, name in names.items():
+        if not all((own / "audit" / "reconstruction.npz").exists() for own in (first, folder / name)):
+            continue
+        by_torch = getattr(jax_networks, f"in_{library}")(capture.load(first / "update.safetensors").arrays)
+        other = capture.load(folder / name / "update.safetensors").arrays
+        largest = max(float(np.abs(array).max()) for array in by_torch.values())
+        found[f"{library}_update"] = max(float(np.abs(by_torch[n] - other[n]).max()) for n in by_torch) / largest
+        images = [np.load(own / "audit" / "reconstruction.npz")["x"] for own in (first, folder / name)]
+        found[f"{library}_image"] = float(np.abs(images[0] - images[1]).max())
+    return found
+
+
+if __name__ == "__main__":
+    run_command(main, Args, __doc__)

@@ -1,0 +1,82 @@
+"""The options of CAFE at scale, their help, and the presets that fill in what is left out."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from jaxleak._command import cafe_scale
+from jaxleak.study import default_out
+from jaxleak.study.distributed import Devices
+
+#: What `jaxleak demo --help` says before the options.
+HELP = cafe_scale.__doc__ or ""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "demo": {"data": "lfw_faces", "num_samples": 100, "batch_size": 20, "images": 100},
+    "mnist": {"data": "mnist", "num_samples": 800, "batch_size": 40, "images": 128},
+    "cifar10": {"data": "cifar10", "num_samples": 800, "batch_size": 40, "images": 64},
+    "paper": {"data": "mnist", "num_samples": 800, "batch_size": 40, "images": 800, "solver": "nested"},
+    "scale": {"data": "natural_patches", "num_samples": 10_000, "batch_size": 100, "images": 16},
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Options; those left out come from the preset."""
+
+    preset: Literal["demo", "mnist", "cifar10", "paper", "scale"] = "demo"
+    data: str | None = None
+    """Data specification: lfw_faces, natural_patches, digits, breast_cancer, mnist, tfds:NAME, folder:DIR, npz:FILE."""
+    num_samples: int | None = None
+    """N, size of the private set."""
+    batch_size: int | None = None
+    """K, samples per round."""
+    parties: int = 4
+    """M, a square number for images."""
+    solver: Literal["exact", "nested", "single"] | None = None
+    """The exact solver, or the paper's Algorithm 3 or 4."""
+    linear_solver: Literal["auto", "direct", "matrix_free"] = "auto"
+    """How Steps I and II are solved: direct factorises, matrix_free iterates; auto factorises up to N = 20,000 on one
+    device."""
+    images: int | None = None
+    """How many samples Step III inverts (the first of the private set)."""
+    iterations: int = 800
+    """Gradient steps of the paper's Step III (nested; Steps I and II take ten times as many) or a third of the single
+    loop's."""
+    network: Literal["cafe", "cafe-relu", "dense", "logistic"] = "cafe"
+    seed: int = 0
+    out: Path | None = None
+    """Run folder; default runs/cafe_scale/<preset>."""
+    fresh: bool = False
+    """Start over instead of continuing."""
+    where: tyro.conf.OmitArgPrefixes[Devices] = field(default_factory=Devices)
+
+    def resolved(self) -> "Config":
+        """With the preset's values where none was given."""
+        given = {name: value for name, value in vars(self).items() if name != "where" and value is not None}
+        defaults = {"solver": "exact", "out": default_out("cafe_scale", self.preset), **PRESETS[self.preset]}
+        chosen = {**defaults, **given}
+        if self.images is None:
+            chosen["images"] = min(chosen["images"], chosen["num_samples"])
+        return Config(**chosen)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`Args` with every value settled."""
+
+    preset: str
+    data: str
+    num_samples: int
+    batch_size: int
+    parties: int
+    solver: str
+    linear_solver: Literal["auto", "direct", "matrix_free"]
+    images: int
+    iterations: int
+    network: str
+    seed: int
+    out: Path
+    fresh: bool

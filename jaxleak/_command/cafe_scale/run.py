@@ -1,0 +1,38 @@
+"""CAFE at scale as a command: checks of the options, the run folder, and what is printed."""
+
+import dataclasses
+from pathlib import Path
+
+from jaxleak import _validate
+from jaxleak._command.cafe_scale import descent, exact, sizes
+from jaxleak._command.cafe_scale.options import Args
+from jaxleak.study import RunFolder, distributed, print_metrics
+from jaxleak.study.rounds import require_memory_of_rounds
+
+
+def main(options: Args) -> dict[str, float]:
+    """Run the study; returns the metrics."""
+    sweep = options.preset == "scale" and options.num_samples is None
+    args = options.resolved()
+    _validate.seeds(seed=args.seed)
+    _validate.count(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
+    _validate.in_range(1, args.num_samples, images=args.images)
+    # K = N is refused later with its reason; what is out of any range should not wait for the data.
+    _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
+    _validate.count(iterations=args.iterations)
+    if options.where != distributed.Devices() and (sweep or args.solver != "exact"):
+        raise ValueError("several devices share one run of --solver exact; a sweep, or the paper's solvers, use one")
+    mesh = distributed.join_devices(options.where)
+    if mesh is not None and args.linear_solver == "auto":
+        args = dataclasses.replace(args, linear_solver="matrix_free")
+    if args.solver == "exact" and not sweep:
+        require_memory_of_rounds(args.num_samples, args.linear_solver)
+    config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
+    folder = distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
+    if sweep:
+        return sizes.run(args, folder)
+    results = exact.run(args, folder, config, mesh) if args.solver == "exact" else descent.run(args, folder, config)
+    path = folder.finish(results)
+    print_metrics(results)
+    print(f"stored in {path}")
+    return results

@@ -1,0 +1,61 @@
+"""What a command needs around an attack: a run folder that survives being killed, a progress line, and provenance.
+
+The command `jaxleak` and the studies in `experiments/` are made with it. A study makes a `RunFolder`, does its work
+in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules
+have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
+(charts, and images side by side), and `distributed` (several devices and processes). Everything is imported when it
+is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxleak.study import distributed, files, plots, sheets, sources
+    from jaxleak.study._command import print_metrics, run_command
+    from jaxleak.study._folder import RunFolder, default_out, has_run, require_own_folder
+    from jaxleak.study._programs import forget_when_many
+    from jaxleak.study._progress import Progress, StoppedBySignal, stopped_message
+    from jaxleak.study._provenance import digest, peak_memory_gb, provenance
+
+_MODULE_OF = {
+    **dict.fromkeys(("print_metrics", "run_command"), "_command"),
+    **dict.fromkeys(("RunFolder", "default_out", "has_run", "require_own_folder"), "_folder"),
+    "forget_when_many": "_programs",
+    **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
+    **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
+}
+_SUBMODULES = ("distributed", "files", "plots", "sheets", "sources")
+
+__all__ = [
+    "Progress",
+    "RunFolder",
+    "StoppedBySignal",
+    "default_out",
+    "digest",
+    "distributed",
+    "files",
+    "forget_when_many",
+    "has_run",
+    "peak_memory_gb",
+    "plots",
+    "print_metrics",
+    "provenance",
+    "require_own_folder",
+    "run_command",
+    "sheets",
+    "sources",
+    "stopped_message",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"jaxleak.study.{name}")
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"jaxleak.study.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'jaxleak.study' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,107 @@
+"""Where a run stands, and how a signal ends it where nothing is lost."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from jaxleak import _mesh
+
+
+class StoppedBySignal(SystemExit):
+    """SIGTERM or Ctrl-C, answered where nothing is lost; the exit status is 128 plus the signal's number."""
+
+    def __init__(self, number: int):
+        """`number` of the signal."""
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
+
+
+class Progress:
+    """One live line on a terminal, one printed line per update elsewhere; and the place where signals are answered.
+
+    While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, and end the run
+    there, or at the end of the block, with a message that says how to continue. A second signal ends it at once.
+    """
+
+    def __init__(self) -> None:
+        """Start the line."""
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._begin, self._phase = time.perf_counter(), ""
+        self._first = 0
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Progress":
+        """Show the line while the block runs."""
+        if self._shown():
+            self._live.start()
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._wait_for_update)
+        except ValueError:  # only the main thread may answer signals
+            pass
+        return self
+
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        """Take the line away."""
+        if self._shown():
+            self._live.stop()
+        self._give_back()
+        late = self._stop() if error is None else None
+        stopped = late or error
+        if isinstance(stopped, StoppedBySignal) and _mesh.is_writer():
+            print(stopped_message(stopped.signal.name), file=sys.stderr, flush=True)
+        if late is not None:
+            raise late
+
+    def _stop(self) -> StoppedBySignal | None:
+        if _mesh.any_process(self._signal != 0):
+            return StoppedBySignal(self._signal or signal.SIGTERM)
+        return None
+
+    def _shown(self) -> bool:
+        return self._console.is_terminal and _mesh.is_writer()
+
+    def _wait_for_update(self, number: int, _: object) -> None:
+        self._signal = number
+        self._give_back()
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, f"{signal.Signals(number).name}: stopping when this chunk is done\n".encode())
+
+    def _give_back(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def update(self, phase: str, done: int, total: int, note: str = "") -> None:
+        """Say where we are: phase, done of total, time left at the pace of this sitting, and a note.
+
+        Raises:
+            StoppedBySignal: if a signal came, in any process of the run.
+        """
+        now = time.perf_counter()
+        if phase != self._phase:
+            self._phase, self._begin, self._first = phase, now, done
+        rate = (done - self._first) / max(now - self._begin, 1e-9)
+        left = f"{(total - done) / rate:.0f} s left" if rate > 0 else "..."
+        line = f"{phase}: {done}/{total}, {left}{'  ' + note if note else ''}"
+        if self._shown():
+            self._live.update(Text(line), refresh=True)
+        elif _mesh.is_writer():
+            print(line, file=sys.stderr, flush=True)
+        if (stop := self._stop()) is not None:
+            raise stop
+
+
+def stopped_message(why: str) -> str:
+    """What was asked of this process, as the command that takes it up again."""
+    words = [word for word in sys.orig_argv[1:] if word != "--fresh"]
+    return f"{why}: stopped; what was done is saved. Continue with:\n  python {shlex.join(words)}"

@@ -1,0 +1,257 @@
+"""Charts, drawn from arrays and stored results in one style; nothing here computes."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxleak.study.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "LEAST_SPAN",
+    "STYLE",
+    "certificate",
+    "curves",
+    "residual_scatter",
+    "save_figure",
+    "scaling",
+    "subplots",
+    "trade_off",
+]
+
+STYLE = Path(__file__).with_name("jaxleak.mplstyle")
+#: The shortest range that an axis of accuracies shows.
+LEAST_SPAN = 0.2
+#: Letters beside points: their size in points, and what a letter takes of it in width.
+_LETTERS, _LETTER_WIDTH = 6, 0.62
+#: How many colours the style has.
+_COLOURS = 8
+
+
+def subplots(*shape: int, size: tuple[float, float]) -> tuple["Figure", Any]:
+    """A figure of the given size in inches, and its axes, in the style of all charts.
+
+    Matplotlib is imported here: most commands end without a figure, and --help needs none.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.style.use(STYLE)
+    return plt.subplots(*shape, figsize=size)
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG, and as SVG beside it, and close it; `OSError` names the file that cannot be written."""
+    import matplotlib.pyplot as plt
+
+    for name, metadata in ((path, None), (path.with_suffix(".svg"), {"Date": None})):
+        content = io.BytesIO()
+        figure.savefig(content, format=name.suffix[1:], metadata=metadata)
+        write_bytes(name, content.getvalue())
+    plt.close(figure)
+
+
+def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray, *, unanswered: int = 0) -> None:
+    """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample.
+
+    Args:
+        path: PNG to write.
+        residual: (I,) of the worst slice of each sample.
+        psnr: (I,) dB.
+        unanswered: samples without an answer, which have no point; the title says how many.
+    """
+    figure, axes = subplots(size=(6, 4))
+    axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", alpha=0.6)
+    axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
+    axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
+    axes.set_title(
+        f"{len(psnr)} samples; {unanswered} more without an answer" if unanswered else f"{len(psnr)} samples"
+    )
+    save_figure(figure, path)
+
+
+def certificate(
+    path: Path,
+    points: dict[str, tuple[np.ndarray, np.ndarray]],
+    curves: dict[str, tuple[np.ndarray, list[float]]],
+    *,
+    threshold: float,
+    right: float,
+) -> None:
+    """What an attacker can compute against the truth, one point per image, and rates along its threshold.
+
+    Args:
+        path: PNG to write.
+        points: label to (agreement, SSIM to the truth).
+        curves: label to (threshold, rate); NaN leaves a gap.
+        threshold: the one that is recommended.
+        right: SSIM to the truth above which an image counts as right.
+    """
+    figure, panels = subplots(1, 2, size=(10, 4))
+    for label, (agreement, ssim) in points.items():
+        panels[0].plot(agreement, ssim, "o", alpha=0.5, label=label)
+    panels[0].axhline(right, color="grey", linewidth=1)
+    panels[0].set_xlabel("agreement: SSIM between two starts (needs no truth)")
+    panels[0].set_ylabel("SSIM of the answer to the truth")
+    for label, (along, rate) in curves.items():
+        panels[1].plot(along, rate, label=label)
+    panels[1].set_xlabel("images are believed from this agreement on")
+    panels[1].set_ylabel("share of images")
+    for axes in panels:
+        axes.axvline(threshold, color="black", linewidth=1, linestyle=":", label=f"threshold {threshold:g}")
+        axes.legend()
+    save_figure(figure, path)
+
+
+def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]) -> None:
+    """Time, memory and PSNR against the size of the private set, with lines of linear growth.
+
+    Args:
+        path: PNG to write.
+        sizes: private samples of each run.
+        seconds: of Steps I and II.
+        memory_gb: peak memory in GB (10^9 bytes).
+        psnr: mean PSNR in dB.
+    """
+    figure, panels = subplots(1, 3, size=(12, 3.6))
+    for axes, values, label in zip(
+        panels, (seconds, memory_gb, psnr), ("Steps I and II, seconds", "peak memory, GB", "mean PSNR, dB"), strict=True
+    ):
+        axes.plot(sizes, values, "o-", label="measured")
+        if label != "mean PSNR, dB":
+            axes.plot(sizes, np.asarray(sizes) * values[0] / sizes[0], "k:", label="linear in N")
+            axes.set_yscale("log")
+            axes.legend(loc="upper left")
+        axes.set_xscale("log")
+        axes.set_xlabel("private samples N")
+        axes.set_ylabel(label)
+    save_figure(figure, path)
+
+
+def curves(
+    path: Path,
+    series: dict[str, tuple[np.ndarray, np.ndarray]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """Named curves in one panel.
+
+    Args:
+        path: PNG to write.
+        series: label to (x, y), each (n,).
+        xlabel: of the horizontal axis.
+        ylabel: of the vertical axis.
+        log_x: horizontal axis in logarithms.
+        log_y: vertical axis in logarithms.
+    """
+    figure, axes = subplots(size=(6, 4))
+    for label, (x, y) in series.items():
+        axes.plot(x, y, label=label)
+    if log_x:
+        axes.set_xscale("log")
+    if log_y:
+        axes.set_yscale("log")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    figure.legend(loc="outside right upper", fontsize=6 if len(series) > 8 else None)
+    save_figure(figure, path)
+
+
+def trade_off(
+    path: Path,
+    curves: dict[str, list[dict[str, Any]]],
+    *,
+    undefended: tuple[float, float] | None = None,
+    grey: float | None = None,
+    title: str = "",
+    xlabel: str = "PSNR of the reconstruction in dB (further left leaks less)",
+    ylabel: str = "test accuracy (higher is better)",
+) -> None:
+    """Test accuracy against what an attack recovers: one colour per defense, one point per strength.
+
+    Args:
+        path: PNG to write.
+        curves: label to points in the order of strength, each with `accuracy` and `psnr` of the attacker who does not
+            know the defense (dashed), and `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
+        undefended: (PSNR, accuracy), a star.
+        grey: PSNR of a grey image, where nothing is left to protect.
+        title: of the figure.
+        xlabel: what the leak is measured in, where it is not the PSNR.
+        ylabel: of the utility.
+    """
+    figure, axes = subplots(size=(7.5, 4.5))
+    marked: list[tuple[float, float, str]] = []
+    edge = _outlier_edge(
+        [p[name] for points in curves.values() for p in points for name in _LEAKS if _number(p.get(name))]
+    )
+    for number, (label, points) in enumerate(curves.items()):
+        look: dict[str, Any] = {"color": f"C{number}", "markersize": 4}
+        if number >= _COLOURS:  # which begin again
+            look["markerfacecolor"] = "white"
+        for name, (style, marker) in _LEAKS.items():
+            shown = [p for p in points if _number(p.get("accuracy")) and _number(p.get(name))]
+            x, y = [min(p[name], edge) for p in shown], [p["accuracy"] for p in shown]
+            axes.plot(x, y, style, marker=marker, **look)
+            for p, at in zip(shown, zip(x, y, strict=True), strict=True):
+                beyond = f" ({p[name]:.3g} dB, beyond the edge)" if p[name] > edge else ""
+                marked.append((*at, f"{p['strength']:g}{beyond}"))
+        trained = any(_number(p.get("accuracy")) for p in points)
+        axes.plot([], [], "o-", label=label if trained else f"{label} (diverged)", **look)
+    if undefended is not None:
+        axes.plot(*undefended, "k*", markersize=10, label="no defense")
+    if grey is not None:
+        axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="grey image")
+    axes.plot([], [], "k--o", markersize=4, label="attacker who does not know the defense")
+    axes.plot([], [], "k-s", markersize=4, label="attacker who knows it")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, fontsize=9)
+    # Differences of a few samples shall not fill the panel.
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, high - LEAST_SPAN), high)
+    figure.legend(loc="outside right upper")
+    figure.draw_without_rendering()  # which settles where the points stand on the page
+    _label(axes, marked)
+    save_figure(figure, path)
+
+
+#: The attackers of a trade-off: how their line and their points are drawn.
+_LEAKS = {"psnr": ("--", "o"), "psnr_adaptive": ("-", "s")}
+
+
+def _outlier_edge(values: Sequence[float]) -> float:
+    """The largest value that is no outlier: three interquartile ranges above the upper quartile, or the largest."""
+    if len(values) < 8:
+        return max(values, default=np.inf)
+    low, high = np.percentile(values, [25, 75])
+    return float(max(value for value in values if value <= high + 3 * (high - low)))
+
+
+def _label(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
+    """Write a text beside every point, where it covers no other text; one that finds no place is left out."""
+    taken: list[tuple[float, float, float, float]] = []
+    scale = axes.figure.dpi / 72
+    for x, y, text in points:
+        across, up = axes.transData.transform((x, y)) / scale
+        width, height = len(text) * _LETTERS * _LETTER_WIDTH, _LETTERS * 1.1
+        for right, above in ((3, 3), (3, -3 - height), (-3 - width, 3), (-3 - width, -3 - height), (3, 11), (3, -19)):
+            box = (across + right, up + above, across + right + width, up + above + height)
+            if all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in taken):
+                axes.annotate(text, (x, y), fontsize=_LETTERS, xytext=(right, above), textcoords="offset points")
+                taken.append(box)
+                break
+
+
+def _number(value: float | None) -> bool:
+    return value is not None and bool(np.isfinite(value))

@@ -1,0 +1,44 @@
+"""Federated rounds that CAFE attacks: the private set, the simulated parties, the attack, and its scores.
+
+`vertical_problem` and `horizontal_problem` make a `Problem`; `observe_and_recover` watches its rounds and solves them
+with the exact engine, and `steps_one_and_two` and `step_three` descend as the paper does.
+"""
+
+from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
+from jaxleak.study.rounds._exact import (
+    SWEEPS,
+    Knowledge,
+    observe_and_recover,
+    own_gradient,
+    require_memory_of_rounds,
+)
+from jaxleak.study.rounds._problem import (
+    Problem,
+    channel_peak_psnr,
+    forward_features,
+    horizontal_problem,
+    image_psnr,
+    relative_errors,
+    sources_of_rounds,
+    vertical_problem,
+)
+
+__all__ = [
+    "Knowledge",
+    "Problem",
+    "SWEEPS",
+    "Tables",
+    "channel_peak_psnr",
+    "forward_features",
+    "horizontal_problem",
+    "image_psnr",
+    "observe_and_recover",
+    "own_gradient",
+    "reconstruction_metrics",
+    "relative_errors",
+    "require_memory_of_rounds",
+    "sources_of_rounds",
+    "step_three",
+    "steps_one_and_two",
+    "vertical_problem",
+]

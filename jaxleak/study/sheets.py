@@ -1,0 +1,145 @@
+"""Sheets of images: what was private beside what was reconstructed, in pixels large enough to be judged."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from jaxleak.study.files import write_bytes
+
+__all__ = ["FLAG_COLOUR", "comparison_sheet", "contact_sheet"]
+
+#: Vermilion of the colour-blind safe palette that the charts use too.
+FLAG_COLOUR = (213, 94, 0)
+#: Pixels: of the letters, around every image, and between what does not belong together.
+_TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 17, 13, 11
+_FRAME, _GAP, _MARGIN = 2, 10, 8
+_FLAGGED = "An orange frame around grey: the attack says that it has no answer for this image."
+
+
+def contact_sheet(
+    path: Path,
+    truth: np.ndarray,
+    estimate: np.ndarray,
+    *,
+    second: np.ndarray | None = None,
+    unanswered: np.ndarray | None = None,
+    captions: Sequence[str] = (),
+    title: str = "",
+    columns: int = 20,
+    zoom: int = 2,
+) -> None:
+    """Rows of private images, each with its reconstruction below.
+
+    Args:
+        path: PNG to write.
+        truth: (I, H, W, C) in [0, 1].
+        estimate: (I, H, W, C).
+        second: (I, H, W, C), what another start of the attack found, shown below the reconstruction.
+        unanswered: (I,) bool, samples for which the attack says that it has no answer; they are shown as framed grey
+            tiles, which a line at the end explains.
+        captions: one per image, below its reconstruction; lines of one caption are separated by a newline.
+        title: what the sheet shows, above it.
+        columns: images per row.
+        zoom: every pixel becomes zoom x zoom.
+    """
+    flagged = np.zeros(len(truth), bool) if unanswered is None else np.asarray(unanswered)
+    answer = np.where(flagged[:, None, None, None], 0.5, estimate)
+    shown = {"private": truth, "reconstructed": answer}
+    if second is not None:
+        shown["second start"] = second
+    margin = max(_size(label, _TEXT_SIZE)[0] for label in shown) + _GAP
+    tile = max(truth.shape[2] * zoom + 2 * _FRAME, *(_size(text, _SMALL_SIZE)[0] + 4 for text in captions), 1)
+    strips = [_text(title, _TITLE_SIZE)] if title else []
+    for first in range(0, len(truth), columns):
+        some = slice(first, first + columns)
+        for label, images in shown.items():
+            frames = flagged[some] if label == "reconstructed" else np.zeros(len(images[some]), bool)
+            strips.append(_strip(images[some], zoom, tile, frames, label=label, margin=margin))
+        if captions:
+            strips.append(_captions(captions[some], tile, margin))
+        strips.append(Image.new("RGB", (1, _GAP), "white"))
+    if flagged.any():
+        strips.append(_text(_FLAGGED, _TEXT_SIZE))
+    _save(path, strips)
+
+
+def comparison_sheet(
+    path: Path, rows: dict[str, np.ndarray], *, title: str = "", columns: int = 8, zoom: int = 3
+) -> None:
+    """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
+
+    Args:
+        path: PNG to write.
+        rows: label to images (I, H, W, C) in [0, 1]; all of one size.
+        title: what the sheet shows, above it.
+        columns: how many images of a row are shown at most.
+        zoom: every pixel becomes zoom x zoom.
+    """
+    strips = [_text(title, _TITLE_SIZE)] if title else []
+    for label, images in rows.items():
+        shown = images[:columns]
+        strips.append(_text(label, _TEXT_SIZE))
+        strips.append(_strip(shown, zoom, shown.shape[2] * zoom + 2 * _FRAME, np.zeros(len(shown), bool)))
+        strips.append(Image.new("RGB", (1, _GAP // 2), "white"))
+    _save(path, strips)
+
+
+def _strip(
+    images: np.ndarray, zoom: int, tile: int, frames: np.ndarray, *, label: str = "", margin: int = 0
+) -> Image.Image:
+    """A row of images, `tile` pixels apart, behind its label."""
+    height, width = images.shape[1] * zoom + 2 * _FRAME, images.shape[2] * zoom + 2 * _FRAME
+    strip = Image.new("RGB", (margin + tile * len(images), height), "white")
+    if label:
+        ImageDraw.Draw(strip).text((0, height // 2), label, fill="black", font=_font(_TEXT_SIZE), anchor="lm")
+    for place, (image, framed) in enumerate(zip(images, frames, strict=True)):
+        pixels = np.broadcast_to(np.clip(np.nan_to_num(image), 0, 1), (*image.shape[:2], 3))
+        pixels = (pixels * 255).round().astype(np.uint8).repeat(zoom, axis=0).repeat(zoom, axis=1)
+        left = margin + place * tile + (tile - width) // 2
+        if framed:
+            strip.paste(FLAG_COLOUR, (left, 0, left + width, height))
+        strip.paste(Image.fromarray(pixels), (left + _FRAME, _FRAME))
+    return strip
+
+
+def _captions(captions: Sequence[str], tile: int, margin: int) -> Image.Image:
+    height = max(_size(text, _SMALL_SIZE)[1] for text in captions) + 2
+    strip = Image.new("RGB", (margin + tile * len(captions), height), "white")
+    pen = ImageDraw.Draw(strip)
+    for place, text in enumerate(captions):
+        middle = margin + place * tile + tile / 2
+        pen.multiline_text((middle, 0), text, fill="black", font=_font(_SMALL_SIZE), anchor="ma", align="center")
+    return strip
+
+
+def _text(text: str, size: int) -> Image.Image:
+    width, height = _size(text, size)
+    strip = Image.new("RGB", (width + 2, height + size // 2), "white")
+    ImageDraw.Draw(strip).multiline_text((0, 0), text, fill="black", font=_font(size))
+    return strip
+
+
+def _size(text: str, size: int) -> tuple[int, int]:
+    """Width and height of a text in pixels."""
+    box = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox((0, 0), text, font=_font(size))
+    return int(np.ceil(box[2])), int(np.ceil(box[3]))
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def _save(path: Path, strips: Sequence[Image.Image]) -> None:
+    """Stack the strips and write the sheet; `OSError` names the file that cannot be written."""
+    width, height = max(strip.width for strip in strips), sum(strip.height for strip in strips)
+    sheet = Image.new("RGB", (width + 2 * _MARGIN, height + 2 * _MARGIN), "white")
+    top = _MARGIN
+    for strip in strips:
+        sheet.paste(strip, (_MARGIN, top))
+        top += strip.height
+    content = io.BytesIO()
+    sheet.save(content, "png")
+    write_bytes(path, content.getvalue())
