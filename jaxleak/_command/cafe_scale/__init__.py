@@ -8,8 +8,8 @@
     jaxleak demo --devices 4          # tables and images shared out among four devices
 
 Prints and stores the metrics, a contact sheet (private images above their reconstructions; framed grey tiles where the
-attack says that it has no answer) and the attacker's certificate against the true PSNR. `demo` should print psnr_mean
-above 100 dB, answered_fraction above 0.95 and label_accuracy 1.0. Killed at any moment, the same command continues and
+attack says that it has no answer) and the attacker's certificate against the true PSNR. `demo` should print a mean PSNR
+above 100 dB, more than .95 of the samples answered and all labels right. Killed at any moment, the same command continues and
 ends with the same reconstruction; `--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes share a run
 with `--distributed` (Slurm, Open MPI, Kubernetes) or `--coordinator`; --out is then on a file system that all of them
 see.
