@@ -9,8 +9,8 @@
 
 Prints and stores the metrics, a contact sheet (private images above their reconstructions; framed grey tiles where the
 attack says that it has no answer) and the attacker's certificate against the true PSNR. `demo` should print a mean PSNR
-above 100 dB, more than .95 of the samples answered and all labels right. Killed at any moment, the same command continues and
-ends with the same reconstruction; `--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes share a run
-with `--distributed` (Slurm, Open MPI, Kubernetes) or `--coordinator`; --out is then on a file system that all of them
-see.
+above 100 dB, more than .95 of the samples answered and all labels right. Killed at any moment, the same command
+continues and ends with the same reconstruction; `--fresh` starts over. SIGTERM and Ctrl-C save first. Several processes
+share a run with `--distributed` (Slurm, Open MPI, Kubernetes) or `--coordinator`; --out is then on a file system that
+all of them see.
 """
