@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments._defenses import delegated, report, studies
-from experiments._defenses.registry import REGISTRY
 from experiments._defenses.runs import Budget, attack_job, jobs_of, run_points
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.runs import Runner
@@ -36,12 +35,13 @@ from experiments._inversion.case import Case
 from experiments._rows import BEYOND_BUDGET, require_runs
 from jaxleak import _validate, data
 from jaxleak.attacks import LABEL_RULES
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import Progress, RunFolder, default_out, provenance, run_command
 from jaxleak.study.files import jsonable
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 
-ONLY = ("none", *REGISTRY, "secure_aggregation")
+ONLY = ("none", *CLIENT_DEFENSES, "secure_aggregation")
 
 #: Defenses that the demonstration also attacks by an attacker who knows them.
 DEMO_ADAPTIVE = ("soteria", "sparsification")

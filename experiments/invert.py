@@ -50,7 +50,6 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from experiments._defenses.registry import REGISTRY
 from experiments._inversion.attacker import ATTACKS, build_attack, check, iterations_of, leaves_read, threat_for
 from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from experiments._inversion.client import build_model, victim
@@ -58,7 +57,7 @@ from experiments._inversion.problem import Outcome, attack, captions, observe, o
 from experiments._inversion.public_data import generator_for, public_images
 from experiments._inversion.size import require_memory
 from experiments._inversion.sources import sources_of
-from jaxleak import _validate, attacks, audit, capture, metrics, models, objectives, protocols
+from jaxleak import _validate, attacks, audit, capture, defenses, metrics, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._tree import below, named_leaves
 from jaxleak.attacks import presets
@@ -73,7 +72,7 @@ What the options may name:
     --model: {", ".join(models.CLASSIFIERS)}
     --labels: given, joint, none (row_space only), {", ".join(attacks.LABEL_RULES)}
     --activation: {", ".join(models.ACTIVATIONS)}
-    --defense: {", ".join(REGISTRY)}
+    --defense: {", ".join(defenses.CLIENT_DEFENSES)}
 """
 
 

@@ -69,8 +69,18 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument("--local-steps", type=int, metavar="E", help="steps of gradient descent (default 1)")
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="of these steps")
     facts.add_argument("--batch-norm", choices=("train", "eval"), help="mode of normalisation layers (default train)")
-    facts.add_argument("--defense", metavar="NAME", help="defense that the client applied, such as gaussian")
-    facts.add_argument("--strength", type=float, help="of the defense, such as the standard deviation of the noise")
+    facts.add_argument(
+        "--defense",
+        metavar="KIND",
+        help="defense that the client applied, such as gaussian or soteria, which the attacker then knows; a wrong "
+        "name prints all that are known, and other stands for any that is not",
+    )
+    facts.add_argument(
+        "--strength",
+        type=float,
+        metavar="S",
+        help="strength of the defense, such as the standard deviation of noise in units of the mean loss's gradient",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

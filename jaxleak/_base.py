@@ -8,12 +8,15 @@ Names: `key` comes first, `state` second, evidence third. `B` batch, `N` private
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, runtime_checkable
 from typing import Protocol as TypingProtocol
 
 import jax
 
 PyTree = Any
+#: How batch normalisation normalises: by the statistics of the batch ("train"), or by the running ones ("eval").
+BatchNormMode: TypeAlias = Literal["train", "eval"]
 #: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on.
 Loss: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -142,3 +145,68 @@ class RoundFn(TypingProtocol):
 
 class ShareFn(TypingProtocol):
     def __call__(self, params: PyTree, batch: Batch) -> PyTree: ...
+
+
+class Simulation(TypingProtocol):
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree: ...
+
+
+@runtime_checkable
+class Share(TypingProtocol):
+    """What a client of horizontal learning shares of its batch, and how it computes that.
+
+    Called as `(params, batch, sharpness=None) -> payload`: `params` are the model's variables, `batch.x` is (M * E * B,
+    1, H, W, channels), client by client and step by step; with a `sharpness` () the kinks of the model are smoothed,
+    which is the attacker's copy. The payload is in units of a gradient and differentiable in the batch.
+    """
+
+    @property
+    def batch_norm(self) -> BatchNormMode:
+        """How the client's batch normalisation works; of no meaning for a model without."""
+        ...
+
+    @property
+    def local_steps(self) -> int:
+        """E >= 1 steps of gradient descent, each on its own part of the batch."""
+        ...
+
+    @property
+    def clients(self) -> int:
+        """M >= 1 clients whose payloads are averaged, each with its own part of the batch."""
+        ...
+
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        """The payload of a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class TransformedShare:
+    """A share whose payload is computed another way, as behind a transform; in all else it is the share it stands for.
+
+    Attributes:
+        share: whose mode of batch normalisation, local steps and clients hold.
+        compute: `(params, batch, sharpness=None) -> payload`, which usually calls `share`.
+    """
+
+    share: Share
+    compute: Simulation
+
+    @property
+    def batch_norm(self) -> BatchNormMode:
+        """See `Share`."""
+        return self.share.batch_norm
+
+    @property
+    def local_steps(self) -> int:
+        """See `Share`."""
+        return self.share.local_steps
+
+    @property
+    def clients(self) -> int:
+        """See `Share`."""
+        return self.share.clients
+
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        """The payload that `compute` makes of a batch."""
+        return self.compute(params, batch, sharpness=sharpness)

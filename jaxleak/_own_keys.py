@@ -4,23 +4,24 @@ Runs derive their keys from seeds by small numbers (`fold_in(key, 2)`), so an at
 draw the very numbers that a victim of seed 0 drew.
 """
 
+import enum
+
 import jax
 
 #: No run folds this number in: the letters "atck" as four bytes.
 _ATTACKER = int.from_bytes(b"atck")
 
-#: Draws of a random defense, which the candidate's payload is averaged over.
-TRANSFORMS = 0
-#: Masks of dropped features.
-MASKS = 1
-#: Weights that stand for those of the attacked model.
-WEIGHTS = 2
-#: Clients that the attacker makes up.
-SHADOWS = 3
-#: Samples that the attacker makes up, and their labels.
-SAMPLES = 4
+
+class Purpose(enum.IntEnum):
+    """What an attacker draws random numbers for."""
+
+    TRANSFORMS = 0  #: draws of a random defense, which the candidate's payload is averaged over
+    MASKS = 1  #: payloads that a defense computes anew, such as under masks of dropped features
+    WEIGHTS = 2  #: weights that stand for those of the attacked model
+    SHADOWS = 3  #: clients that the attacker makes up
+    SAMPLES = 4  #: samples that the attacker makes up, and their labels
 
 
-def own_key(purpose: int) -> jax.Array:
-    """The attacker's key for one of the purposes above, the same in every run."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _ATTACKER), purpose)
+def own_key(purpose: Purpose) -> jax.Array:
+    """The attacker's key () for a purpose, the same in every run and none that a run derives from its seed."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _ATTACKER), int(purpose))

@@ -27,6 +27,11 @@ def norm(tree: PyTree) -> jax.Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
 
 
+def clip_factor(tree: PyTree, clip: float) -> jax.Array:
+    """min(1, clip / norm), what a tree is multiplied with so that its norm over all leaves is at most `clip`."""
+    return jnp.minimum(1.0, clip / jnp.maximum(norm(tree), jnp.finfo(jnp.float32).tiny))
+
+
 def all_finite(tree: PyTree) -> jax.Array:
     """True when every leaf is finite."""
     leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]

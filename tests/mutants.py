@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     "jaxleak/**/*.py",
     "experiments/_cafe/runs.py",
-    *(f"experiments/_defenses/{name}.py" for name in ("adaptive", "registry")),
+    "experiments/_defenses/accounting.py",
     *(f"experiments/_fedleak/{name}.py" for name in ("partitions", "weights")),
     *(f"experiments/_inversion/{name}.py" for name in ("attacker", "client", "problem", "public_data")),
     *(f"experiments/_vfl/{name}.py" for name in ("defenses", "problem", "runs", "truth")),
@@ -77,6 +77,7 @@ AREAS = {
         *("inversion", "priors", "presets", "row_space", "smoothing", "label_rules", "white_point"),
     ),
     "jaxleak/attacks/_vertical": ("vflrecon", "vflrecon_free", "vfl_selection"),
+    "jaxleak/attacks/adaptive": ("adaptive", "adaptive_noise"),
     "jaxleak/attacks/presets": ("presets", "inversion"),
     "jaxleak/audit": ("audit", "reliability", "checks", "verdict", "agreement"),
     "jaxleak/capture": ("capture",),

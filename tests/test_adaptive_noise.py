@@ -3,9 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from experiments._defenses import adaptive
-from jaxleak import models, protocols
-from jaxleak.attacks import presets
+from jaxleak import defenses, models, protocols
+from jaxleak.attacks import adaptive, presets
 
 
 def test_a_neighbours_noise_doubles_the_variance():
@@ -13,8 +12,10 @@ def test_a_neighbours_noise_doubles_the_variance():
     share = protocols.ClientShare(model)
     observed, simulated = {"w": jnp.array([1.0, -2.0, 0.5])}, {"w": jnp.array([0.9, -2.2, 0.7])}
     own, shared = (
-        adaptive.informed(name, 0.5, model, share, presets.fedleak(5), 1)[1].gradients.distance(observed, simulated)
-        for name in ("magnitude_noise", "cancelling_noise")
+        adaptive.informed(noise, model, share, presets.fedleak(5), batch_size=1).settings.gradients.distance(
+            observed, simulated
+        )
+        for noise in (defenses.magnitude_noise(0.5), defenses.cancelling_noise(0.5, 2))
     )
     assert float(own) == pytest.approx(2 * float(shared))  # a client's own noise and that of one neighbour
     assert float(shared) > 0

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import attacks, models
+from jaxleak import attacks, defenses, models
 from jaxleak._base import Attack, Batch, Transcript
-from jaxleak.attacks import aggregated, client_updates, party_records
+from jaxleak.attacks import adaptive, aggregated, client_updates, party_records
 from jaxleak.audit import best_restart, watch
 from jaxleak.threats import FIRST_LAYER_ONLY, SERVER_WITHOUT_INDICES, Threat, party_view, view
 
@@ -98,6 +98,15 @@ def tiny_public_generator():
     return client_updates.train_generator(jax.random.key(0), images, 2, epochs=1, batch_size=4, kl=0.1, channels=2)
 
 
+def informed(model, share, num_samples, kind):
+    """FedLeak by an attacker who knows that the client has this defense, at its middle strength."""
+    strengths = defenses.CLIENT_DEFENSES[kind].strengths
+    defense = defenses.client_defense(kind, strengths[len(strengths) // 2])
+    settings = attacks.presets.fedleak(10)._replace(labels="bias_rule")
+    known = adaptive.informed(defense, model, share, settings, batch_size=num_samples)
+    return attacks.inversion(model, known.share, known.settings, batch_size=num_samples)
+
+
 def patch_embedding(model, share, num_samples):
     return attacks.patch_embedding(model)
 
@@ -106,6 +115,11 @@ def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
     """A case of the engine."""
     # Batch normalisation of small batches and L-BFGS's line search amplify rounding.
     return Case(inversion, threat, {"name": name, **changes}, rtol=rtol, setting="client")
+
+
+def knowing(kind):
+    """A case of who knows the defense; what such an attacker makes of a defended payload is tested elsewhere."""
+    return Case(informed, SERVER_WITHOUT_INDICES, {"kind": kind}, rtol=1e-2, setting="client")
 
 
 GIVEN = Threat(index=False, labels=True)
@@ -140,6 +154,17 @@ CASES = {
     "inversion_fedleak_upstream": client("fedleak_upstream", GIVEN, candidate=TINY_GENERATOR),
     "inversion_ggl": client("ggl"),
     "inversion_rog": client("rog"),
+    # One line for every mechanism that a defense may have; kinds of the same mechanism differ in numbers.
+    "informed_quantization": knowing("quantization"),
+    "informed_stochastic_quantization": knowing("stochastic_quantization"),
+    "informed_feature_dropout": knowing("feature_dropout"),
+    "informed_dp_soteria": knowing("dp_soteria"),
+    "informed_dp_update": knowing("dp_update"),
+    "informed_laplace": knowing("laplace"),
+    "informed_magnitude_noise": knowing("magnitude_noise"),
+    "informed_outpost": knowing("outpost"),
+    "informed_guardian": knowing("guardian"),
+    "informed_encrypt_top": knowing("encrypt_top"),
     "patch_embedding": Case(patch_embedding, SERVER_WITHOUT_INDICES, random_start=False, setting="transformer"),
     "vflrecon": Case(vflrecon, party_view(0), setting="split"),
     "vflrecon_free": Case(vflrecon_free, party_view(0), on_host=True, setting="split"),
@@ -201,7 +226,17 @@ class Run(NamedTuple):
     infos: list
 
 
-@pytest.fixture(scope="module", params=CASES)
+def marked(slow):
+    """All cases by name; those among `slow` run with -m slow only."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in CASES]
+
+
+#: Who knows a defense runs the engine on another share or distance: by default one case of either, and of leaving out.
+INFORMED = {name for name in CASES if name.startswith("informed")}
+MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria"}
+
+
+@pytest.fixture(scope="module", params=marked(MORE_INFORMED))
 def run(request):
     """Three rounds of one attack, compiled once, initialised from shapes alone."""
     case = CASES[request.param]
@@ -249,9 +284,7 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in CASES], indirect=True
-)
+@pytest.mark.parametrize("run", marked(INFORMED | set(VARIANTS)), indirect=True)
 def test_eager_equals_compiled(run):
     # Adam divides by gradients that may be rounding noise; where it does, one step of its rate may differ.
     with jax.disable_jit():

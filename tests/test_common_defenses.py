@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments._defenses.registry import composed
 from jaxleak import models, protocols
 from jaxleak.defenses import (
     HORIZONTAL_PLACES,
@@ -16,6 +15,7 @@ from jaxleak.defenses import (
     cancelling_noise,
     chain,
     clipped_gaussian,
+    composed,
     dp_sgd,
     fake_gradients,
     feature_dropout,

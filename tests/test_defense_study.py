@@ -11,24 +11,19 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from experiments import defenses
-from experiments._defenses import adaptive as defense_adaptive
 from experiments._defenses import delegated as defense_delegated
-from experiments._defenses import registry as defense_registry
 from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
-from experiments._defenses.registry import REGISTRY, build, composed, true_epsilon
+from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import points_of
 from experiments._defenses.utility import Utility
 from experiments._inversion.attacker import threat_for
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
-from jaxleak import _own_keys, data, models
+from jaxleak import data, models
 from jaxleak import defenses as family
-from jaxleak._base import Batch
-from jaxleak.attacks import presets
-from jaxleak.protocols import ClientShare
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense
 
-SHAPE = (8, 8, 1)
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {
     "soteria": RATIOS,
@@ -41,25 +36,17 @@ PRINTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def client():
-    model = models.build("mlp", SHAPE, 10, widths=(6,))
-    key = jax.random.key(0)
-    x = jax.random.uniform(key, (2, 1, *SHAPE))
-    return model, ClientShare(model), model.init(key), Batch(x, jnp.array([1, 2]), jnp.arange(2))
-
-
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", CLIENT_DEFENSES)
 def test_every_strength_builds(name):
-    assert set(PRINTED.get(name, ())) <= set(REGISTRY[name].strengths)
-    for strength in REGISTRY[name].strengths:
-        assert isinstance(build(name, strength), family.Defense)
+    assert set(PRINTED.get(name, ())) <= set(CLIENT_DEFENSES[name].strengths)
+    for strength in CLIENT_DEFENSES[name].strengths:
+        assert isinstance(client_defense(name, strength), family.Defense)
 
 
 def test_every_defense_is_in_a_study():
     base = Case(data="digits")
     swept = {p.case.defense for study in defense_studies.STUDIES for p in points_of(study, base, {})}
-    assert set(REGISTRY) <= swept
+    assert set(CLIENT_DEFENSES) <= swept
     four = points_of("fedleak-fig4", base, {})
     assert {cell[0] for point in four for cell in point.paper} == {
         "text-fig4-accuracy/none/steps1", "text-fig4-accuracy/none/steps12", "text-fig4-accuracy/quantization/steps1",
@@ -71,9 +58,9 @@ def test_every_defense_is_in_a_study():
 TESTED_ELSEWHERE = ("stochastic_quantization", "withhold_top", "cancelling_noise")
 
 
-@pytest.mark.parametrize("name", [n for n in REGISTRY if n not in TESTED_ELSEWHERE])
+@pytest.mark.parametrize("name", [n for n in CLIENT_DEFENSES if n not in TESTED_ELSEWHERE])
 def test_the_victims_client_is_defended(name):
-    strongest = REGISTRY[name].strengths[-1]
+    strongest = CLIENT_DEFENSES[name].strengths[-1]
     case = Case(data="digits", model="mlp", batch_size=2, pool=4)
     plain, defended = (victim(c, 0) for c in (case, Case(**{**vars(case), "defense": name, "strength": strongest})))
     sent = []
@@ -82,166 +69,6 @@ def test_the_victims_client_is_defended(name):
         sent.append(jax.jit(side.protocol.round)(jax.random.key(1), state, side.private)[1].payload)
     pairs = zip(*map(jax.tree.leaves, sent), strict=True)
     assert any(not np.array_equal(a, b) for a, b in pairs)
-
-
-def test_dp_before_soteria_is_both(client):
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
-    known["mode"] = "eval"
-    key = jax.random.key(3)
-    weak = composed(family.dp_sgd(1e6, 0.0), family.soteria(0.0)).apply(key, payload, **known)
-    for a, b in zip(jax.tree.leaves(weak), jax.tree.leaves(payload), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    both = composed(family.dp_sgd(1.0, 1.0), family.soteria(0.5)).apply(key, payload, **known)
-    kernel = both[model.head]["kernel"]
-    assert int((kernel == 0).all(axis=1).sum()) == kernel.shape[0] // 2
-    assert all((leaf != 0).all() for name, of in both.items() for leaf in of.values() if name != model.head)
-    with pytest.raises(ValueError, match="first_place"):
-        composed(family.soteria(0.5), family.soteria(0.5))
-
-
-def test_straight_through_has_the_defended_value_and_the_plain_derivative(client):
-    _, share, variables, batch = client
-    informed = defense_adaptive.straight_through(share, family.quantize(4), 1)
-    sent = family.quantize(4).apply(jax.random.key(9), share(variables, batch))
-    for a, b in zip(jax.tree.leaves(informed(variables, batch)), jax.tree.leaves(sent), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-    def head_sum(of, x):
-        return of(variables, batch._replace(x=x))["head"]["kernel"].sum()
-
-    np.testing.assert_allclose(
-        jax.grad(lambda x: head_sum(informed, x))(batch.x), jax.grad(lambda x: head_sum(share, x))(batch.x), atol=1e-6
-    )
-
-
-def test_clipped_examples_are_dp_without_noise(client):
-    _, share, variables, batch = client
-    informed = defense_adaptive.clipped_examples(share, 0.1)(variables, batch)
-    each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
-    defended = family.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
-    for a, b in zip(jax.tree.leaves(informed), jax.tree.leaves(defended), strict=True):
-        np.testing.assert_allclose(a, b.mean(axis=0), rtol=1e-4, atol=1e-7)
-
-
-def test_guardians_shadow_weights_say_where_the_noise_is(client):
-    model, share, _, _ = client
-    weak, strong = (
-        defense_adaptive.shadow_weights(build("guardian", beta), model, share, 2) for beta in (1e-9, 1000.0)
-    )
-    assert weak == (1.0,) * len(weak)
-    assert 0 < min(strong) < 0.5
-
-
-SETTINGS = presets.preset("fedleak", 10)._replace(
-    labels="given", white_point=0.5, candidate="a candidate", optimizer="one"
-)
-
-
-@pytest.mark.parametrize("name", ["gaussian", "laplace", "magnitude_noise", "outpost", "dp_sgd", "dp_update"])
-def test_who_knows_the_noise_compares_in_its_units(client, name):
-    """Twice the noise: what is far from it weighs less, and nothing else of the attack changes."""
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
-    weak, strong = (0.1, 0.9) if name == "outpost" else (1e4, 1e3) if name.startswith("dp") else (0.1, 0.2)
-    distances = []
-    for strength in (weak, strong):
-        _, settings = defense_adaptive.informed(name, strength, model, share, SETTINGS, 2)
-        distances.append(settings.gradients.distance(payload, other))
-        kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "iterations")
-        assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
-        assert settings.gradients.distance(payload, payload) == 0
-    ratio = distances[0] / distances[1]
-    expected = {"gaussian": 4, "laplace": 2, "magnitude_noise": 4, "dp_sgd": 100, "dp_update": 100}
-    if name == "outpost":
-        assert ratio > 2  # only the entries that survive pruning are compared
-    else:
-        np.testing.assert_allclose(ratio, expected[name], rtol=1e-4)
-
-
-def test_who_knows_that_noise_decays_goes_by_the_round(client):
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
-    early, late = (
-        defense_adaptive.informed("adaptive_dp", 1e3, model, share, SETTINGS, 2, round_=t)[1].gradients for t in (0, 10)
-    )
-    first, later = early.distance(payload, other), late.distance(payload, other)
-    np.testing.assert_allclose(later / first, defense_registry.DECAY**-20, rtol=1e-4)
-
-
-def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
-    """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    seen = build("encrypt_top", 20.0).apply(jax.random.key(0), payload)
-    assert not np.asarray(seen[model.head]["bias"]).any()
-    kept = build("encrypt_bottom", 80.0).apply(jax.random.key(0), payload)
-    np.testing.assert_array_equal(kept[model.head]["bias"], payload[model.head]["bias"])
-    for name, labels, expected in (
-        ("encrypt_top", "calibrated", "joint"),
-        ("withhold_top", "given", "given"),
-        ("encrypt_bottom", "calibrated", "calibrated"),
-        ("soteria", "calibrated", "calibrated"),
-    ):
-        own = SETTINGS._replace(labels=labels)
-        assert defense_adaptive.informed(name, 0.5, model, share, own, 2)[1].labels == expected
-
-
-def test_attackers_draw_from_keys_of_their_own():
-    """None is a key that a run of some seed derives by small numbers, and no two purposes share one."""
-    purposes = [getattr(_own_keys, name) for name in ("TRANSFORMS", "MASKS", "WEIGHTS", "SHADOWS", "SAMPLES")]
-    own = {tuple(jax.random.key_data(_own_keys.own_key(purpose)).tolist()) for purpose in purposes}
-    assert len(own) == len(purposes)
-    roots = [jax.random.key(seed) for seed in range(5)]
-    children = [jax.random.fold_in(root, n) for root in roots for n in range(8)]
-    theirs = [*roots, *children, *(jax.random.fold_in(child, n) for child in children for n in range(4))]
-    assert not own & {tuple(jax.random.key_data(key).tolist()) for key in theirs}
-
-
-def test_who_knows_of_dropout_averages_over_masks(client):
-    model, share, variables, batch = client
-    none, half = (
-        defense_adaptive.dropped_features(share, family.feature_dropout(rate))(variables, batch) for rate in (0.0, 0.5)
-    )
-    np.testing.assert_allclose(ravel_pytree(none)[0], ravel_pytree(variables["params"])[0])  # rate 0 returns its input
-    draws = []
-    for key in jax.random.split(_own_keys.own_key(_own_keys.MASKS), defense_adaptive.SAMPLES):
-        known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
-        draws.append(ravel_pytree(family.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
-    np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
-
-
-def test_who_knows_outpost_trusts_tensors_without_noise(client):
-    """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    distance = defense_adaptive.outpost_likelihood(model, 0.0)
-    drawn = model.init(_own_keys.own_key(_own_keys.WEIGHTS))["params"]
-    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), drawn)
-
-    def moved(layer, leaf):
-        other = {**payload, layer: {**payload[layer], leaf: payload[layer][leaf] + 0.1}}
-        # Zeros count as pruned.
-        return float(distance(payload, other)) / jnp.count_nonzero(payload[layer][leaf])
-
-    floor = max(0.8 * v for v in jax.tree.leaves(spread)) * defense_adaptive._CLEAN
-    for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
-        deviation = 0.8 * spread[layer][leaf]
-        np.testing.assert_allclose(moved(layer, leaf), 0.01 / 2 / (deviation**2 + floor**2), rtol=1e-3)
-
-
-def test_shares_behind_a_defense_say_how_the_client_computes(client):
-    model, *_ = client
-    share = ClientShare(model, local_steps=3, batch_norm="eval")
-    for wrapped in (
-        defense_adaptive.straight_through(share, family.quantize(4), 1),
-        defense_adaptive.clipped(share, 1.0),
-        defense_adaptive.clipped_examples(share, 1.0),
-    ):
-        assert (wrapped.local_steps, wrapped.batch_norm) == (3, "eval")
 
 
 def test_true_epsilon_is_no_shorthand():
@@ -285,7 +112,7 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
 
 def test_examples_gradients_need_one_step():
     with pytest.raises(ValueError, match="local_steps = 1, got 12"):
-        build("dp_soteria", 10.0, local_steps=12)
+        client_defense("dp_soteria", 10.0, local_steps=12)
 
 
 TINY = {
@@ -381,7 +208,6 @@ def test_delegated_rows_become_curves():
     ]
     curves = defense_delegated.trade_off_curves(rows)
     assert curves == {"noise on the cut": [{"strength": 0.01, "accuracy": -30.0, "psnr": 40.0, "psnr_adaptive": 50.0}]}
-    assert defense_registry.sigma_of(1.0) == pytest.approx(np.sqrt(2 * np.log(1e5)))
 
 
 def test_the_papers_orders_and_conclusions_stand_beside_ours():

@@ -28,8 +28,6 @@ from fuzzing import (  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments._defenses.registry import REGISTRY
-from experiments._defenses.registry import build as registered
 from jaxleak import attacks, audit, data, defenses, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import presets
@@ -172,14 +170,14 @@ DEFENSES = {
     "sparsify": lambda a, b: defenses.sparsify(a),
     "vfl_defender": defenses.vfl_defender,
     "withhold_top": lambda a, b: defenses.withhold_top(a),
-    **{name: lambda a, b, name=name: registered(name, a) for name in REGISTRY},
+    **{kind: lambda a, b, kind=kind: defenses.client_defense(kind, a) for kind in defenses.CLIENT_DEFENSES},
 }
 
 
 def test_every_defense_is_among_them():
     made = {name for name in defenses.__all__ if name[0].islower()}
-    computed = {"bits_on_the_wire", "chain", "label_dp_scale"}
-    assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - computed <= DEFENSES.keys()
+    others = {"bits_on_the_wire", "chain", "client_defense", "composed", "label_dp_scale", "mechanisms"}
+    assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - others <= DEFENSES.keys()
 
 
 @fuzz(80, 300)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from experiments import cafe_scale, sweep, vflrecon
 from experiments import defenses as defense_study
-from experiments._defenses.registry import REGISTRY
 from experiments._fedleak import demo as fedleak_demo
 from experiments._inversion.attacker import settings as settings_of
 from experiments._inversion.case import Case
 from jaxleak._command.cafe_scale import run as cafe_run
 from jaxleak.attacks import party_records
+from jaxleak.defenses import CLIENT_DEFENSES
 
 DEFENSE_STUDY = {
     "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),
@@ -30,7 +30,7 @@ DEFENSE_STUDY = {
     "budget": FLOATS,
     "only": st.lists(NAMES | st.sampled_from(defense_study.ONLY), max_size=2).map(tuple),
     "strengths": st.lists(
-        st.text(max_size=8) | st.builds("{}={}".format, st.sampled_from(sorted(REGISTRY)), FLOATS), max_size=2
+        st.text(max_size=8) | st.builds("{}={}".format, st.sampled_from(sorted(CLIENT_DEFENSES)), FLOATS), max_size=2
     ).map(tuple),
     "model": NAMES | st.just("resnet10"),
     "batch_norm": NAMES | st.just("eval"),

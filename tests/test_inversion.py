@@ -11,7 +11,7 @@ import reference
 from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import client_updates, presets
-from jaxleak.attacks._inversion.setup import batch_norm_mode
+from jaxleak.attacks._inversion.engine import assemble
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -376,10 +376,11 @@ def test_a_last_layer_without_bias_or_name_is_explained():
         attacks.inversion(bare._replace(head="last"), share, settings(labels="bias_rule"), batch_size=2)
 
 
-def test_the_attackers_copy_normalises_as_the_client_says():
+def test_a_share_must_say_how_the_client_computes():
     plain, normal = (models.convnet((4, 4, 1), 3, channels=(2,), strides=(1,), batch_norm=b) for b in (False, True))
     for mode in ("train", "eval"):
-        assert batch_norm_mode(normal, protocols.ClientShare(normal, batch_norm=mode)) == mode
-    assert batch_norm_mode(plain, lambda *_: None) == "train"
-    with pytest.raises(ValueError, match="batch_norm"):
-        batch_norm_mode(normal, lambda *_: None)
+        share = protocols.ClientShare(normal, batch_norm=mode)
+        assert assemble(normal, share, presets.fedleak(3), 1).setup.mode == mode
+    for model in (plain, normal):
+        with pytest.raises(ValueError, match="attributes batch_norm, local_steps and clients"):
+            attacks.inversion(model, lambda *_: None, presets.fedleak(3), batch_size=1)

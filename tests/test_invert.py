@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from experiments import invert
-from experiments._defenses.registry import REGISTRY
 from experiments._inversion.attacker import leaves_read, settings, threat_for
 from experiments._inversion.case import Case
 from experiments._inversion.client import victim
@@ -16,6 +15,7 @@ from jaxleak import models
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import client_updates, presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
+from jaxleak.defenses import CLIENT_DEFENSES
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_seeds_are_needed(tmp_path):
 
 
 def test_help_lists_every_name():
-    for name in (*presets.PRESETS, "patch_embedding", *models.CLASSIFIERS, *REGISTRY):
+    for name in (*presets.PRESETS, "patch_embedding", *models.CLASSIFIERS, *CLIENT_DEFENSES):
         assert f" {name}" in invert.HELP
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._defenses.registry import REGISTRY
 from experiments._inversion import problem as inversion
 from experiments._inversion import public_data
 from experiments._inversion.attacker import ATTACKS
@@ -23,6 +22,7 @@ from experiments._vfl import runs as vfl_runs
 from experiments._vfl.truth import Truth
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.rounds import _exact as cafe_exact
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.threats import FIRST_LAYER_ONLY
@@ -104,9 +104,9 @@ def test_an_inversion_answers_the_same_when_the_truth_is_gone(name, monkeypatch)
     same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
 
 
-@pytest.mark.parametrize("name", slow_but(REGISTRY, FIRST_ADAPTIVE))
+@pytest.mark.parametrize("name", slow_but(CLIENT_DEFENSES, FIRST_ADAPTIVE))
 def test_who_knows_the_defense_answers_the_same_when_the_truth_is_gone(name, monkeypatch):
-    strength = REGISTRY[name].strengths[0]
+    strength = CLIENT_DEFENSES[name].strengths[0]
     case = replace(TINY, attack="fedleak", defense=name, strength=strength, adaptive=True)
     same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
 

@@ -23,9 +23,12 @@ NAMES = {
         Protocol protocols Reconstruction study threats Transcript
     """,
     "jaxleak.attacks": """
-        aggregated cafe cafe_censored cafe_exact cafe_ordinal check_payload client_updates infer_labels
+        adaptive aggregated cafe cafe_censored cafe_exact cafe_ordinal check_payload client_updates infer_labels
         inversion LABEL_RULES party_records patch_embedding plan_cafe_exact presets Settings train_vflrecon
         vflrecon vflrecon_free
+    """,
+    "jaxleak.attacks.adaptive": """
+        Informed informed reads_weights
     """,
     "jaxleak.attacks.aggregated": """
         aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg
@@ -69,11 +72,15 @@ NAMES = {
         partition_clients partition_features party_slices quantity_skew Table TableEncoding TileLayout
     """,
     "jaxleak.defenses": """
-        adaptive_dp_sgd bits_on_the_wire cancelling_noise chain clipped_gaussian Defense dp_sgd epsilon_of
-        epsilon_of_schedule fake_gradients feature_dropout gaussian_noise gaussian_payload_noise guardian
-        HORIZONTAL_PLACES label_dp_scale laplace_noise magnitude_noise marvell noise_multiplier_for
-        noise_multiplier_of noise_multiplier_shorthand outpost PayloadEncoding quantize Reading soteria sparsify
-        SPLIT_PLACES vfl_defender withhold_top
+        adaptive_dp_sgd bits_on_the_wire cancelling_noise chain CLIENT_DEFENSES client_defense ClientDefense
+        clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule fake_gradients feature_dropout
+        gaussian_noise gaussian_payload_noise guardian HORIZONTAL_PLACES label_dp_scale laplace_noise
+        magnitude_noise marvell mechanisms noise_multiplier_for noise_multiplier_of noise_multiplier_shorthand
+        outpost PayloadEncoding quantize Reading soteria sparsify SPLIT_PLACES vfl_defender withhold_top
+    """,
+    "jaxleak.defenses.mechanisms": """
+        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise Recomputed Replayed
+        Simulation TensorNoise
     """,
     "jaxleak.metrics": """
         best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one

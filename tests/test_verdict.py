@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, audit, capture, metrics, models, protocols
+from jaxleak import Batch, audit, capture, defenses, metrics, models, protocols
 from jaxleak._lock import FolderInUseError
 from jaxleak.audit._verdict.store import Store
 from jaxleak.audit._verdict.update import _identity
@@ -186,3 +186,25 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images")
+
+
+def test_a_stated_defense_is_known_to_the_attacker_or_refused(perceptron):
+    model, variables, _, gradient = perceptron
+    for facts, message in (
+        ({"defense": "shredder", "strength": 1.0}, "defense must be one that an attacker can know .*quantization"),
+        ({"defense": "gaussian"}, "strength of gaussian must be given: its standard deviation"),
+        ({"defense": "quantization", "strength": 3.0}, "bits must be one of"),
+        ({"defense": "dp_sgd", "strength": 10.0, "local_steps": 2}, "needs local_steps = 1, got 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            audit.update(model, variables, gradient, batch_size=1, **facts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("facts", "attack"), [({"defense": "other"}, "fedleak_400"), ({}, "fedleak_informed_400")])
+def test_a_defended_update_is_attacked_with_and_without_knowing_how(perceptron, facts, attack):
+    model, variables, batch, gradient = perceptron
+    sent = defenses.quantize(8).apply(jax.random.key(0), gradient)
+    known = facts or {"defense": "quantization", "strength": 8.0}
+    verdict = audit.update(model, variables, sent, batch_size=1, truth=(batch.x[:, 0], batch.y), minutes=0.3, **known)
+    assert verdict.answers[0].attack == attack

@@ -8,11 +8,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments._defenses.registry import REGISTRY
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
 from experiments._rows import grouped, print_grouped
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_text
 
@@ -163,7 +163,7 @@ def markdown(
         lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         lines += [""]
     lines += judged(verdicts(study, rows))
-    own = {row["defense"]: REGISTRY[row["defense"]].reading for row in ran if row["defense"]}
+    own = {row["defense"]: CLIENT_DEFENSES[row["defense"]].interpretation for row in ran if row["defense"]}
     lines += readings(own)
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])

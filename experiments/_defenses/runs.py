@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments._defenses import registry
+from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import Point
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.jobs import Job
@@ -15,6 +15,7 @@ from experiments._inversion.attacker import check
 from experiments._inversion.case import Case
 from experiments._inversion.size import require_memory
 from experiments._rows import BEYOND_BUDGET, NO_DATA
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder
 
 #: Seconds of a training before one has been measured.
@@ -117,10 +118,10 @@ def _measure(
     leaks = [row[f"psnr{suffix}_values"] for suffix in jobs]
     # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
     row |= _statistics("leak", max(leaks, key=np.mean))
-    if point.case.defense is not None and registry.REGISTRY[point.case.defense].private:
+    if point.case.defense is not None and CLIENT_DEFENSES[point.case.defense].private:
         f = utility.federation
         try:
-            row["true_epsilon"] = registry.true_epsilon(
+            row["true_epsilon"] = true_epsilon(
                 point.case.defense,
                 point.case.strength,
                 batch_size=f.batch_size,

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import _paper
-from experiments._defenses.registry import REGISTRY, build
 from experiments._inversion.case import Case
 from jaxleak import _validate
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.
 FEW, MANY = 1, 12
@@ -43,7 +43,7 @@ def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
 def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float, ...]]) -> list[Point]:
     points = []
     for name in names:
-        for strength in strengths.get(name, REGISTRY[name].strengths):
+        for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
             points.append(Point(replace(base, defense=name, strength=strength), name, strength))
     return points
 
@@ -59,7 +59,7 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
         points.append(Point(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
         private = "dp_sgd" if steps == 1 else "dp_update"
         # Figure 4 says Gaussian DP without its strengths; these are those of Figure 5.
-        chosen = {private: REGISTRY["dp_sgd"].strengths[:4]} | strengths
+        chosen = {private: CLIENT_DEFENSES["dp_sgd"].strengths[:4]} | strengths
         for point in _swept(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
             paper = _printed(f"quantization/steps{steps}") if _is_strongest_quantization(point) else ()
             points.append(replace(point, curve=f"{point.curve}, {steps} steps", paper=paper))
@@ -73,7 +73,7 @@ def _is_strongest_quantization(point: Point) -> bool:
 
 def fig5(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
     """DP-SGD and adaptive DP together with Soteria at 0.5, and each DP alone."""
-    short = dict.fromkeys(("dp_sgd", "adaptive_dp"), REGISTRY["dp_sgd"].strengths[:4])
+    short = dict.fromkeys(("dp_sgd", "adaptive_dp"), CLIENT_DEFENSES["dp_sgd"].strengths[:4])
     names = ("dp_soteria", "adaptive_dp_soteria", "dp_sgd", "adaptive_dp")
     return [Point(base, "none", 0.0), *_swept(base, names, short | strengths)]
 
@@ -97,11 +97,9 @@ def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
 
 
 def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
-    """The rest: sparsification, also with error feedback, noise, also cancelling, stochastic rounding, dropout."""
-    names = (
-        "sparsification", "error_feedback", "gaussian", "laplace", "cancelling_noise", "stochastic_quantization",
-        "feature_dropout",
-    )  # fmt: skip
+    """Every defense that no figure has: sparsification, noise, stochastic rounding, dropout and whatever is added."""
+    shown = {point.case.defense for study in (fig4, fig5, fig8) for point in study(base, {})}
+    names = tuple(kind for kind in CLIENT_DEFENSES if kind not in shown)
     return [Point(base, "none", 0.0), *_swept(base, names, strengths)]
 
 
@@ -158,7 +156,7 @@ def parse_strengths(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
     parsed = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        _validate.one_of((*REGISTRY, "secure_aggregation"), defense=name)
+        _validate.one_of((*CLIENT_DEFENSES, "secure_aggregation"), defense=name)
         try:
             numbers = tuple(float(value) for value in values.split(","))
         except ValueError:
@@ -167,7 +165,7 @@ def parse_strengths(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
             raise ValueError(f"strengths must be NAME=NUMBER,NUMBER,... such as soteria=0.1,0.9, got {text!r}")
         for number in numbers:
             if name != "secure_aggregation":
-                build(name, number)
+                client_defense(name, number)
         parsed[name] = numbers
     return parsed
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from experiments._defenses import registry
 from experiments._inversion.case import Case
 from experiments._inversion.client import build_model, client_defense
 from jaxleak import _validate, data, defenses, models, protocols
@@ -147,5 +146,5 @@ def _trained_as(case: Case) -> Case:
     """
     if case.defense is None:
         return case
-    hides_only = registry.build(case.defense, case.strength).place in ("server_view", "client_payloads")
+    hides_only = defenses.client_defense(case.defense, case.strength).place in ("server_view", "client_payloads")
     return replace(case, defense=None, strength=0.0) if hides_only else case

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._defenses import registry as defense_registry
 from experiments._inversion.case import Case, check_combinations
-from jaxleak import _validate, attacks, models, objectives, protocols, threats
+from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import client_updates, presets
 
@@ -45,11 +44,11 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
     if case.defense is not None:
-        _validate.one_of(tuple(defense_registry.REGISTRY), defense=case.defense)
+        _validate.one_of(tuple(defenses.CLIENT_DEFENSES), defense=case.defense)
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
-        defense_registry.build(case.defense, case.strength, local_steps=case.local_steps)
-        if case.attacked_round and defense_registry.REGISTRY[case.defense].memory:
+        defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps)
+        if case.attacked_round and defenses.CLIENT_DEFENSES[case.defense].memory:
             raise ValueError(
                 f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "
                 f"attacked_round must be 0, got {case.attacked_round}"

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments._defenses import registry as defense_registry
 from experiments._fedleak.partitions import client_samples
 from experiments._inversion.attacker import threat_for
 from experiments._inversion.case import Case
@@ -96,7 +95,7 @@ def _protocol(
         batch_size=case.batch_size,
         variables=variables,
         defense=defense,
-        neighbours=defense_registry.NEIGHBOURS if defense is not None and defense.place == "client_payloads" else 0,
+        neighbours=0 if case.defense is None else defenses.CLIENT_DEFENSES[case.defense].neighbours,
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
@@ -107,4 +106,4 @@ def client_defense(case: Case, model: models.Classifier) -> defenses.Defense | N
     if case.defense is None:
         return None
     mixes = model.has_batch_norm and case.batch_norm == "train"
-    return defense_registry.build(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
+    return defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)

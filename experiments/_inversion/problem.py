@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._defenses import adaptive as defense_adaptive
 from experiments._inversion.attacker import build_attack, iterations_of, leaves_read, settings, threat_for
 from experiments._inversion.case import HELD_OUT, Case
 from experiments._inversion.client import Victim, client_of, victim
 from experiments._inversion.public_data import generator_for
-from jaxleak import attacks, audit, metrics, models, objectives, protocols, threats
+from jaxleak import attacks, audit, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
-from jaxleak.attacks import client_updates
+from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 
@@ -47,9 +46,13 @@ def _attack(
 ) -> Attack:
     """The attack of `case`, who sees these `variables`; one that does not read them serves all seeds."""
     # Only who knows the defense has a round, see `_compiled`.
-    if case.attacked_round and case.defense is not None and defense_adaptive.reads_weights(case.defense):
+    if case.attacked_round and case.adaptive and _reads_weights(case):
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
+
+
+def _reads_weights(case: Case) -> bool:
+    return case.defense is not None and adaptive.reads_weights(defenses.client_defense(case.defense, case.strength))
 
 
 def _attack_on(
@@ -64,19 +67,19 @@ def _attack_on(
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
         return build_attack(case, model, shown, generator)
-    knowing, adapted = defense_adaptive.informed(
-        case.defense,
-        case.strength,
+    known = adaptive.informed(
+        defenses.client_defense(case.defense, case.strength, local_steps=shown.local_steps),
         model,
         shown,
         settings(case, generator),
-        case.images,
-        round_=case.attacked_round,
+        batch_size=case.images,
+        round=case.attacked_round,
         variables=variables,
     )
+    adapted = known.settings
     if case.labels is not None:  # what was asked for goes before what who knows the defense would choose
         adapted = adapted._replace(labels=case.labels)
-    return attacks.inversion(model, knowing, adapted, batch_size=case.images)
+    return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
 
 _compiled_attack = functools.cache(_attack_on)

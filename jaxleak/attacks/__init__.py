@@ -18,11 +18,12 @@
 | `LABEL_RULES`          | the rules of `infer_labels` by name                                                 |
 | `check_payload`        | whether an observed update belongs to a model, before a long run                    |
 | `client_updates`       | submodule: parts of `inversion`, such as candidates and smoothing                   |
-| `aggregated` | submodule: parts of CAFE and the attacks that it is compared with                   |
+| `adaptive`             | submodule: attackers who know a client's defense and its strength                   |
+| `aggregated`           | submodule: parts of CAFE and the attacks that it is compared with                   |
 | `party_records`        | submodule: parts of `vflrecon`, such as baselines and shadow runs                   |
 """
 
-from jaxleak.attacks import aggregated, client_updates, party_records, presets
+from jaxleak.attacks import adaptive, aggregated, client_updates, party_records, presets
 from jaxleak.attacks._cafe.censored import cafe_censored
 from jaxleak.attacks._cafe.exact import cafe_exact, plan_cafe_exact
 from jaxleak.attacks._cafe.ordinal import cafe_ordinal
@@ -38,6 +39,7 @@ from jaxleak.attacks._vertical.vflrecon_free import vflrecon_free
 __all__ = [
     "LABEL_RULES",
     "Settings",
+    "adaptive",
     "aggregated",
     "cafe",
     "cafe_censored",

@@ -28,7 +28,8 @@ class Facts:
         learning_rate: of these steps, > 0.
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
-        defense: name of the defense that the client applied, as `jaxleak.defenses` calls it; "none" for none.
+        defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
+            none, and "other" for any other.
         strength: of that defense, >= 0.
 
     Raises:

@@ -1,5 +1,6 @@
 """Defenses: optax transforms of what is shared, each with the place it acts."""
 
+from jaxleak.defenses import mechanisms
 from jaxleak.defenses._accounting import (
     epsilon_of,
     epsilon_of_schedule,
@@ -8,6 +9,8 @@ from jaxleak.defenses._accounting import (
     noise_multiplier_shorthand,
 )
 from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, PayloadEncoding, chain
+from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, ClientDefense, client_defense
+from jaxleak.defenses._composed import composed
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
@@ -22,6 +25,8 @@ from jaxleak.defenses._soteria import soteria
 from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
 __all__ = [
+    "CLIENT_DEFENSES",
+    "ClientDefense",
     "Defense",
     "PayloadEncoding",
     "HORIZONTAL_PLACES",
@@ -31,7 +36,9 @@ __all__ = [
     "bits_on_the_wire",
     "cancelling_noise",
     "chain",
+    "client_defense",
     "clipped_gaussian",
+    "composed",
     "dp_sgd",
     "epsilon_of",
     "epsilon_of_schedule",
@@ -44,6 +51,7 @@ __all__ = [
     "laplace_noise",
     "magnitude_noise",
     "marvell",
+    "mechanisms",
     "noise_multiplier_for",
     "noise_multiplier_of",
     "noise_multiplier_shorthand",

@@ -9,6 +9,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
+from jaxleak.defenses.mechanisms import Mechanism
 
 #: Where a defense may act in split vertical training. At the parties: the tuple of embeddings (one (B, e) per party)
 #: before they leave for the label holder. At the label holder: the top's output before the loss, the loss gradient at
@@ -53,12 +54,20 @@ class Defense(NamedTuple):
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
     one_step: the payload must be the gradient of a single local step, which the defense computes anew; protocols
         refuse it for several.
+    mechanism: what whoever knows the defense can tell of a payload, for `jaxleak.attacks.adaptive`; None where no
+        attacker of a client's update is known who makes use of it.
     """
 
     place: str
     transform: optax.GradientTransformationExtraArgs
     encode: Callable[[PayloadEncoding], PayloadEncoding] = dense
     one_step: bool = False
+    mechanism: Mechanism | None = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it acts inside a local step, so that a client of several has no place for it."""
+        return self.one_step or self.place == "per_example_gradient"
 
     def init(self, payload: PyTree) -> PyTree:
         """The state before the first round, for a protocol that lets clients keep state; only shapes are read."""
@@ -93,7 +102,8 @@ class Defense(NamedTuple):
 def chain(*defenses: Defense) -> Defense:
     """Apply defenses one after the other, each with a key of its own.
 
-    `optax.chain` would hand the same key to every member: two members' noises would be the same noise.
+    `optax.chain` would hand the same key to every member: two members' noises would be the same noise. A chain of
+    several has no mechanism, since those of its members do not hold for what other members make of their output.
 
     Raises:
         ValueError: if the members act at different places, or there is none.
@@ -122,7 +132,8 @@ def chain(*defenses: Defense) -> Defense:
         return encoding
 
     one_step = any(defense.one_step for defense in defenses)
-    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode, one_step)
+    mechanism = defenses[0].mechanism if len(defenses) == 1 else None
+    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode, one_step, mechanism)
 
 
 def stateless(
@@ -131,6 +142,7 @@ def stateless(
     encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
     *,
     one_step: bool = False,
+    mechanism: Mechanism | None = None,
 ) -> Defense:
     """A defense without state from `update(key, payload, **extra) -> payload`.
 
@@ -139,6 +151,7 @@ def stateless(
         update: must accept keywords it does not use.
         encode: see `Defense`.
         one_step: see `Defense`.
+        mechanism: see `Defense`.
     """
 
     def transform(
@@ -148,13 +161,15 @@ def stateless(
         return update(key, updates, **extra), state
 
     transformation = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), transform)
-    return Defense(place, transformation, encode, one_step)
+    return Defense(place, transformation, encode, one_step, mechanism)
 
 
 def per_leaf(
     place: str,
     change: Callable[[jax.Array, jax.Array], jax.Array],
     encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
+    *,
+    mechanism: Mechanism | None = None,
 ) -> Defense:
     """A defense that changes every leaf on its own: `change(key, leaf) -> leaf`, each leaf with a key of its own."""
 
@@ -162,7 +177,7 @@ def per_leaf(
         del extra
         return map_with_keys(change, key, payload)
 
-    return stateless(place, update, encode)
+    return stateless(place, update, encode, mechanism=mechanism)
 
 
 def map_with_keys(change: Callable[..., jax.Array], key: jax.Array, tree: PyTree, *rest: PyTree) -> PyTree:

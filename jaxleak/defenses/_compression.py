@@ -10,6 +10,7 @@ import optax
 from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, PayloadEncoding, per_leaf, stateless
+from jaxleak.defenses.mechanisms import Mechanism, Replayed
 
 BITS = (32, 16, 8, 4, 1)
 
@@ -55,9 +56,10 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
         share = 1.0 if bits == 1 else encoding.share
         return PayloadEncoding(min(bits, encoding.value_bits), share, scales=1)
 
+    mechanism = Mechanism(Replayed(random=stochastic))
     if bits == 32:
-        return per_leaf("payload", lambda key, leaf: leaf, lambda encoding: encoding)
-    return per_leaf("payload", round_, encode)
+        return per_leaf("payload", lambda key, leaf: leaf, lambda encoding: encoding, mechanism=mechanism)
+    return per_leaf("payload", round_, encode, mechanism=mechanism)
 
 
 def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
@@ -93,6 +95,7 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
         optax.GradientTransformationExtraArgs(init, update),
         # In a tensor of single bits all magnitudes tie, and ties are sent.
         lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
+        mechanism=Mechanism(zeroes=True),
     )
 
 
@@ -121,7 +124,8 @@ def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
         # Ciphertexts are counted as if encryption did not expand them.
         return encoding if encrypted else encoding._replace(share=max(0.0, encoding.share - percent / 100))
 
-    return stateless("server_view" if encrypted else "payload", update, encode)
+    mechanism = Mechanism(zeroes=True, zeroes_head=True) if percent else Mechanism()
+    return stateless("server_view" if encrypted else "payload", update, encode, mechanism=mechanism)
 
 
 def bits_on_the_wire(defense: Defense | None, payload: PyTree) -> int:

@@ -5,10 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxleak import _validate
+from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
-from jaxleak.defenses._gaussian import clip_factor
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, Mechanism
 
 
 def dp_sgd(clip: float = 1.0, noise_multiplier: float = 1.0, *, expected_batch: float | None = None) -> Defense:
@@ -82,7 +82,7 @@ def adaptive_dp_sgd(
         bound = clip / math.sqrt(sum(bool(jax.tree.leaves(part)) for part in parts))
 
         def clipped(example: PyTree) -> PyTree:
-            factor = clip_factor(example, bound)
+            factor = _tree.clip_factor(example, bound)
             return jax.tree.map(lambda leaf: factor * leaf, example)
 
         def noisy(k: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -92,7 +92,10 @@ def adaptive_dp_sgd(
         new = tuple(jax.vmap(clipped)(part) if jax.tree.leaves(part) else part for part in parts)
         return map_with_keys(noisy, key, new if isinstance(payload, tuple) else new[0])
 
-    return stateless("per_example_gradient", update)
+    noise = GaussianNoise(noise_multiplier * clip, decay, of_sum=True) if noise_multiplier else None
+    # With another divisor than B the payload is in other units than a candidate's mean.
+    mechanism = Mechanism(Clipped(clip, examples=True), noise) if expected_batch is None else None
+    return stateless("per_example_gradient", update, mechanism=mechanism)
 
 
 def decay_at(decay: float, round: jax.Array | int | None) -> jax.Array | float:

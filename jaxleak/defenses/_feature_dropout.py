@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import needs_batch, needs_labels
+from jaxleak.defenses.mechanisms import Mechanism, Recomputed
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.objectives import cross_entropy
 
@@ -58,4 +59,5 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
 
         return jax.grad(dropped_loss)(variables["params"])
 
-    return stateless("representation", update, one_step=True)
+    mechanism = Mechanism(Recomputed() if rate else None)
+    return stateless("representation", update, one_step=True, mechanism=mechanism)

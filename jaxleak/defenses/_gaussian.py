@@ -1,11 +1,11 @@
 """Gaussian noise on the clipped payload, as CAFE's comparison uses it (NeurIPS 2021, supplement G.3, Table 11)."""
 
 import jax
-import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, Mechanism
 
 
 def clipped_gaussian(clip: float = 3.0, noise_multiplier: float = 1.0) -> Defense:
@@ -27,13 +27,9 @@ def clipped_gaussian(clip: float = 3.0, noise_multiplier: float = 1.0) -> Defens
 
     def update(key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         del extra
-        scale = clip_factor(payload, clip)
+        scale = _tree.clip_factor(payload, clip)
         sigma = noise_multiplier * clip
         return map_with_keys(lambda k, leaf: leaf * scale + sigma * jax.random.normal(k, leaf.shape), key, payload)
 
-    return stateless("payload", update)
-
-
-def clip_factor(tree: PyTree, clip: float) -> jax.Array:
-    """min(1, clip / norm), what a tree is multiplied with so that its norm over all leaves is at most `clip`."""
-    return jnp.minimum(1.0, clip / jnp.maximum(_tree.norm(tree), jnp.finfo(jnp.float32).tiny))
+    noise = GaussianNoise(noise_multiplier * clip) if noise_multiplier else None
+    return stateless("payload", update, mechanism=Mechanism(Clipped(clip), noise))

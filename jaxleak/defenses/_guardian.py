@@ -7,6 +7,7 @@ from jaxleak import _validate
 from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
 from jaxleak.defenses._representation import needs_batch, needs_labels
+from jaxleak.defenses.mechanisms import Mechanism, PrivateNoise
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.objectives import cross_entropy
 
@@ -71,7 +72,7 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
 
         return map_with_keys(perturb, sign_key, payload, s)
 
-    return stateless("representation", update)
+    return stateless("representation", update, mechanism=Mechanism(noise=PrivateNoise() if beta else None))
 
 
 def sensitivities(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, map_with_keys, stateless
+from jaxleak.defenses.mechanisms import Mechanism, TensorNoise
 
 #: Default deviation of the noise, in units of a tensor's risk.
 NOISE = 0.8
@@ -75,7 +76,11 @@ def outpost(
         acts = jax.random.uniform(coin_key) < 1 / (1 + decay * jnp.asarray(round))
         return jax.tree.map(lambda new, old: jnp.where(acts, new, old), perturbed, payload)
 
-    return stateless("representation", update)
+    # Only the most informative entries carry noise, and one that was pruned may carry nothing but noise: as many
+    # entries as survive in a tensor count as kept, the largest that arrived.
+    noise = TensorNoise(lambda weights: noise_scale * risk(weights), lambda leaf: prune_small(leaf, ratio) != 0)
+    mechanism = None if decay else Mechanism(noise=noise) if noise_scale else Mechanism(zeroes=True)
+    return stateless("representation", update, mechanism=mechanism)
 
 
 def risk(weights: jax.Array) -> jax.Array:

@@ -1,10 +1,13 @@
 """Noise on the shared update: independent, proportional to magnitudes, or cancelling between clients."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak.defenses._base import SPLIT_PLACES, Defense, per_leaf
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise
 
 
 def gaussian_payload_noise(scale: float) -> Defense:
@@ -19,7 +22,8 @@ def gaussian_payload_noise(scale: float) -> Defense:
         ValueError: on a scale out of range.
     """
     _validate.non_negative(scale=scale)
-    return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape))
+    mechanism = Mechanism(noise=GaussianNoise(scale) if scale else None)
+    return per_leaf("payload", lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape), mechanism=mechanism)
 
 
 def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
@@ -36,7 +40,8 @@ def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
     """
     _validate.non_negative(scale=scale)
     _validate.one_of(("payload", *SPLIT_PLACES), place=place)
-    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape))
+    mechanism = Mechanism(noise=LaplaceNoise(scale) if scale else None) if place == "payload" else None
+    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape), mechanism=mechanism)
 
 
 def magnitude_noise(scale: float) -> Defense:
@@ -52,7 +57,8 @@ def magnitude_noise(scale: float) -> Defense:
         ValueError: on a scale out of range.
     """
     _validate.non_negative(scale=scale)
-    return per_leaf("payload", lambda key, leaf: leaf + _proportional(key, leaf, scale))
+    mechanism = Mechanism(noise=ProportionalNoise(scale) if scale else None)
+    return per_leaf("payload", lambda key, leaf: leaf + _proportional(key, leaf, scale), mechanism=mechanism)
 
 
 def cancelling_noise(scale: float, clients: int) -> Defense:
@@ -83,7 +89,9 @@ def cancelling_noise(scale: float, clients: int) -> Defense:
         noise = _proportional(key, leaf, scale)
         return leaf + (noise - jnp.roll(noise, 1, axis=0))
 
-    return per_leaf("client_payloads", cancel)
+    # What a neighbour hands over goes by its own entries, of which all that is known is that they are about as large.
+    mechanism = Mechanism(noise=ProportionalNoise(scale * math.sqrt(2)) if scale else None)
+    return per_leaf("client_payloads", cancel, mechanism=mechanism)
 
 
 def _proportional(key: jax.Array, leaf: jax.Array, scale: float) -> jax.Array:

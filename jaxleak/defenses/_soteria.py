@@ -7,6 +7,7 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import needs_batch
+from jaxleak.defenses.mechanisms import Mechanism
 from jaxleak.models._classifier import BatchNormMode, Classifier
 
 
@@ -55,7 +56,7 @@ def soteria(ratio: float) -> Defense:
         kept = jnp.where(rank[:, None] < hidden, 0.0, head.kernel)
         return model.with_head(payload, head._replace(kernel=kept))
 
-    return stateless("representation", update)
+    return stateless("representation", update, mechanism=Mechanism(zeroes=True))
 
 
 def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array, mode: BatchNormMode = "train") -> jax.Array:

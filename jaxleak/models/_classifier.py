@@ -17,11 +17,10 @@ import jax.extend as jex
 import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
-from jaxleak._base import PyTree
+from jaxleak._base import BatchNormMode, PyTree
 from jaxleak.models._activations import ACTIVATIONS, Sharpness, activation, in_units_of
 from jaxleak.models._conv import FORMS, Form, Padding, conv2d, patches
 
-BatchNormMode = Literal["train", "eval"]
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
 
 

@@ -50,7 +50,7 @@ class ClientShare:
         self.model, self.loss, self.batch_norm = model, loss, batch_norm
         self.local_steps, self.learning_rate, self.clients = local_steps, learning_rate, clients
 
-    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> PyTree:
+    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         """The payload of a batch x (M * E * B, 1, H, W, channels); `params` are the model's variables.
 
         With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
@@ -58,7 +58,7 @@ class ClientShare:
         updates = self.updates(params, batch, sharpness=sharpness)
         return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
 
-    def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | None = None) -> list[PyTree]:
+    def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> list[PyTree]:
         """Every client's own payload, before they are averaged."""
         total = batch.x.shape[0]
         if total % (self.clients * self.local_steps):

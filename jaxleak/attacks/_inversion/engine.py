@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _tree, _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.labels import LabelSource, label_source
 from jaxleak.attacks._inversion.settings import Settings, check_settings, leaves_read
-from jaxleak.attacks._inversion.setup import Setup, SmoothableShare, batch_norm_mode, has_kinks
+from jaxleak.attacks._inversion.setup import Setup, has_kinks
 from jaxleak.attacks._inversion.shift_search import Search, search_for
 from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing
 from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
@@ -88,14 +88,13 @@ class Parts(NamedTuple):
         return _strong(self.optimizer.init(variables))
 
 
-def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, batch_size: int) -> Attack:
+def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size: int) -> Attack:
     """Reconstruct a client's batch from its gradient or update.
 
     Args:
         model: the model under attack.
-        share: what the client ran, with its loss, reduction and batch-norm mode; or the server's estimate of it. Of a
-            model with batch normalisation it must have an attribute `batch_norm` ("train" or "eval"); `local_steps`
-            and `clients` default to one. `protocols.ClientShare` has all three.
+        share: what the client ran, such as a `protocols.ClientShare`, or the server's estimate of it; behind a defense
+            that the attacker knows, what `adaptive.informed` makes of it.
         settings: see `jaxleak.attacks.presets`.
         batch_size: B >= 1, the number of samples behind the payload, which is public.
 
@@ -128,11 +127,16 @@ def inversion(model: Classifier, share: SmoothableShare, settings: Settings, *, 
     return Attack(init, step, reconstruct, settings.iterations)
 
 
-def assemble(model: Classifier, share: SmoothableShare, settings: Settings, batch_size: int) -> Parts:
+def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:
     """Make and check all parts; nothing is compiled. Raises `ValueError` as `inversion` does."""
     _validate.count(batch_size=batch_size)
     check_settings(settings)
-    setup = Setup(model, share, batch_size, batch_norm_mode(model, share))
+    if not isinstance(share, Share):
+        raise ValueError(
+            "share must say how the client computes, by attributes batch_norm, local_steps and clients as of "
+            f"protocols.ClientShare; got {share!r}"
+        )
+    setup = Setup(model, share, batch_size)
     smoothing = settings.smoothing if isinstance(settings.smoothing, Smoothing) else None
     if settings.smoothing == "auto":
         recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
@@ -295,7 +299,7 @@ def _reconstruct(parts: Parts, state: InversionState, observation: Observation) 
 
 def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observation) -> jax.Array:
     """The answer's images after their scale was found and they were enhanced."""
-    s, (model, share, size, _) = parts.settings, parts.setup
+    s, (model, share, size) = parts.settings, parts.setup
     if s.white_point and model.has_batch_norm:
 
         def simulate(x: jax.Array) -> PyTree:

@@ -18,6 +18,7 @@ from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import template_of
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
 #: Called as `(attack, iterations done, of how many, note)`.
@@ -35,6 +36,8 @@ class Case(NamedTuple):
     store: Store
     key: jax.Array
     show: Show
+    defended: bool = False  # whether the client has changed its update in a way that equations do not survive
+    defense: Defense | None = None  # how, where that is known
 
     @property
     def template(self) -> Batch:

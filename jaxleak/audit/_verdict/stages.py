@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import attacks
-from jaxleak._base import Attack, Observation
-from jaxleak.attacks import presets
+from jaxleak._base import Attack, Observation, Share
+from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
 from jaxleak.audit._invert import invert
@@ -22,30 +22,23 @@ _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
-#: Defenses whose likelihood an attack knows, and the noise that it takes.
-_LIKELIHOODS = {"gaussian": "gaussian", "laplace": "laplace"}
 
 
-def run_stages(case: Case, defense: tuple[str, float] | None) -> Iterator[Answer | str]:
-    """Answers, and sentences on what was not tried and why.
-
-    Args:
-        case: the audited update.
-        defense: name and strength that the client states, or None.
-    """
+def run_stages(case: Case) -> Iterator[Answer | str]:
+    """Answers, and sentences on what was not tried and why."""
     certain = exact = False
-    if case.samples == 1 and defense is None:
+    if case.samples == 1 and not case.defended:
         for found in _closed_forms(case):
             if isinstance(found, Answer) and found.shown.all():
                 certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
             yield found
     else:
-        why = "the client defends its update" if defense else f"{case.samples} samples are behind it"
+        why = "the client defends its update" if case.defended else f"{case.samples} samples are behind it"
         yield f"Closed forms of one exact gradient were not tried: {why}."
     if exact:
         return
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
-    for found in _gradient_matching(case, defense, briefly=certain):
+    for found in _gradient_matching(case, briefly=certain):
         certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
         yield found
     if not certain:
@@ -107,26 +100,29 @@ def _peeling(peeled: Peeled) -> Attack:
     return attacks.inversion(peeled.model, peeled.share, settings, batch_size=1)
 
 
-def _gradient_matching(
-    case: Case, defense: tuple[str, float] | None, *, briefly: bool = False
-) -> Iterator[Answer | str]:
-    """FedLeak with the homotopy, or the likelihood of a stated noise: a short search, then a longer one."""
-    name, make = "fedleak", presets.fedleak
-    if defense is not None:
-        kind, strength = defense
-        if kind in _LIKELIHOODS and strength > 0:
-            name = f"bayes_{kind}"
+def _known(case: Case, iterations: int) -> tuple[Share, attacks.Settings]:
+    """FedLeak with the homotopy, by an attacker who knows the defense where there is one to know."""
+    model, settings = case.share.model, presets.fedleak(iterations)
+    if case.defense is None:
+        return case.share, settings
+    known = adaptive.informed(
+        case.defense, model, case.share, settings, batch_size=case.samples, variables=case.observation.params
+    )
+    return known.share, known.settings
 
-            def make(iterations: int) -> attacks.Settings:  # type: ignore[misc]
-                return presets.bayes(iterations, noise=_LIKELIHOODS[kind], scale=strength)
-        else:
-            yield f"No attack that knows the defense {kind} was tried; FedLeak attacks the update as it is."
+
+def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer | str]:
+    """A short search for images with the update's gradient, then a longer one."""
+    name = "fedleak" if case.defense is None else "fedleak_informed"
+    if case.defended and case.defense is None:
+        yield "No attack that knows the defense was tried, since none is stated; FedLeak attacks the update as it is."
 
     def one(iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
-        attack = attacks.inversion(case.share.model, case.share, make(iterations), batch_size=case.samples)
+        share, settings = _known(case, iterations)
+        attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
         answer, pace = search(case, f"{name}_{iterations}", attack, case.observation)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)

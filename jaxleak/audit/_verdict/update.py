@@ -19,8 +19,12 @@ from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer, Verdict, best_of, decide, unexplained
 from jaxleak.checkpoint import fingerprint
+from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
+
+#: What a client states whose defense no attacker here knows.
+OTHER_DEFENSE = "other"
 
 
 def update(
@@ -40,8 +44,9 @@ def update(
     """Attack one update with what applies, in the order of cost, and say whether it leaks.
 
     First the update is checked against what the client is said to have computed (`check_update`). Then follow closed
-    forms, a search with FedLeak's objective, and row spaces; where the client states Gaussian or Laplace noise, a
-    search that knows it. An audit with `out` goes on where an earlier one of the same inputs ended.
+    forms, a search with FedLeak's objective, and row spaces; where the client states a defense, the search is that of
+    an attacker who knows it (`jaxleak.attacks.adaptive`). An audit with `out` goes on where an earlier one of the same
+    inputs ended.
 
     Args:
         model: the network.
@@ -56,14 +61,16 @@ def update(
         names: of a list's entries, as in `capture.fit`.
         show: called as `show(attack, done, total, note)` after every chunk.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
-            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics.
+            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. The
+            defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, "none", or "other" for one that
+            no attacker knows.
 
     Returns:
         A `Verdict`.
 
     Raises:
-        ValueError: on facts out of range or unknown, a truth of another shape, or a folder that is damaged or of
-            another audit.
+        ValueError: on facts out of range or unknown, a defense that such a client cannot have, a truth of another
+            shape, or a folder that is damaged or of another audit.
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
@@ -79,6 +86,8 @@ def update(
         batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
+    defended = known.defense not in (None, "none")
+    defense = _defense(known, share) if defended else None
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = _threat(known, samples)
     try:
@@ -90,7 +99,6 @@ def update(
         )
     if known.reduction == "sum":
         payload = jax.tree.map(lambda leaf: leaf / known.batch_size, payload)
-    defended = known.defense not in (None, "none")
     findings = check_update(share, variables, payload, batch_size=known.batch_size, defended=defended)
     if failed(findings):
         return _inconsistent(findings, model, threat)
@@ -98,8 +106,8 @@ def update(
         None if out is None else Path(out), _identity(share, variables, payload, known, seed), minutes, fresh=fresh
     )
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
-    case = Case(share, seen, samples, store, jax.random.key(seed), show or (lambda *_: None))
-    answers, said = _attacked(case, (known.defense, known.strength or 0.0) if known.defense and defended else None)
+    case = Case(share, seen, samples, store, jax.random.key(seed), show or (lambda *_: None), defended, defense)
+    answers, said = _attacked(case)
     labels = np.zeros(model.num_classes, int)
     head = head_of(model, payload, variables)
     if head.bias_gradient is not None and not defended:
@@ -133,11 +141,27 @@ def _sent(update: Any, facts: dict[str, Any]) -> tuple[capture.Update, capture.F
     return update._replace(facts=known), known
 
 
-def _attacked(case: Case, defense: tuple[str, float] | None) -> tuple[list[Answer], list[str]]:
+def _defense(known: capture.Facts, share: ClientShare) -> Defense | None:
+    """The defense that the client states, or None where it says only that it has one."""
+    if known.defense == OTHER_DEFENSE:
+        return None
+    kinds = ", ".join(CLIENT_DEFENSES)
+    if known.defense not in CLIENT_DEFENSES:
+        raise ValueError(
+            f"defense must be one that an attacker can know ({kinds}), none, or {OTHER_DEFENSE} for any other; "
+            f"got {known.defense!r}"
+        )
+    if known.strength is None:
+        raise ValueError(f"strength of {known.defense} must be given: its {CLIENT_DEFENSES[known.defense].unit}")
+    mixes = share.model.has_batch_norm and share.batch_norm == "train"
+    return client_defense(known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes)
+
+
+def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
     answers: list[Answer] = []
     said: list[str] = []
     try:
-        for found in run_stages(case, defense):
+        for found in run_stages(case):
             if not isinstance(found, Answer):
                 said.append(found)
                 continue

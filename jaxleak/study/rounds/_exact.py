@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, PyTree
-from jaxleak._own_keys import SAMPLES, own_key
+from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe.decoder import synthetic_slices
 from jaxleak.attacks._cafe.exact import Solver, factorises
@@ -131,7 +131,7 @@ def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int) -> P
 
     Nobody's data take part. Colour, grey and tabular slices are drawn alike, every party's by itself.
     """
-    for_slices, for_labels = jax.random.split(own_key(SAMPLES))
+    for_slices, for_labels = jax.random.split(own_key(Purpose.SAMPLES))
     slices = synthetic_slices(int(jax.random.bits(for_slices)), batch_size * model.parties, model.slice_shape)
     x = jnp.asarray(slices).reshape(batch_size, model.parties, *model.slice_shape)
     y = jax.random.randint(for_labels, (batch_size,), 0, model.num_classes)

@@ -1,0 +1,43 @@
+"""What the papers' shorthand epsilon of a client's defense is worth by accounting."""
+
+from jaxleak.defenses import CLIENT_DEFENSES, epsilon_of, epsilon_of_schedule
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
+
+#: The papers' delta, which their shorthand epsilon is stated for.
+DELTA = 1e-5
+
+
+def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int, rounds: int) -> float:
+    """Epsilon of a client's uploads by accounting, delta 1e-5: batches without replacement, all uploads visible.
+
+    Every client takes part in every round, and neighbours differ in one example that is replaced. The whole update's
+    clip protects a replaced batch, so sampling does not amplify it. Soteria after the noise is not counted: its choice
+    of features looks at the batch, so that the combination has no guarantee, and the number holds for the noise alone.
+
+    Args:
+        kind: of a defense whose strength is an epsilon.
+        epsilon: the shorthand one, > 0.
+        batch_size: B <= own_samples.
+        own_samples: of one client.
+        rounds: that it takes part in, with one local step each.
+
+    Raises:
+        ValueError: on values out of range, or a defense without epsilon.
+        ImportError: if dp-accounting is missing.
+    """
+    if not CLIENT_DEFENSES[kind].private:
+        raise ValueError(f"{kind} has no epsilon")
+    mechanism = CLIENT_DEFENSES[kind].build(epsilon).mechanism
+    assert mechanism is not None
+    clip, noise = mechanism.simulation, mechanism.noise
+    assert isinstance(clip, Clipped)
+    assert isinstance(noise, GaussianNoise)
+    sigmas = [noise.deviation / clip.norm * noise.decay**t for t in range(rounds)]
+    if not clip.examples:
+        # A replaced batch moves the clipped mean by up to twice the clip.
+        return epsilon_of(noise_multiplier=sigmas[0] / 2, sampling_rate=1.0, steps=rounds, delta=DELTA)
+    sampling: dict = {"sampling": "without_replacement", "examples": own_samples, "delta": DELTA}
+    rate = batch_size / own_samples
+    if len(set(sigmas)) > 1:
+        return epsilon_of_schedule(noise_multipliers=sigmas, sampling_rate=rate, **sampling)
+    return epsilon_of(noise_multiplier=sigmas[0], sampling_rate=rate, steps=rounds, **sampling)

@@ -1,0 +1,117 @@
+"""For attacks on a defended client's update: what an attacker does who knows the defense and its strength.
+
+`informed` is the one door: from a defense and what the client computes before it to what the attacker takes for the
+client's share, and the settings that it attacks with.
+
+    defense = defenses.quantize(4)
+    known = adaptive.informed(defense, model, share, presets.fedleak(800), batch_size=2)
+    attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
+
+What is done follows from the mechanism that the defense declares (`jaxleak.defenses.mechanisms`):
+
+| mechanism                       | what the attacker does                                                          |
+|---------------------------------|---------------------------------------------------------------------------------|
+| `Replayed`                      | runs the defense on the candidate's payload, with the derivative straight       |
+|                                 | through; averages draws of its own if the defense is random                     |
+| `Recomputed`                    | averages the candidate's gradient over draws of its own                         |
+| `Clipped`                       | clips the candidate's payload or its examples' gradients as the client does     |
+| `GaussianNoise`, `LaplaceNoise` | compares by the likelihood of the noise                                         |
+| `ProportionalNoise`             | the same, with the variance that an observed entry tells                        |
+| `TensorNoise`                   | the same tensor by tensor, on the entries that are not noise alone              |
+| `PrivateNoise`                  | weighs tensors by signal and noise, as measured on clients that it makes up     |
+| `zeroes`                        | compares the entries that did not arrive as zero                                |
+| `zeroes_head`                   | optimises the labels too, since label rules read what was left out              |
+
+Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
+changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
+keys of its own, never from those of a client.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from jaxleak import _validate, objectives
+from jaxleak._base import PyTree, Share
+from jaxleak.attacks._inversion.label_rules import LABEL_RULES
+from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.attacks.adaptive._likelihood import comparing
+from jaxleak.attacks.adaptive._simulation import simulated
+from jaxleak.defenses import Defense
+from jaxleak.defenses.mechanisms import PrivateNoise, TensorNoise
+from jaxleak.models import Classifier
+
+
+class Informed(NamedTuple):
+    """What an attacker who knows the defense runs: `attacks.inversion(model, share, settings, batch_size=B)`."""
+
+    share: Share  # what it takes for the client's share behind the defense
+    settings: Settings  # how it compares
+
+
+def informed(
+    defense: Defense,
+    model: Classifier,
+    share: Share,
+    settings: Settings,
+    *,
+    batch_size: int,
+    round: int = 0,
+    variables: PyTree = None,
+) -> Informed:
+    """What the attacker runs who knows that the client has this defense, with this strength.
+
+    It is given nothing but that and the observation.
+
+    Args:
+        defense: as the client has it, from `jaxleak.defenses`.
+        model: the model under attack.
+        share: what the client computes before its defense.
+        settings: of the attack that does not know.
+        batch_size: B >= 1, the number of images behind one payload.
+        round: >= 0, of the payload, for noise that decays.
+        variables: of the model under attack, where `reads_weights` and they are not as drawn; None draws some.
+
+    Returns:
+        An `Informed`.
+
+    Raises:
+        ValueError: on sizes out of range, a defense that declares no mechanism or acts inside a step of a client that
+            takes several, or settings that do not compare gradients where the attacker would compare them otherwise.
+    """
+    _validate.count(batch_size=batch_size)
+    _validate.non_negative(round=round)
+    mechanism = defense.mechanism
+    if mechanism is None:
+        raise ValueError(
+            f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
+            f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
+        )
+    if defense.in_step and share.local_steps > 1:
+        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
+    client = KnownClient(defense, model, share, batch_size, round, variables)
+    settings = comparing(mechanism.noise, client, settings)
+    if mechanism.zeroes:
+        settings = settings.comparing(selection=_arrived)
+    if mechanism.zeroes_head and settings.labels in LABEL_RULES:
+        settings = settings._replace(labels="joint")
+    return Informed(simulated(mechanism.simulation, client), settings)
+
+
+def reads_weights(defense: Defense) -> bool:
+    """Whether who knows this defense draws on the weights of the attacked model, `informed`'s `variables`."""
+    return defense.mechanism is not None and isinstance(defense.mechanism.noise, TensorNoise | PrivateNoise)
+
+
+def _arrived(observed: PyTree, simulated: PyTree) -> PyTree:
+    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration.
+
+    Label rules need no such care where small entries are left out: the head's are among the largest, and a hole in them
+    stands for a number near zero.
+    """
+    mask = jax.tree.map(lambda leaf: (leaf != 0).astype(leaf.dtype), observed)
+    return objectives.fixed_share(mask)(observed, simulated)
+
+
+__all__ = ["Informed", "informed", "reads_weights"]

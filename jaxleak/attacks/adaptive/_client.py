@@ -1,0 +1,18 @@
+"""The defended client as the attacker knows it."""
+
+from typing import NamedTuple
+
+from jaxleak._base import PyTree, Share
+from jaxleak.defenses import Defense
+from jaxleak.models import Classifier
+
+
+class KnownClient(NamedTuple):
+    """What an attacker who knows the defense knows of the client; nothing in it is private."""
+
+    defense: Defense
+    model: Classifier
+    share: Share  # what the client computes before its defense
+    batch_size: int  # images behind the payload
+    round: int = 0
+    variables: PyTree = None  # of the attacked model; None where the attacker draws weights of its own

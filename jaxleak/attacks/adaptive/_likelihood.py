@@ -1,0 +1,129 @@
+"""How an attacker compares a candidate with what arrived through noise of a known kind, one function for each."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import objectives
+from jaxleak._base import Batch, PyTree
+from jaxleak._own_keys import Purpose, own_key
+from jaxleak.attacks import presets
+from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.defenses.mechanisms import (
+    GaussianNoise,
+    LaplaceNoise,
+    Noise,
+    PrivateNoise,
+    ProportionalNoise,
+    TensorNoise,
+)
+
+#: Shadow clients, of random images, labels and weights, that a defense's noise is measured on.
+SHADOWS = 4
+#: The least variance of an entry whose noise grows with it, as a share of the mean square of all entries.
+_FLOOR = 0.1
+#: The deviation that tensors without noise are given, as a share of the largest deviation.
+_CLEAN = 0.01
+
+
+@functools.singledispatch
+def comparing(noise: Noise | None, client: KnownClient, settings: Settings) -> Settings:
+    """The settings of an attacker who knows this noise; without noise they stay as they are."""
+    assert noise is None, noise
+    return settings
+
+
+@comparing.register
+def _gaussian(noise: GaussianNoise, client: KnownClient, settings: Settings) -> Settings:
+    deviation = noise.deviation * noise.decay**client.round
+    return _knowing(settings, objectives.gaussian_likelihood(deviation / (client.batch_size if noise.of_sum else 1)))
+
+
+@comparing.register
+def _laplace(noise: LaplaceNoise, client: KnownClient, settings: Settings) -> Settings:
+    return _knowing(settings, objectives.laplace_likelihood(noise.scale))
+
+
+@comparing.register
+def _proportional(noise: ProportionalNoise, client: KnownClient, settings: Settings) -> Settings:
+    return settings.comparing(distance=proportional_likelihood(noise.deviation))
+
+
+@comparing.register
+def _by_tensor(noise: TensorNoise, client: KnownClient, settings: Settings) -> Settings:
+    return _knowing(settings, tensor_likelihood(noise, client))
+
+
+@comparing.register
+def _private(_: PrivateNoise, client: KnownClient, settings: Settings) -> Settings:
+    weighed = objectives.layer_weighted(settings.gradients.distance, shadow_weights(client))
+    return settings.comparing(distance=weighed)
+
+
+def proportional_likelihood(deviation: float) -> objectives.Distance:
+    """Squared differences over the variance of noise that is `deviation` times as large as the observed entry."""
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        leaves = list(zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), strict=True))
+        entries = sum(a.size for a, _ in leaves)
+        floor = _FLOOR * sum((jnp.sum(a**2) for a, _ in leaves), jnp.zeros(())) / entries
+        safe = jnp.where(floor > 0, floor, 1.0)
+        squares = sum((jnp.sum((a - b) ** 2 / (a**2 + safe)) for a, b in leaves), jnp.zeros(()))
+        return squares / (entries * deviation**2)
+
+    return distance
+
+
+def tensor_likelihood(noise: TensorNoise, client: KnownClient) -> objectives.Distance:
+    """Squared differences over the variance of the noise in that tensor, on the entries that are not noise alone.
+
+    The noise follows from the weights, where none are given from weights that the attacker draws as the model's are
+    drawn.
+    """
+    seen = client.model.init(own_key(Purpose.WEIGHTS)) if client.variables is None else client.variables
+    deviations = [float(noise.deviation(leaf)) for leaf in jax.tree.leaves(seen["params"])]
+    floor = (_CLEAN * max(deviations)) ** 2 or 1.0
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        total = jnp.zeros(())
+        for a, b, deviation in zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), deviations, strict=True):
+            total += jnp.sum(jnp.where(noise.kept(a), (a - b) ** 2, 0.0)) / (2 * (deviation**2 + floor))
+        return total
+
+    return distance
+
+
+def shadow_weights(client: KnownClient) -> tuple[float, ...]:
+    """Per tensor signal / (signal + noise), in (0, 1], of the defense on clients that the attacker makes up.
+
+    Shadow clients have uniform images and random labels, and random weights where none are given: nothing of the victim
+    enters but the model that the server sent it.
+    """
+    defense, model, share, images = client.defense, client.model, client.share, client.batch_size
+
+    @jax.jit
+    def one(key: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        keys = jax.random.split(key, 4)
+        own = model.init(keys[0]) if client.variables is None else client.variables
+        x = jax.random.uniform(keys[1], (images, *model.image_shape))
+        y = jax.random.randint(keys[2], (images,), 0, model.num_classes)
+        payload = share(own, Batch(x[:, None], y, jnp.arange(images)))
+        known = {"model": model, "variables": own, "x": x, "y": y, "mode": share.batch_norm}
+        sent = defense.apply(keys[3], payload, **known, round=0)
+        pairs = list(zip(jax.tree.leaves(payload), jax.tree.leaves(sent), strict=True))
+        return [jnp.mean(a**2) for a, _ in pairs], [jnp.mean((b - a) ** 2) for a, b in pairs]
+
+    shadows = own_key(Purpose.SHADOWS)
+    measured = [one(jax.random.fold_in(shadows, number)) for number in range(SHADOWS)]
+    signals = [sum(map(float, of)) for of in zip(*(signal for signal, _ in measured), strict=True)]
+    noises = [sum(map(float, of)) for of in zip(*(noise for _, noise in measured), strict=True)]
+    return tuple(s / (s + n) if s else 1.0 for s, n in zip(signals, noises, strict=True))
+
+
+def _knowing(settings: Settings, likelihood: objectives.Distance) -> Settings:
+    # A likelihood has units, so the weights of the priors are those of the attack that works with one.
+    bayes = presets.bayes(settings.iterations)
+    weights = {name: bayes.weight(name) for name in ("tv", "activation")}
+    return settings.comparing(distance=likelihood, selection=None).weighing(**weights)

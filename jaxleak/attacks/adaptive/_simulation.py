@@ -1,0 +1,68 @@
+"""What an attacker does to a candidate's payload that the client did to its own, one function for each mechanism."""
+
+import functools
+
+import jax
+
+from jaxleak import _tree
+from jaxleak._base import Batch, PyTree, Share, TransformedShare
+from jaxleak._own_keys import Purpose, own_key
+from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.defenses.mechanisms import Clipped, Recomputed, Replayed, Simulation
+
+#: Draws of the attacker's own that stand for a random transform.
+DRAWS = 4
+
+
+@functools.singledispatch
+def simulated(simulation: Simulation | None, client: KnownClient) -> Share:
+    """What the attacker takes for the share of a client with this mechanism; without one it is the share itself."""
+    assert simulation is None, simulation
+    return client.share
+
+
+@simulated.register
+def _replayed(simulation: Replayed, client: KnownClient) -> Share:
+    """The share behind the defense, as the mean of draws if it is random; the derivative is that of the share alone."""
+    share, defense = client.share, client.defense
+
+    def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        payload = share(params, batch, sharpness=sharpness)
+        # The same draws in every iteration: an objective that jitters would keep a random iterate as its best.
+        keys = jax.random.split(own_key(Purpose.TRANSFORMS), DRAWS if simulation.random else 1)
+        drawn = jax.vmap(lambda key: defense.apply(key, jax.lax.stop_gradient(payload)))(keys)
+        return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
+
+    return TransformedShare(share, compute)
+
+
+@simulated.register
+def _recomputed(_: Recomputed, client: KnownClient) -> Share:
+    """The mean of what the defense computes under draws of the attacker's own, the same ones in every iteration."""
+    share, defense = client.share, client.defense
+    keys = jax.random.split(own_key(Purpose.MASKS), DRAWS)
+
+    def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        known = {"model": client.model, "variables": params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
+        # What the client would have shared otherwise is not used: the weights only stand for its shapes.
+        drawn = jax.vmap(lambda key: defense.apply(key, params["params"], **known, sharpness=sharpness))(keys)
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
+
+    return TransformedShare(share, compute)
+
+
+@simulated.register
+def _clipped(simulation: Clipped, client: KnownClient) -> Share:
+    """The share with the whole payload, or every example's gradient, clipped to the known norm."""
+    share = client.share
+
+    def whole(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        payload = share(params, batch, sharpness=sharpness)
+        factor = _tree.clip_factor(payload, simulation.norm)
+        return jax.tree.map(lambda leaf: factor * leaf, payload)
+
+    def examples(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+        each = jax.vmap(lambda x, y, i: whole(params, Batch(x[None], y[None], i[None]), sharpness=sharpness))
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), each(*batch))
+
+    return TransformedShare(share, examples if simulation.examples else whole)

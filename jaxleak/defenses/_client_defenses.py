@@ -1,0 +1,145 @@
+"""Every defense of one client's upload by name, each with the one number that the papers sweep."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxleak import _validate
+from jaxleak.defenses._accounting import noise_multiplier_shorthand
+from jaxleak.defenses._base import Defense, PayloadEncoding
+from jaxleak.defenses._composed import composed
+from jaxleak.defenses._compression import quantize, sparsify, withhold_top
+from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
+from jaxleak.defenses._feature_dropout import feature_dropout
+from jaxleak.defenses._gaussian import clipped_gaussian
+from jaxleak.defenses._guardian import guardian
+from jaxleak.defenses._outpost import outpost
+from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
+from jaxleak.defenses._soteria import soteria
+
+#: What FedLeak prints for DP-SGD (section 6.4), and its Soteria in the combination (Figure 5).
+_CLIP, _DELTA, _COMBINED_RATIO = 1.0, 1e-5, 0.5
+#: The factor of the noise per round in adaptive DP; FedLeak says only that it decays.
+_DECAY = 0.99
+
+_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_BITS = (32.0, 16.0, 8.0, 4.0, 1.0)
+_EPSILONS = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1)
+
+
+class ClientDefense(NamedTuple):
+    """A defense of one client's upload as a function of one number, its strength."""
+
+    build: Callable[[float], Defense]  # raises `ValueError` on a strength out of range
+    strengths: tuple[float, ...]  # weakest first; what the papers print, where they do
+    unit: str  # what the number is
+    private: bool = False  # the number is the papers' shorthand epsilon, at delta 1e-5
+    memory: bool = False  # a client's upload depends on its uploads before
+    neighbours: int = 0  # other clients whose uploads the defense needs
+    interpretation: str = ""  # where the algorithm is not, or not only, the published one
+
+
+def _noise_of(epsilon: float) -> float:
+    return noise_multiplier_shorthand(epsilon, _DELTA)
+
+
+def _private(epsilon: float) -> Defense:
+    return dp_sgd(_CLIP, _noise_of(epsilon))
+
+
+def _decaying(epsilon: float) -> Defense:
+    return adaptive_dp_sgd(_CLIP, _noise_of(epsilon), decay=_DECAY)
+
+
+def _bits(bits: float, *, stochastic: bool = False) -> Defense:
+    if not float(bits).is_integer():
+        raise ValueError(f"bits must be an integer, got {bits}")
+    return quantize(int(bits), stochastic=stochastic)
+
+
+def _sent_too(encoding: PayloadEncoding) -> PayloadEncoding:
+    # Ciphertexts are on the wire as well.
+    return encoding
+
+
+#: Every defense of one client's upload, by name. Strengths are listed from weak to strong.
+CLIENT_DEFENSES: dict[str, ClientDefense] = {
+    "soteria": ClientDefense(
+        soteria, _RATIOS, "ratio of hidden features",
+        interpretation="as in the authors' code, but features that are zero on the whole batch are hidden last",
+    ),
+    "outpost": ClientDefense(
+        lambda ratio: outpost(ratio, decay=0.0), _RATIOS, "ratio of pruned entries",
+        interpretation="decay 0, as the authors' starts anew in every upload, so that each is perturbed; Fisher "
+        "information from the shared gradient",
+    ),
+    "quantization": ClientDefense(_bits, _BITS, "bits"),
+    "stochastic_quantization": ClientDefense(lambda bits: _bits(bits, stochastic=True), _BITS, "bits"),
+    "guardian": ClientDefense(
+        guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta",
+        interpretation="rebuilt from what is said about it; not the authors' algorithm, whose formulas we do not have",
+    ),
+    "dp_sgd": ClientDefense(_private, _EPSILONS, "epsilon (shorthand)", private=True),
+    "adaptive_dp": ClientDefense(
+        _decaying, _EPSILONS[:4], "epsilon (shorthand) of round 0", private=True,
+        interpretation=f"the paper says only that the noise decays; here by the factor {_DECAY} per round",
+    ),
+    "dp_soteria": ClientDefense(
+        lambda epsilon: composed(_private(epsilon), soteria(_COMBINED_RATIO)),
+        _EPSILONS[:4], "epsilon (shorthand), Soteria 0.5", private=True,
+    ),
+    "adaptive_dp_soteria": ClientDefense(
+        lambda epsilon: composed(_decaying(epsilon), soteria(_COMBINED_RATIO)),
+        _EPSILONS[:4], "epsilon (shorthand) of round 0, Soteria 0.5", private=True,
+        interpretation=f"as adaptive_dp: a decay of {_DECAY} per round",
+    ),
+    "dp_update": ClientDefense(
+        lambda epsilon: clipped_gaussian(_CLIP, _noise_of(epsilon)),
+        _EPSILONS, "epsilon (shorthand) of the whole update", private=True,
+    ),
+    "gaussian": ClientDefense(gaussian_payload_noise, (1e-4, 1e-3, 1e-2, 1e-1), "standard deviation"),
+    "laplace": ClientDefense(laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale"),
+    "magnitude_noise": ClientDefense(magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation"),
+    "cancelling_noise": ClientDefense(
+        # A client takes over the noise of one neighbour in the ring, whatever its size.
+        lambda scale: cancelling_noise(scale, 2),
+        (0.1, 0.3, 1.0, 3.0), "relative deviation, cancels over the clients", neighbours=1,
+    ),
+    "sparsification": ClientDefense(sparsify, (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent"),
+    "error_feedback": ClientDefense(
+        lambda percent: sparsify(percent, error_feedback=True),
+        (50.0, 20.0, 10.0, 5.0, 1.0), "percent sent, the rest added to the next round's", memory=True,
+    ),
+    "feature_dropout": ClientDefense(feature_dropout, (0.1, 0.3, 0.5), "rate"),
+    "withhold_top": ClientDefense(withhold_top, (20.0, 50.0, 80.0), "percent dropped"),
+    "encrypt_top": ClientDefense(
+        lambda percent: withhold_top(percent, encrypted=True),
+        (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first",
+    ),
+    "encrypt_bottom": ClientDefense(
+        lambda percent: sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),
+        (20.0, 40.0, 60.0, 80.0), "percent encrypted, smallest first",
+    ),
+}  # fmt: skip
+
+
+def client_defense(kind: str, strength: float, *, local_steps: int = 1, mixes_examples: bool = False) -> Defense:
+    """The defense of this kind and strength, for a client that computes as stated.
+
+    Args:
+        kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each.
+        strength: its number, in the range that the defense itself allows; it need not be a listed one.
+        local_steps: E >= 1 of the client it is for.
+        mixes_examples: whether the client's model has batch normalisation in training mode.
+
+    Raises:
+        ValueError: on an unknown kind, a strength out of range, or a place that such a client does not have.
+    """
+    _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
+    defense = CLIENT_DEFENSES[kind].build(strength)
+    if defense.in_step and local_steps > 1:
+        raise ValueError(f"{kind} acts inside a local step: needs local_steps = 1, got {local_steps}")
+    if defense.in_step and mixes_examples:
+        raise ValueError(f"{kind} treats every example by itself, and batch normalisation mixes them: take eval")
+    if CLIENT_DEFENSES[kind].private and mixes_examples:
+        raise ValueError(f"{kind} has no epsilon where running statistics of batch normalisation go out: take eval")
+    return defense

@@ -1,0 +1,70 @@
+"""Two defenses of one upload at different places: noise on the examples' gradients, then a change of their mean."""
+
+import jax
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.defenses._base import Defense, stateless
+from jaxleak.defenses._representation import needs_batch, needs_labels
+from jaxleak.defenses.mechanisms import Mechanism
+from jaxleak.models._classifier import BatchNormMode, Classifier
+from jaxleak.objectives import cross_entropy
+
+
+def composed(per_example: Defense, representation: Defense) -> Defense:
+    """A per-example defense, then one of the representation: `chain` takes members of one place only.
+
+    It acts at "representation", where model and batch are at hand, and takes the examples' gradients anew; the payload
+    it is given is not used. So it is right for one local step without batch normalisation, and for the mean
+    cross-entropy, only (FedLeak, 2025, Figure 5: DP-SGD with Soteria).
+
+    Args:
+        per_example: acts at "per_example_gradient", on gradients with a leading axis of examples.
+        representation: acts at "representation", on their mean.
+
+    Returns:
+        A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` (B, H, W, channels) and `y`.
+
+    Raises:
+        ValueError: if the members act elsewhere; when applied without those keywords.
+    """
+    _validate.one_of(("per_example_gradient",), first_place=per_example.place)
+    _validate.one_of(("representation",), second_place=representation.place)
+
+    def update(
+        key: jax.Array,
+        payload: PyTree,
+        *,
+        model: Classifier | None = None,
+        variables: PyTree = None,
+        x: jax.Array | None = None,
+        y: jax.Array | None = None,
+        round: jax.Array | int | None = None,
+        mode: BatchNormMode = "train",
+        **extra: object,
+    ) -> PyTree:
+        del payload, extra
+        name = "a defense of examples and representation"
+        (model, x), y = needs_batch(name, model, variables, x), needs_labels(name, y)
+
+        def gradient(image: jax.Array, label: jax.Array) -> PyTree:
+            def loss(weights: PyTree) -> jax.Array:
+                out = model.apply({**variables, "params": weights}, image[None], mode=mode)
+                return cross_entropy(out.logits, label[None])
+
+            return jax.grad(loss)(variables["params"])
+
+        first, second = jax.random.split(key)
+        noisy = per_example.apply(first, jax.vmap(gradient)(x, y), round=round)
+        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), noisy)
+        return representation.apply(second, mean, model=model, variables=variables, x=x, y=y, round=round, mode=mode)
+
+    return stateless("representation", update, one_step=True, mechanism=_together(per_example, representation))
+
+
+def _together(first: Defense, second: Defense) -> Mechanism | None:
+    """Both mechanisms, where all that the second does is to leave entries out, which noise before it cannot undo."""
+    one, other = first.mechanism, second.mechanism
+    if one is None or other is None or other.simulation is not None or other.noise is not None:
+        return None
+    return one._replace(zeroes=other.zeroes, zeroes_head=other.zeroes_head)

@@ -1,0 +1,92 @@
+"""What is public of a defense once its kind and strength are known: what others can simulate, and what stays random.
+
+A defense declares its mechanism beside its transform, as `Defense.mechanism`. `jaxleak.attacks.adaptive` reads it and
+attacks accordingly, so a mechanism states facts and names no attack. Nothing in it depends on a client's data or keys.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+
+
+class Replayed(NamedTuple):
+    """The transform needs nothing but the payload, so that anybody can run it on a payload of their own."""
+
+    random: bool = False  # whether it draws numbers, which then differ from the client's
+
+
+class Recomputed(NamedTuple):
+    """The payload is a gradient that the defense computes anew, with random numbers, from the images and labels."""
+
+
+class Clipped(NamedTuple):
+    """The payload is clipped before anything else happens to it."""
+
+    norm: float  # > 0, the largest Euclidean norm over all leaves
+    examples: bool = False  # whether every example's gradient is clipped, instead of the whole payload
+
+
+class GaussianNoise(NamedTuple):
+    """Every entry gets Gaussian noise of the same standard deviation."""
+
+    deviation: float  # > 0, in round 0
+    decay: float = 1.0  # factor of the deviation per round, in (0, 1]
+    of_sum: bool = False  # whether it is added to the sum over the batch, of which the payload is the mean
+
+
+class LaplaceNoise(NamedTuple):
+    """Every entry gets Laplace noise of density exp(-|t| / scale) / (2 scale)."""
+
+    scale: float  # > 0
+
+
+class ProportionalNoise(NamedTuple):
+    """Every entry gets Gaussian noise whose standard deviation is proportional to the entry's magnitude."""
+
+    deviation: float  # > 0, in units of the magnitude
+
+
+class TensorNoise(NamedTuple):
+    """Entries get Gaussian noise whose standard deviation follows from the weights, tensor by tensor."""
+
+    deviation: Callable[[jax.Array], jax.Array]  # from a tensor of weights to its noise's deviation (), >= 0
+    kept: Callable[[jax.Array], jax.Array]  # from what arrived of a tensor to a mask: not noise alone
+
+
+class PrivateNoise(NamedTuple):
+    """Noise that depends on the client's own batch, so that only runs on other batches tell how much there is."""
+
+
+Simulation: TypeAlias = Replayed | Recomputed | Clipped
+Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNoise | PrivateNoise
+
+
+class Mechanism(NamedTuple):
+    """What a defense does to a payload, as far as whoever knows its kind and strength can tell.
+
+    simulation: what others can do to a payload of their own that the client did to its own; None where nothing.
+    noise: what stays unknown; None where nothing is added, or where it is part of what is replayed.
+    zeroes: entries that arrive as exactly zero were left out, and say nothing of the client's.
+    zeroes_head: the gradient of the last layer, which has the largest entries, is among those left out.
+    """
+
+    simulation: Simulation | None = None
+    noise: Noise | None = None
+    zeroes: bool = False
+    zeroes_head: bool = False
+
+
+__all__ = [
+    "Clipped",
+    "GaussianNoise",
+    "LaplaceNoise",
+    "Mechanism",
+    "Noise",
+    "PrivateNoise",
+    "ProportionalNoise",
+    "Recomputed",
+    "Replayed",
+    "Simulation",
+    "TensorNoise",
+]

@@ -1,0 +1,253 @@
+"""Attackers who know the defense: what they simulate, how they compare, and where their random numbers come from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from jaxleak import defenses, models
+from jaxleak._base import Batch
+from jaxleak._own_keys import Purpose, own_key
+from jaxleak.attacks import adaptive, presets
+from jaxleak.attacks.adaptive import _likelihood, _simulation
+from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense
+from jaxleak.protocols import ClientShare
+
+SHAPE = (8, 8, 1)
+SETTINGS = presets.preset("fedleak", 10)._replace(
+    labels="given", white_point=0.5, candidate="a candidate", optimizer="one"
+)
+
+
+@pytest.fixture(scope="module")
+def client():
+    model = models.build("mlp", SHAPE, 10, widths=(6,))
+    key = jax.random.key(0)
+    x = jax.random.uniform(key, (2, 1, *SHAPE))
+    return model, ClientShare(model), model.init(key), Batch(x, jnp.array([1, 2]), jnp.arange(2))
+
+
+def informed(client, defense, settings=SETTINGS, **options):
+    model, share, *_ = client
+    return adaptive.informed(defense, model, share, settings, batch_size=2, **options)
+
+
+@pytest.mark.parametrize("kind", CLIENT_DEFENSES)
+def test_every_defense_of_a_client_has_an_attacker_who_knows_it(client, kind):
+    """What it runs differs from what an attacker runs who does not know: another share, or another comparison."""
+    found = informed(client, client_defense(kind, CLIENT_DEFENSES[kind].strengths[-1]))
+    assert found.share is not client[1] or found.settings.compare != SETTINGS.compare
+
+
+def test_what_nobody_can_know_is_refused(client):
+    for unknown in (
+        defenses.fake_gradients(3),
+        defenses.marvell(num_classes=2),
+        defenses.gaussian_noise(0.1),
+        defenses.laplace_noise(0.1, place="cut_gradient"),
+        defenses.chain(defenses.quantize(8), defenses.gaussian_payload_noise(0.1)),
+        defenses.composed(defenses.dp_sgd(), defenses.guardian(1.0)),
+        defenses.outpost(0.5, decay=0.1),
+        defenses.dp_sgd(expected_batch=3.0),
+    ):
+        with pytest.raises(ValueError, match=f"at {unknown.place}, declares none"):
+            informed(client, unknown)
+    alone = defenses.chain(defenses.quantize(8))
+    assert alone.mechanism == defenses.quantize(8).mechanism is not None
+    with pytest.raises(ValueError, match="batch_size"):
+        adaptive.informed(alone, client[0], client[1], SETTINGS, batch_size=0)
+    with pytest.raises(ValueError, match="round"):
+        informed(client, alone, round=-1)
+    steps = ClientShare(client[0], local_steps=3)
+    for inside in (defenses.dp_sgd(), defenses.feature_dropout(0.5)):
+        with pytest.raises(ValueError, match="needs local_steps = 1, got 3"):
+            adaptive.informed(inside, client[0], steps, SETTINGS, batch_size=3)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        defenses.gaussian_payload_noise(0.0),
+        defenses.laplace_noise(0.0),
+        defenses.magnitude_noise(0.0),
+        defenses.cancelling_noise(0.0, 3),
+        defenses.feature_dropout(0.0),
+        defenses.guardian(0.0),
+        defenses.withhold_top(0.0),
+    ],
+)
+def test_who_knows_that_nothing_is_changed_changes_nothing(client, identity):
+    found = informed(client, identity)
+    assert found.share is client[1]
+    assert found.settings == SETTINGS
+
+
+def test_the_weights_are_read_where_the_noise_follows_from_them():
+    kinds = {kind for kind, known in CLIENT_DEFENSES.items() if adaptive.reads_weights(known.build(known.strengths[0]))}
+    assert kinds == {"outpost", "guardian"}
+    assert not adaptive.reads_weights(defenses.fake_gradients(3))
+
+
+def test_dp_before_soteria_is_both(client):
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
+    known["mode"] = "eval"
+    key = jax.random.key(3)
+    weak = defenses.composed(defenses.dp_sgd(1e6, 0.0), defenses.soteria(0.0)).apply(key, payload, **known)
+    for a, b in zip(jax.tree.leaves(weak), jax.tree.leaves(payload), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    both = defenses.composed(defenses.dp_sgd(1.0, 1.0), defenses.soteria(0.5))
+    sent = both.apply(key, payload, **known)
+    kernel = sent[model.head]["kernel"]
+    assert int((kernel == 0).all(axis=1).sum()) == kernel.shape[0] // 2
+    assert all((leaf != 0).all() for name, of in sent.items() for leaf in of.values() if name != model.head)
+    assert both.mechanism == defenses.dp_sgd(1.0, 1.0).mechanism._replace(zeroes=True)
+    with pytest.raises(ValueError, match="first_place"):
+        defenses.composed(defenses.soteria(0.5), defenses.soteria(0.5))
+
+
+def test_straight_through_has_the_defended_value_and_the_plain_derivative(client):
+    _, share, variables, batch = client
+    known = informed(client, defenses.quantize(4)).share
+    sent = defenses.quantize(4).apply(jax.random.key(9), share(variables, batch))
+    for a, b in zip(jax.tree.leaves(known(variables, batch)), jax.tree.leaves(sent), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+    def head_sum(of, x):
+        return of(variables, batch._replace(x=x))["head"]["kernel"].sum()
+
+    np.testing.assert_allclose(
+        jax.grad(lambda x: head_sum(known, x))(batch.x), jax.grad(lambda x: head_sum(share, x))(batch.x), atol=1e-6
+    )
+
+
+def test_clipped_examples_are_dp_without_noise(client):
+    _, share, variables, batch = client
+    known = informed(client, defenses.dp_sgd(0.1, 0.0))
+    assert known.settings == SETTINGS
+    each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
+    defended = defenses.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
+    for a, b in zip(jax.tree.leaves(known.share(variables, batch)), jax.tree.leaves(defended), strict=True):
+        np.testing.assert_allclose(a, b.mean(axis=0), rtol=1e-4, atol=1e-7)
+
+
+def test_guardians_shadow_weights_say_where_the_noise_is(client):
+    model, share, _, _ = client
+    weak, strong = (
+        _likelihood.shadow_weights(KnownClient(defenses.guardian(beta), model, share, 2)) for beta in (1e-9, 1000.0)
+    )
+    assert weak == (1.0,) * len(weak)
+    assert 0 < min(strong) < 0.5
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "magnitude_noise", "outpost", "dp_sgd", "dp_update"])
+def test_who_knows_the_noise_compares_in_its_units(client, kind):
+    """Twice the noise: what is far from it weighs less, and nothing else of the attack changes."""
+    _, share, variables, batch = client
+    payload = share(variables, batch)
+    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
+    weak, strong = (0.1, 0.9) if kind == "outpost" else (1e4, 1e3) if kind.startswith("dp") else (0.1, 0.2)
+    distances = []
+    for strength in (weak, strong):
+        settings = informed(client, client_defense(kind, strength)).settings
+        distances.append(settings.gradients.distance(payload, other))
+        kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "iterations")
+        assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
+        assert settings.gradients.distance(payload, payload) == 0
+    ratio = distances[0] / distances[1]
+    expected = {"gaussian": 4, "laplace": 2, "magnitude_noise": 4, "dp_sgd": 100, "dp_update": 100}
+    if kind == "outpost":
+        assert ratio > 2  # only the entries that survive pruning are compared
+    else:
+        np.testing.assert_allclose(ratio, expected[kind], rtol=1e-4)
+
+
+def test_the_noise_of_a_sum_is_divided_by_the_images_behind_it(client):
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
+    for defense, ratio in ((defenses.dp_sgd(1.0, 0.5), 16), (defenses.clipped_gaussian(1.0, 0.5), 1)):
+        two, eight = (
+            adaptive.informed(defense, model, share, SETTINGS, batch_size=size).settings.gradients for size in (2, 8)
+        )
+        np.testing.assert_allclose(eight.distance(payload, other) / two.distance(payload, other), ratio, rtol=1e-4)
+
+
+def test_who_knows_that_noise_decays_goes_by_the_round(client):
+    _, share, variables, batch = client
+    payload = share(variables, batch)
+    other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
+    defense = defenses.adaptive_dp_sgd(1.0, 0.5, decay=0.99)
+    early, late = (informed(client, defense, round=t).settings.gradients for t in (0, 10))
+    first, later = early.distance(payload, other), late.distance(payload, other)
+    np.testing.assert_allclose(later / first, 0.99**-20, rtol=1e-4)
+
+
+def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
+    """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    seen = client_defense("encrypt_top", 20.0).apply(jax.random.key(0), payload)
+    assert not np.asarray(seen[model.head]["bias"]).any()
+    kept = client_defense("encrypt_bottom", 80.0).apply(jax.random.key(0), payload)
+    np.testing.assert_array_equal(kept[model.head]["bias"], payload[model.head]["bias"])
+    for kind, labels, expected in (
+        ("encrypt_top", "calibrated", "joint"),
+        ("withhold_top", "given", "given"),
+        ("encrypt_bottom", "calibrated", "calibrated"),
+        ("soteria", "calibrated", "calibrated"),
+    ):
+        own = SETTINGS._replace(labels=labels)
+        assert informed(client, client_defense(kind, 0.5), own).settings.labels == expected
+
+
+def test_attackers_draw_from_keys_of_their_own():
+    """None is a key that a run of some seed derives by small numbers, and no two purposes share one."""
+    own = {tuple(jax.random.key_data(own_key(purpose)).tolist()) for purpose in Purpose}
+    assert len(own) == len(Purpose)
+    roots = [jax.random.key(seed) for seed in range(5)]
+    children = [jax.random.fold_in(root, n) for root in roots for n in range(8)]
+    theirs = [*roots, *children, *(jax.random.fold_in(child, n) for child in children for n in range(4))]
+    assert not own & {tuple(jax.random.key_data(key).tolist()) for key in theirs}
+
+
+def test_who_knows_of_dropout_averages_over_masks(client):
+    model, _, variables, batch = client
+    half = informed(client, defenses.feature_dropout(0.5)).share(variables, batch)
+    draws = []
+    for key in jax.random.split(own_key(Purpose.MASKS), _simulation.DRAWS):
+        known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
+        draws.append(ravel_pytree(defenses.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
+    np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
+
+
+def test_who_knows_outpost_trusts_tensors_without_noise(client):
+    """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
+    model, share, variables, batch = client
+    payload = share(variables, batch)
+    noise = defenses.outpost(0.0, decay=0.0).mechanism.noise
+    distance = _likelihood.tensor_likelihood(noise, KnownClient(None, model, share, 2))
+    drawn = model.init(own_key(Purpose.WEIGHTS))["params"]
+    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), drawn)
+
+    def moved(layer, leaf):
+        other = {**payload, layer: {**payload[layer], leaf: payload[layer][leaf] + 0.1}}
+        # Zeros count as pruned.
+        return float(distance(payload, other)) / jnp.count_nonzero(payload[layer][leaf])
+
+    floor = max(0.8 * v for v in jax.tree.leaves(spread)) * _likelihood._CLEAN
+    for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
+        deviation = 0.8 * spread[layer][leaf]
+        np.testing.assert_allclose(moved(layer, leaf), 0.01 / 2 / (deviation**2 + floor**2), rtol=1e-3)
+
+
+def test_shares_behind_a_defense_say_how_the_client_computes(client):
+    model, *_ = client
+    share = ClientShare(model, local_steps=3, clients=2, batch_norm="eval")
+    for defense in (defenses.quantize(4), defenses.clipped_gaussian(1.0, 0.5)):
+        known = adaptive.informed(defense, model, share, SETTINGS, batch_size=6).share
+        assert known is not share
+        assert (known.local_steps, known.clients, known.batch_norm) == (3, 2, "eval")
