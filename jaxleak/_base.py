@@ -7,18 +7,21 @@ else, is initialised from shapes, and answers with a `Reconstruction` that carri
 Names: `key` comes first, `state` second, evidence third. `B` batch, `N` private set, `P` parties, `C` classes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, runtime_checkable
 from typing import Protocol as TypingProtocol
 
-import jax
+if TYPE_CHECKING:  # so that a command can read its options before JAX is imported
+    import jax
 
 PyTree = Any
 #: How batch normalisation normalises: by the statistics of the batch ("train"), or by the running ones ("eval").
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 #: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on.
-Loss: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+Loss: TypeAlias = Callable[["jax.Array", "jax.Array"], "jax.Array"]
 
 
 class Batch(NamedTuple):
@@ -93,9 +96,9 @@ class Attack(NamedTuple):
     iterations: how many steps its schedules are made for, or None where there are none.
     """
 
-    init: "InitFn"
-    step: "StepFn"
-    reconstruct: "ReconstructFn"
+    init: InitFn
+    step: StepFn
+    reconstruct: ReconstructFn
     iterations: int | None = None
 
 
@@ -116,9 +119,9 @@ class Protocol(NamedTuple):
         An attack receives this very function, so both sides agree on the loss and its reduction.
     """
 
-    init: "ProtocolInitFn"
-    round: "RoundFn"
-    share: "ShareFn"
+    init: ProtocolInitFn
+    round: RoundFn
+    share: ShareFn
 
 
 class InitFn(TypingProtocol):

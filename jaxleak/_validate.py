@@ -9,7 +9,6 @@ from collections.abc import Collection
 from numbers import Integral
 from typing import Any
 
-import jax
 import numpy as np
 
 #: What the arrays of an attack can hold.
@@ -98,6 +97,8 @@ def labels_in_range(y: Any, num_classes: int) -> None:
 
 def finite(tree: Any, where: str) -> None:
     """Raise `FloatingPointError` if a leaf of `tree` is not finite; `where` says where, e.g. the round."""
+    import jax  # for trees alone; options are checked before JAX is imported
+
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not np.all(np.isfinite(np.asarray(leaf))):
             raise FloatingPointError(f"{where}: non-finite values in {jax.tree_util.keystr(path)}")

@@ -98,3 +98,16 @@ def test_nothing_needs_modules_that_windows_lacks():
     ran = subprocess.run(program, cwd=ROOT.parent, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert int(ran.stdout) == sum(1 for package in packages for _ in package.rglob("*.py"))
+
+
+#: What takes a second or more to import; a command that has only been asked for help needs none of it.
+HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
+LIGHT = ("jaxleak.__main__", "jaxleak._command.cafe_scale.options", "experiments.numbers", "experiments.sweep")
+
+
+def test_options_are_read_before_anything_heavy_is_imported():
+    """In a process of its own, since this one has imported everything."""
+    program = f"import {', '.join(LIGHT)}, jaxleak.study, sys; jaxleak.study.run_command; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert not set(HEAVY) & set(ran.stdout.split())
+    assert set(LIGHT) <= set(ran.stdout.split())

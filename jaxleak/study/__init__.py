@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxleak.study import distributed, files, plots, sheets, sources
     from jaxleak.study._command import print_metrics, run_command
-    from jaxleak.study._folder import RunFolder, default_out, has_run, require_own_folder
+    from jaxleak.study._folder import RunFolder, has_run
+    from jaxleak.study._out import default_out, require_own_folder
     from jaxleak.study._programs import forget_when_many
     from jaxleak.study._progress import Progress, StoppedBySignal, stopped_message
     from jaxleak.study._provenance import digest, peak_memory_gb, provenance
 
 _MODULE_OF = {
     **dict.fromkeys(("print_metrics", "run_command"), "_command"),
-    **dict.fromkeys(("RunFolder", "default_out", "has_run", "require_own_folder"), "_folder"),
+    **dict.fromkeys(("RunFolder", "has_run"), "_folder"),
+    **dict.fromkeys(("default_out", "require_own_folder"), "_out"),
     "forget_when_many": "_programs",
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),

@@ -5,12 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
-
-from jaxleak._compiled import keep_compiled
-from jaxleak.checkpoint import ConfigMismatchError
-from jaxleak.study._folder import take_back_folders
-from jaxleak.study._progress import stopped_message
 from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
@@ -38,31 +32,40 @@ def run_command(
     outlive_readers()
     try:
         given = tyro.cli(arguments, prog=name, args=words, description=doc)
+        from jaxleak._compiled import keep_compiled  # JAX comes after the options: --help and typos need none of it
+
         keep_compiled()
         main(given)
     except KeyboardInterrupt:
+        from jaxleak.study._progress import stopped_message
+
         print(stopped_message("SIGINT"), file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except _MENDABLE as error:
         message = _message(error)
         if message is None:
             raise
+        from jaxleak.study._folder import take_back_folders
+
         take_back_folders()
         sys.exit(f"error: {message}")
 
 
-#: Errors that end a command with their message; any other is a bug, and shows where it happened.
-_MENDABLE = (
-    ValueError, OSError, FloatingPointError, MemoryError, ImportError, ConfigMismatchError, jax.errors.JaxRuntimeError,
-)  # fmt: skip
+#: Errors that may end a command with their message; others, and most of the last kind, show where they happened.
+_MENDABLE = (ValueError, OSError, FloatingPointError, MemoryError, ImportError, RuntimeError)
 
 
 def _message(error: Exception) -> str | None:
-    """What is wrong, in words, also where the error has none; None for an error of XLA that no user can mend."""
-    if isinstance(error, jax.errors.JaxRuntimeError):
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    """What is wrong, in words, also where the error has none; None for a bug, and what no user can mend."""
+    if isinstance(error, RuntimeError):
+        from jax.errors import JaxRuntimeError
+
+        from jaxleak.checkpoint import ConfigMismatchError
+
+        if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            error = MemoryError()
+        elif not isinstance(error, ConfigMismatchError):
             return None
-        error = MemoryError()
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory: what was asked for does not fit; take fewer or smaller images, or a smaller model"
     return str(error).strip() or f"{type(error).__name__}, about which nothing more is known"

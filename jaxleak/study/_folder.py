@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxleak import _mesh, _validate
 from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak.study._out import require_own_folder
 from jaxleak.study._programs import forget_when_many
 from jaxleak.study._provenance import provenance
 from jaxleak.study.files import (
@@ -218,17 +219,6 @@ def _seconds(stored: Any) -> dict[str, float]:
     seconds = {name: float(value) for name, value in stored.items()}
     _validate.non_negative(**seconds)
     return seconds
-
-
-def require_own_folder(out: str | Path) -> None:
-    """Raise `ValueError` if `--out` is the current folder, which an empty name also means and which would be filled."""
-    if Path(out) == Path():
-        raise ValueError("--out must name a folder of its own; an empty name, or a dot, is the current folder")
-
-
-def default_out(experiment: str, name: str) -> Path:
-    """`runs/<experiment>/<name>` below the current folder."""
-    return Path("runs") / experiment / name
 
 
 def has_run(row: dict[str, Any]) -> bool:

@@ -4,12 +4,12 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import jax
-from jax.sharding import Mesh
+from jaxleak import _validate
 
-from jaxleak import _mesh, _validate
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 __all__ = [
     "Devices",
@@ -34,7 +34,7 @@ class Devices:
     process_id: int | None = None
 
 
-def join_devices(options: Devices) -> Mesh | None:
+def join_devices(options: Devices) -> "Mesh | None":
     """Join the other processes and lay a mesh over all devices; must come before anything else touches JAX.
 
     Returns:
@@ -44,6 +44,10 @@ def join_devices(options: Devices) -> Mesh | None:
         ValueError: on options that do not go together, a coordinator that cannot be reached, or more devices than
             there are.
     """
+    import jax  # --help shows the options above without it
+
+    from jaxleak import _mesh
+
     named = (options.coordinator, options.num_processes, options.process_id)
     several = options.distributed or any(value is not None for value in named)
     if options.devices is not None:
@@ -60,6 +64,8 @@ def join_devices(options: Devices) -> Mesh | None:
 
 
 def _join_processes(options: Devices) -> None:
+    import jax
+
     coordinator, processes, number = options.coordinator, options.num_processes, options.process_id
     given = [value is not None for value in (coordinator, processes, number)]
     if any(given) and not all(given):
@@ -80,6 +86,10 @@ def together(step: Callable[[], Opened]) -> Opened:
     Raises:
         What `step` raises, and `ValueError` in the processes where it succeeded while it failed elsewhere.
     """
+    import jax
+
+    from jaxleak import _mesh
+
     try:
         done = step()
     except Exception:
