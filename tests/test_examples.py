@@ -1,0 +1,44 @@
+"""The notebooks in `examples/` run from an empty folder, find what they say, and draw the pictures that they show."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.py"))
+
+
+def shown(notebook):
+    """The pictures that a notebook's text shows."""
+    return re.findall(r"^# !\[.+\]\((.+)\)$", notebook.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_begins_with_its_question_and_its_pictures_are_stored(notebook):
+    assert re.match(r"# %% \[markdown\]\n# # .+\?\n", notebook.read_text())
+    assert shown(notebook)
+    assert all((ROOT / "docs" / "examples" / picture).is_file() for picture in shown(notebook))
+
+
+def ran(name, folder, monkeypatch):
+    """The names that a notebook leaves behind when it runs in an empty folder, where it draws all that it shows."""
+    monkeypatch.chdir(folder)
+    names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    assert all((folder / picture).is_file() for picture in shown(ROOT / "examples" / f"{name}.py"))
+    return names
+
+
+@pytest.mark.slow
+def test_cafe_reads_faces(tmp_path, monkeypatch):
+    names = ran("cafe_on_a_vertical_federation", tmp_path, monkeypatch)
+    assert names["right"] == 1
+    assert names["psnr"].min() > 100
+
+
+@pytest.mark.slow
+def test_an_attack_of_ones_own_runs_beside_published_ones(tmp_path, monkeypatch):
+    names = ran("add_an_attack", tmp_path, monkeypatch)
+    assert set(names["curves"]) == {"every tensor alike (ours)", "Inverting Gradients", "FedLeak"}
+    assert all(curve[-1] < curve[0] for _, curve in names["curves"].values())
