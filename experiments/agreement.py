@@ -26,12 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from experiments._inversion.case import Case
-from experiments._inversion.problem import RECOGNISED_ABOVE, attack
-from experiments._inversion.sources import sources_of
 from jaxleak import _validate, metrics
 from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
 from jaxleak.study.files import jsonable
+from jaxleak.study.updates import RECOGNISED_ABOVE, Case, attack, sources_of_update
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -124,7 +122,7 @@ def main(args: Args) -> dict[str, float]:
             file.unlink()
     jobs = [(name, seed) for name in cases for seed in args.seeds[: MOST_SEEDS[name]]]
     for name, seed in jobs:
-        folder.sources.bind(sources_of(cases[name], seed))
+        folder.sources.bind(sources_of_update(cases[name], seed))
     rows, columns = list[dict[str, Any]](), list[Images]()
     with Progress() as progress:
         for name, seed in jobs:

@@ -29,17 +29,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
-from experiments._inversion.rows import ROWS
-from experiments._inversion.size import require_memory
-from experiments._inversion.sources import sources_of
+from experiments._smoothing import ROWS
 from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import client_updates
 from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
 from jaxleak.study.sources import drawn
+from jaxleak.study.updates import Case, require_memory_of_update, sources_of_update, victim
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -81,7 +78,7 @@ def main(args: Args) -> list[dict[str, Any]]:
         cases[row] = replace(ROWS[row], data=args.data)
         # Every batch is compared with one that is never the truth.
         _validate.in_range(1, cases[row].pool // (2 * cases[row].batch_size), batches=args.batches)
-        require_memory(cases[row])
+        require_memory_of_update(cases[row])
     names = ("rows", "data", "sharpness", "batches", "seeds", "compare", "weights")
     config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
@@ -89,7 +86,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     folder = RunFolder(args.out or default_out("basin", "-".join(args.rows)), "basin", config, fresh=args.fresh)
     for case in cases.values():
         for seed in args.seeds:
-            folder.sources.bind(sources_of(case, seed))
+            folder.sources.bind(sources_of_update(case, seed))
             if args.weights == "warm":
                 folder.sources.bind(drawn(args.data, None, seed))
     folder.work_again()

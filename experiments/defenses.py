@@ -31,13 +31,13 @@ from experiments._defenses import delegated, report, studies
 from experiments._defenses.runs import Budget, attack_job, jobs_of, run_points
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.runs import Runner
-from experiments._inversion.case import Case
 from experiments._rows import BEYOND_BUDGET, require_runs
 from jaxleak import _validate, data
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import Progress, RunFolder, default_out, provenance, run_command
 from jaxleak.study.files import jsonable
+from jaxleak.study.updates import Case
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 

@@ -38,11 +38,11 @@ from experiments._fedleak.cells import names, over_rounds, plans
 from experiments._fedleak.jobs import DATASETS, Plan, Sizes
 from experiments._fedleak.runs import Runner, samples_in, unavailable
 from experiments._fedleak.weights import Training
-from experiments._inversion.case import HELD_OUT, SYNTHETIC
 from experiments._rows import BEYOND_BUDGET, NO_DATA, require_match, require_runs
 from jaxleak import _validate, attacks, models
 from jaxleak.study import Progress, RunFolder, default_out, run_command
 from jaxleak.study.files import jsonable
+from jaxleak.study.updates import HELD_OUT, SYNTHETIC
 
 #: Options that the demonstration reads.
 DEMO_OPTIONS = ("preset", "seeds", "iterations", "public_data", "out", "fresh")

@@ -28,16 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
-from experiments._inversion.attacker import check
-from experiments._inversion.problem import Outcome, attack, captions
-from experiments._inversion.rows import ROWS
-from experiments._inversion.size import require_memory
-from experiments._inversion.sources import sources_of
+from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.files import jsonable
 from jaxleak.study.sources import drawn
+from jaxleak.study.updates import Outcome, attack, captions, check, require_memory_of_update, sources_of_update
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -109,7 +106,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
     for case in cases.values():
         check(case)
-        require_memory(case)
+        require_memory_of_update(case)
     folder = RunFolder(
         args.out or default_out("homotopy", "-".join(args.rows)),
         "homotopy",
@@ -128,7 +125,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     }
     for case in cases.values():
         for seed in args.seeds:
-            folder.sources.bind(sources_of(case, seed))
+            folder.sources.bind(sources_of_update(case, seed))
             if args.weights == "warm":
                 folder.sources.bind(drawn(args.data, None, seed))
     folder.log_again()

@@ -37,8 +37,7 @@ SOURCES = (
     "jaxleak/**/*.py",
     "experiments/_cafe/runs.py",
     "experiments/_defenses/accounting.py",
-    *(f"experiments/_fedleak/{name}.py" for name in ("partitions", "weights")),
-    *(f"experiments/_inversion/{name}.py" for name in ("attacker", "client", "problem", "public_data")),
+    "experiments/_fedleak/weights.py",
     *(f"experiments/_vfl/{name}.py" for name in ("defenses", "problem", "runs", "truth")),
 )
 
@@ -82,6 +81,7 @@ AREAS = {
     "jaxleak/audit": ("audit", "reliability", "checks", "verdict", "agreement"),
     "jaxleak/capture": ("capture",),
     "jaxleak/_command/cafe_scale": ("cli", "resumed", "sources"),
+    "jaxleak/_command/invert": ("invert", "captured_payload", "resumed"),
     "jaxleak/_command": ("command",),
     "jaxleak/data": ("data", "data_images", "encoding", "partitions", "client_partitions"),
     "jaxleak/defenses": ("defenses", "defense_dp", "defense_updates", "defense_representation", "vfl_defenses"),
@@ -89,13 +89,13 @@ AREAS = {
     "jaxleak/models/_door": ("door", "from_torch", "capture"),
     "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
+    "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak"),
     "jaxleak/study/rounds": ("cafe_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
     "jaxleak/": ("threats", "checkpoint"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
     "experiments/_defenses": ("defense_study", "grants", "poison"),
     "experiments/_fedleak": ("fedleak",),
-    "experiments/_inversion": ("invert", "grants", "poison", "generative"),
     "experiments/_vfl": ("vfl_problem", "vfl_tables", "grants", "poison"),
 }
 

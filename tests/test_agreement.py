@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from experiments import invert
-from experiments._inversion.case import Case
-from experiments._inversion.problem import attack, captions
 from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
+from jaxleak.study.updates import Case, attack, captions
 
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
 NOISE = np.random.default_rng(1).random((4, 12, 12, 3)).astype(np.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import agreement as study
-from experiments._inversion.problem import Outcome
 from jaxleak.audit import Agreement
+from jaxleak.study.updates import Outcome
 
 
 def made(agreement, ssim, *, seed, matched=True, defended=False):
@@ -81,7 +81,7 @@ def attacks_made(monkeypatch):
         return Outcome(truth, answer, scores, np.zeros(0), Agreement(np.array([0.97, 0.2]), answer))
 
     monkeypatch.setattr(study, "attack", attack)
-    monkeypatch.setattr(study, "sources_of", lambda case, seed: {})  # no data folder is needed
+    monkeypatch.setattr(study, "sources_of_update", lambda case, seed: {})  # no data folder is needed
     return seeds
 
 

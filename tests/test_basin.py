@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from experiments import basin
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
 from jaxleak import objectives
+from jaxleak.study.updates import Case, victim
 
 CASE = Case(model="mlp", data="digits")
 SHARPNESS = (2.0, 1e4)

@@ -10,9 +10,11 @@ import pytest
 import tyro
 
 from experiments import invert
-from experiments._inversion.case import Case
 from jaxleak import models
+from jaxleak._command.invert import captured
+from jaxleak._command.invert.options import HELP
 from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study.updates import Case
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +68,18 @@ def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
 def test_arrays_that_the_attack_does_not_read_may_be_missing(tmp_path):
     params = {"first": {"kernel": np.ones((2, 3), np.float32)}, "head": {"bias": np.ones(3, np.float32)}}
     np.savez(tmp_path / "part.npz", **{"first/kernel": 2 * params["first"]["kernel"]})
-    found = invert.load_payload(tmp_path / "part.npz", params, ("first",))
+    found = captured.load_payload(tmp_path / "part.npz", params, ("first",))
     np.testing.assert_array_equal(found["first"]["kernel"], 2)
     assert found["head"]["bias"] is None
     with pytest.raises(ValueError, match="it lacks head/bias"):
-        invert.load_payload(tmp_path / "part.npz", params)
+        captured.load_payload(tmp_path / "part.npz", params)
 
 
 @pytest.mark.slow
 def test_the_pair_of_commands_in_the_docstring_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = "python -m experiments.invert"
-    pair = [line.strip() for line in invert.__doc__.splitlines() if f"{command} " in line and "payload" in line]
+    command = "jaxleak invert"
+    pair = [line.strip() for line in HELP.splitlines() if f"{command} " in line and "payload" in line]
     assert len(pair) == 2
     for line in pair:
         words = shlex.split(line.removeprefix(f"    {command}").strip().removeprefix(command))

@@ -17,12 +17,10 @@ from experiments._defenses import verdicts as defense_verdicts
 from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import points_of
 from experiments._defenses.utility import Utility
-from experiments._inversion.attacker import threat_for
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
+from jaxleak.study.updates import Case, threat_for, victim
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {

@@ -15,11 +15,9 @@ from experiments._fedleak.cells import NOT_MEASURED, names, over_rounds, plans
 from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import Runner, cost, unavailable
 from experiments._fedleak.weights import Training, trained
-from experiments._inversion.attacker import check, settings
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
+from jaxleak.study.updates import Case, check, settings, victim
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")

@@ -11,12 +11,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from experiments._fedleak import diagnostics
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model, victim
-from experiments._inversion.problem import observe
 from jaxleak import data, objectives
 from jaxleak._base import Batch
 from jaxleak.attacks import LABEL_RULES
+from jaxleak.study.updates import Case, build_model, observe, victim
 
 MLP = Case(model="mlp", data="digits", pool=1)
 

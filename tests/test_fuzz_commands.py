@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from experiments import cafe_scale, sweep, vflrecon
 from experiments import defenses as defense_study
 from experiments._fedleak import demo as fedleak_demo
-from experiments._inversion.attacker import settings as settings_of
-from experiments._inversion.case import Case
 from jaxleak._command.cafe_scale import run as cafe_run
 from jaxleak.attacks import party_records
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study.updates import Case
+from jaxleak.study.updates import settings as settings_of
 
 DEFENSE_STUDY = {
     "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),

@@ -15,8 +15,8 @@ from fuzzing import MODEL, NAMES, VARIABLES, clear, fuzz, little_memory, nothing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import invert
 from jaxleak import attacks, models
+from jaxleak._command.invert import captured
 from jaxleak._tree import named_leaves
 
 
@@ -101,7 +101,7 @@ def test_payload_files(names, replaced, extra, damage, cut):
         path.write_bytes(_damaged(content, damage, cut))
 
         def attempt():
-            payload = invert.load_payload(path, VARIABLES["params"])
+            payload = captured.load_payload(path, VARIABLES["params"])
             attacks.check_payload(payload, VARIABLES)
             return payload
 

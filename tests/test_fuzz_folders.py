@@ -19,10 +19,10 @@ from experiments._cafe.runs import Setting
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
-from experiments._inversion.case import Case
 from experiments._vfl import tables as vfl_tables
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder
+from jaxleak.study.updates import Case
 
 WORDS = NAMES | st.sampled_from(
     ["scores", "results", "key", "attack", "round", "psnr", "status", "metrics", "study", "options", "diverged"]

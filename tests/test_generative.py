@@ -12,13 +12,12 @@ import pytest
 from experiments import fedleak, invert
 from experiments._fedleak.cells import plans
 from experiments._fedleak.jobs import Sizes
-from experiments._inversion import public_data
-from experiments._inversion.attacker import settings
-from experiments._inversion.case import Case
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion import public_generator
+from jaxleak.study.updates import Case, granted, settings
+from jaxleak.study.updates import _public_data as public_data
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
 SHAPE = (8, 8, 1)
@@ -153,9 +152,9 @@ class TestPublicImages:
 
     def test_the_grant_is_named(self):
         model = models.build("mlp", (8, 8, 1), 10)
-        assert "public images (digits, held out)" in invert.granted(Case(attack="ggl", data="digits"), model)
-        assert "public images" not in invert.granted(Case(attack="ggl", public_data="synthetic"), model)
-        assert "public images" not in invert.granted(Case(), model)
+        assert "public images (digits, held out)" in granted(Case(attack="ggl", data="digits"), model)
+        assert "public images" not in granted(Case(attack="ggl", public_data="synthetic"), model)
+        assert "public images" not in granted(Case(), model)
 
 
 @pytest.mark.slow

@@ -7,10 +7,6 @@ import jax
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._inversion.attacker import ATTACKS, threat_for
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
-from experiments._inversion.problem import observe
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl.problem import ADVERSARY
 from experiments._vfl.problem import Case as VflCase
@@ -19,6 +15,7 @@ from jaxleak import audit, protocols, threats
 from jaxleak._base import Observation
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.rounds._exact import audit as cafe_audit
+from jaxleak.study.updates import ATTACKS, Case, observe, threat_for, victim
 from jaxleak.threats import Threat
 
 #: The server of gradient inversion sees the model and one upload. Exceptions are named, attack by attack.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import homotopy
-from experiments._inversion.case import Case
-from experiments._inversion.problem import Outcome
+from jaxleak.study.updates import Case, Outcome
 
 
 @pytest.fixture

@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 
 from experiments import invert
-from experiments._inversion.attacker import leaves_read, settings, threat_for
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
-from experiments._inversion.problem import observe, score, where_seen
 from jaxleak import models
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import client_updates, presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study.updates import Case, granted, leaves_of, observe, score, settings, threat_for, victim, where_seen
 
 
 @pytest.mark.parametrize(
@@ -143,9 +140,9 @@ def test_no_more_of_the_update_is_granted_than_the_attack_reads():
     case = Case(attack="row_space", model="convnet", data="digits", pool=8, iterations=2300, labels="none")
     side = victim(case, 0)
     observation, _ = observe(case, 0, side)
-    read = leaves_read(case, side.model)
+    read = leaves_of(case, side.model)
     assert tuple(named_leaves(observation.payload)) == read
-    assert f"{', '.join(read)} of one update" in invert.granted(case, side.model)
+    assert f"{', '.join(read)} of one update" in granted(case, side.model)
     simulated = where_seen(observation.payload, side.share(observation.params, side.private))
     assert tuple(named_leaves(simulated)) == read
     whole, _ = observe(replace(case, attack="fedleak", labels=None), 0, side)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 #: Few samples, and as little work on them as shows that all parts are there.
 SMALL = {
     "demo": "--data digits --num-samples 24 --batch-size 6 --images 2 --out run",
+    "invert": "--model mlp --data digits --pool 8 --iterations 2 --out run",
 }
 
 pytestmark = pytest.mark.slow

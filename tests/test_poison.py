@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._inversion import problem as inversion
-from experiments._inversion import public_data
-from experiments._inversion.attacker import ATTACKS
-from experiments._inversion.case import Case
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl.truth import Truth
@@ -25,6 +21,9 @@ from jaxleak.attacks import party_records, presets
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.rounds import _exact as cafe_exact
 from jaxleak.study.rounds import vertical_problem
+from jaxleak.study.updates import ATTACKS, Case
+from jaxleak.study.updates import _problem as inversion
+from jaxleak.study.updates import _public_data as public_data
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from experiments._inversion.attacker import _untrained
 from jaxleak import objectives
 from jaxleak._base import Observation
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
+from jaxleak.study.updates._attacker import _untrained
 
 #: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
 PRINTED = {

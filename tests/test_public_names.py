@@ -134,6 +134,12 @@ NAMES = {
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
     """,
+    "jaxleak.study.updates": """
+        attack ATTACKS build_attack build_model captions Case check client_of CLOSED_FORM defense_of
+        generator_for granted HELD_OUT iterations_of leaves_of observe Outcome own_opinion public_images
+        RECOGNISED_ABOVE require_memory_of_update score settings sources_of_update SYNTHETIC threat_for
+        Victim victim where_seen
+    """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat
         view

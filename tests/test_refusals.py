@@ -17,12 +17,14 @@ from experiments._cafe import cells as cafe_cells
 from experiments._cafe.runs import Setting
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
-from experiments._inversion import size as inversion_size
-from experiments._inversion.case import Case
 from experiments._vfl import tables as vfl_tables
 from jaxleak import _memory, _validate, data
+from jaxleak._command.invert import captured
+from jaxleak._command.invert import run as invert_run
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.study import RunFolder, _streams, run_command
+from jaxleak.study.updates import Case, attack
+from jaxleak.study.updates import _size as inversion_size
 
 #: Commands with a tuple of seeds, and options with which they would run for long.
 SEVERAL = {
@@ -202,7 +204,7 @@ class TestMemory:
         ],
     )
     def test_an_inversion_that_cannot_fit_is_refused_from_its_shapes(self, options, message, monkeypatch, ended):
-        monkeypatch.setattr(invert, "victim", lambda *_: pytest.fail("data were read"))
+        monkeypatch.setattr(invert_run, "victim", lambda *_: pytest.fail("data were read"))
         assert re.search(message, ended("invert", *options))
 
     def test_what_runs_is_not_refused(self, monkeypatch):
@@ -212,8 +214,8 @@ class TestMemory:
         monkeypatch.setattr(_memory, "_needed_bytes", lambda compiled: needs.append(measured(compiled)))
         monkeypatch.setattr(inversion_size.audit, "require_bytes", lambda need, *_: bounds.append(need))
         case = Case(attack="sapag", model="mlp", data="digits", batch_size=64, iterations=1)
-        inversion_size.require_memory(case)
-        invert.attack(case, 0)
+        inversion_size.require_memory_of_update(case)
+        attack(case, 0)
         weights, payload = 2 * [bounds[0] / inversion_size.PARAMETER_COPIES]  # which are there when the attack begins
         assert 0 < bounds[0] < bounds[1] < weights + payload + needs[0]
 
@@ -251,7 +253,7 @@ class TestWords:
 
     def test_the_payload_is_named_as_it_is_written(self, tmp_path, ended):
         assert "--save-payload must name a file" in ended("invert", "--save-payload", str(tmp_path))
-        written = invert.save_payload(tmp_path / "update.v1", {"kernel": np.ones(3)})
+        written = captured.save_payload(tmp_path / "update.v1", {"kernel": np.ones(3)})
         assert written.name == "update.v1.npz"
         assert [path.name for path in tmp_path.iterdir()] == [written.name]
 

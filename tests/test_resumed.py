@@ -7,8 +7,8 @@ import pytest
 from tiny_studies import Killed, left_by, studies  # noqa: F401
 
 from experiments import invert
-from experiments._inversion.case import Case
 from jaxleak.study import Progress, plots
+from jaxleak.study.updates import Case
 
 #: By study: its options, and the number of the stub's call at which it is killed.
 KILLED = {

@@ -11,14 +11,14 @@ from tiny_studies import TINY, Killed, killed, studies, write_images  # noqa: F4
 from experiments import cafe_scale, invert
 from experiments._cafe.runs import Setting
 from experiments._fedleak.jobs import Job
-from experiments._inversion.sources import sources_of
 from experiments._ledger.studies import study_of
 from experiments._vfl.problem import Case as VerticalCase
 from experiments._vfl.runs import Runs
-from jaxleak import models
+from jaxleak import audit, models
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
 from jaxleak.study.sources import drawn
+from jaxleak.study.updates import sources_of_update
 
 STUDIES = (
     "invert", "homotopy", "basin", "cafe_scale, exact", "cafe_scale, nested", "cafe_tables", "fedleak", "defenses",
@@ -100,7 +100,7 @@ def test_given_weights_and_payloads_are_told_apart(tmp_path, monkeypatch):
         saving = invert.Args(case, seeds=(seed,), save_payload=payload, out=tmp_path / "client", fresh=True)
         invert.main(saving)
 
-    monkeypatch.setattr(invert.audit, "invert", killed)
+    monkeypatch.setattr(audit, "invert", killed)
     draw(0)
     save(0)
     with pytest.raises(Killed):
@@ -118,11 +118,11 @@ def test_given_weights_and_payloads_are_told_apart(tmp_path, monkeypatch):
 
 def test_public_images_are_among_the_sources(tmp_path):
     case = dataclasses.replace(TINY, attack="ggl", data="digits", public_data="held_out")
-    own, public = sources_of(case, 0).items()
+    own, public = sources_of_update(case, 0).items()
     assert own[0] == "the data digits (8 samples drawn with seed 0)"
     assert public[0] == "the public images digits (at most 2048, drawn with seed 0)"
     assert len(public[1]()["x"]) > 1000
-    assert len(sources_of(dataclasses.replace(case, public_data="synthetic"), 0)) == 1
+    assert len(sources_of_update(dataclasses.replace(case, public_data="synthetic"), 0)) == 1
 
 
 def test_a_sweep_ends_with_the_status_of_the_size_that_is_refused(tmp_path, monkeypatch):

@@ -12,13 +12,12 @@ from experiments._cafe import runs as cafe_runs
 from experiments._defenses.utility import Utility
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
-from experiments._inversion.case import Case
-from experiments._inversion.client import victim
-from experiments._inversion.problem import Outcome
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import tables as vfl_tables
 from jaxleak._command.cafe_scale import descent as cafe_descent
 from jaxleak._command.cafe_scale import exact as cafe_exact
+from jaxleak._command.invert import run as invert_run
+from jaxleak.study.updates import Case, Outcome, victim
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -200,7 +199,7 @@ class Studies:
 def studies(monkeypatch, tmp_path):
     """All studies below a folder, with stubs."""
     found = Studies(tmp_path)
-    for module in (homotopy, invert, fedleak_runs):
+    for module in (homotopy, invert_run, fedleak_runs):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)

@@ -11,12 +11,10 @@ from experiments._defenses.studies import Point
 from experiments._defenses.utility import Federation, Utility
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner, unavailable
-from experiments._inversion.attacker import check
-from experiments._inversion.case import Case
-from experiments._inversion.size import require_memory
 from experiments._rows import BEYOND_BUDGET, NO_DATA
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder
+from jaxleak.study.updates import Case, check, require_memory_of_update
 
 #: Seconds of a training before one has been measured.
 _TRAINING = 20.0
@@ -106,7 +104,7 @@ def _measure(
     point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]
 ) -> dict[str, Any]:
     check(point.case)
-    require_memory(point.case)
+    require_memory_of_update(point.case)
     row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
     row["bits_per_entry"] = utility.bits_per_entry(point.case)
     row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import _paper
-from experiments._inversion.case import Case
 from jaxleak import _validate
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
+from jaxleak.study.updates import Case
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.
 FEW, MANY = 1, 12

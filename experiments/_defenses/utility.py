@@ -8,13 +8,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model, client_defense
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.study import digest
 from jaxleak.study.files import naming, read_numbers, write_json
 from jaxleak.study.sources import Arrays, drawn
+from jaxleak.study.updates import Case, build_model, defense_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Utility:
         """What an upload takes on the wire, in bits per entry of the model; 32 without a defense."""
         model, _ = self._model(case, 0)
         params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-        bits = defenses.bits_on_the_wire(client_defense(case, model), params)
+        bits = defenses.bits_on_the_wire(defense_of(case, model), params)
         return bits / sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
@@ -119,7 +118,7 @@ class Utility:
             local_steps=case.local_steps,
             learning_rate=f.learning_rate,
             batch_norm=case.batch_norm,  # type: ignore[arg-type]
-            defense=client_defense(case, model),
+            defense=defense_of(case, model),
         )
         key = jax.random.key(seed)
         private = Batch(x[: f.samples, None], y[: f.samples], jnp.arange(f.samples))

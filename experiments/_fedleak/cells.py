@@ -11,8 +11,8 @@ import numpy as np
 
 from experiments import _paper
 from experiments._fedleak.jobs import DATASETS, Job, Plan, Scores, Sizes
-from experiments._inversion.case import Case
 from jaxleak import _validate, metrics
+from jaxleak.study.updates import Case
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
 #: Methods that train a generator on public data.

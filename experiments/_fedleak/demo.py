@@ -10,10 +10,9 @@ from rich.table import Column, Table
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.report import console
 from experiments._fedleak.runs import Runner
-from experiments._inversion.attacker import settings
-from experiments._inversion.case import Case
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, sheets
+from jaxleak.study.updates import Case, settings
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
 #: descends by Adam, so that an iteration is one gradient for everybody; its own L-BFGS does not score better, and its

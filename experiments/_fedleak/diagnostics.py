@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._inversion.attacker import settings
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model, victim
-from experiments._inversion.problem import attack, observe
 from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels
 from jaxleak.models import HeadLayer
+from jaxleak.study.updates import Case, attack, build_model, observe, settings, victim
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments._defenses.utility import Federation
 from experiments._fedleak.weights import Training
-from experiments._inversion.case import Case
+from jaxleak.study.updates import Case
 
 Scores = Mapping[str, float]
 

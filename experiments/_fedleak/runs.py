@@ -15,12 +15,6 @@ import numpy as np
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
-from experiments._inversion.attacker import settings
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model
-from experiments._inversion.problem import attack
-from experiments._inversion.size import require_memory
-from experiments._inversion.sources import sources_of
 from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES, presets
@@ -28,6 +22,7 @@ from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest
 from jaxleak.study.files import jsonable, read_npz, read_numbers, write_json, write_npz
 from jaxleak.study.sources import Arrays, drawn
+from jaxleak.study.updates import Case, attack, build_model, require_memory_of_update, settings, sources_of_update
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
 RATE = {"cpu": 4e10, "other": 4e12}
@@ -133,7 +128,7 @@ class Runner:
         return result
 
     def _invert(self, job: Job, seed: int) -> Result:
-        require_memory(job.case)
+        require_memory_of_update(job.case)
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -165,9 +160,9 @@ def sources_of_job(job: Job, seed: int) -> Arrays:
     if job.kind == "fig9":
         return drawn(case.data, case.pool, seed)
     if job.kind == "fig1":
-        attacked = [sources_of(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
+        attacked = [sources_of_update(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
         return functools.reduce(operator.or_, map(dict, attacked), dict(drawn(case.data, case.pool, seed)))
-    found = dict(sources_of(case, seed))
+    found = dict(sources_of_update(case, seed))
     if job.training is not None:
         found |= drawn(case.data, None, seed)
     if job.federation is not None:

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.study import digest
 from jaxleak.study.files import naming, read_numbers, write_json
+from jaxleak.study.updates import Case, build_model
 
 #: Share of the disjoint samples that is kept for the test accuracy.
 TEST_SHARE = 0.2

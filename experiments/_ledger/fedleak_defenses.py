@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from experiments._defenses.utility import Federation
 from experiments._fedleak.jobs import Job
-from experiments._inversion.case import Case
 from experiments._ledger.measurement import Measurement
+from jaxleak.study.updates import Case
 
 DATA = "lc25000_lung32"
 FEDERATION = Federation(clients=8, samples=240, test_samples=100)

@@ -1,13 +1,13 @@
 """What a gradient inversion reads from files: the client's data, given weights, and public images."""
 
-from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
-from experiments._inversion.public_data import public_images
 from jaxleak import data
 from jaxleak.attacks import presets
 from jaxleak.study.sources import Arrays, contents, drawn
+from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
+from jaxleak.study.updates._public_data import public_images
 
 
-def sources_of(case: Case, seed: int) -> Arrays:
+def sources_of_update(case: Case, seed: int) -> Arrays:
     """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
     found = dict(drawn(case.data, case.taken, seed))
     if case.weights is not None:

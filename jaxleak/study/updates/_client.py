@@ -6,11 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments._fedleak.partitions import client_samples
-from experiments._inversion.attacker import threat_for
-from experiments._inversion.case import Case
 from jaxleak import data, defenses, models, protocols
 from jaxleak._base import Batch, Protocol, PyTree
+from jaxleak.study.updates._attacker import threat_for
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._partitions import client_samples
 
 
 class Victim(NamedTuple):
@@ -88,7 +88,7 @@ def _protocol(
     with_statistics: bool,
     num_samples: int | None = None,
 ) -> Protocol:
-    defense = client_defense(case, share.model)
+    defense = defense_of(case, share.model)
     return protocols.client(
         share,
         num_samples=case.pool if num_samples is None else num_samples,
@@ -101,7 +101,7 @@ def _protocol(
     )
 
 
-def client_defense(case: Case, model: models.Classifier) -> defenses.Defense | None:
+def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:
     """The defense of the case's clients, where it has one."""
     if case.defense is None:
         return None

@@ -6,10 +6,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from experiments._inversion.case import HELD_OUT, SYNTHETIC, Case
 from jaxleak import attacks, data
 from jaxleak.attacks import client_updates
 from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
 
 #: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
 KL = {"ggl": 0.1, "rog": 0.0}

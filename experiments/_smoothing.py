@@ -1,6 +1,6 @@
 """What the studies of the smoothing homotopy attack, by the name of a row."""
 
-from experiments._inversion.case import Case
+from jaxleak.study.updates import Case
 
 #: The recommended sharpness of several images, for single ones of networks without batch normalisation: those are
 #: attacked with exact kinks unless told otherwise, and "homotopy" would compare that with itself.

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._inversion.attacker import build_attack, iterations_of, leaves_read, settings, threat_for
-from experiments._inversion.case import HELD_OUT, Case
-from experiments._inversion.client import Victim, client_of, victim
-from experiments._inversion.public_data import generator_for
 from jaxleak import attacks, audit, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study.updates._attacker import build_attack, iterations_of, leaves_of, settings, threat_for
+from jaxleak.study.updates._case import HELD_OUT, Case
+from jaxleak.study.updates._client import Victim, client_of, victim
+from jaxleak.study.updates._public_data import generator_for
 
 #: SSIM above which an image counts as recognised. A convention; what matters is that a mean over a batch hides that
 #: some of its images are read in full.
@@ -91,7 +91,7 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
     state = jax.jit(side.protocol.init)(audit.init_key(key))
     state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))
     _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
-    threat = threat_for(case)._replace(payload=leaves_read(case, side.model))
+    threat = threat_for(case)._replace(payload=leaves_of(case, side.model))
     return threats.view(threat, transcript), transcript.private
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from experiments._inversion.attacker import CLOSED_FORM
-from experiments._inversion.case import Case
-from experiments._inversion.client import build_model
 from jaxleak import audit, data
+from jaxleak.study.updates._attacker import CLOSED_FORM
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import build_model
 
 #: Copies of the parameters at one time: the weights, the observed gradient, and the gradient that is compared with it.
 PARAMETER_COPIES = 3
@@ -18,7 +18,7 @@ PARAMETER_COPIES = 3
 ACTIVATION_COPIES, CLIENT_COPIES = 3, 1
 
 
-def require_memory(case: Case, image_shape: tuple[int, ...] | None = None, num_classes: int = 10) -> None:
+def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = None, num_classes: int = 10) -> None:
     """Refuse a case that cannot fit in memory, within seconds; nothing is allocated, compiled or trained.
 
     Args:

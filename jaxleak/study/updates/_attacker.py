@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._inversion.case import Case, check_combinations
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import client_updates, presets
+from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case, check_combinations
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
@@ -171,8 +171,20 @@ def threat_for(case: Case) -> threats.Threat:
     )
 
 
-def leaves_read(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
+def leaves_of(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
     """Which part of the update the case's attack reads, as `client_updates.leaves_read` says; None is the whole."""
     if case.attack in CLOSED_FORM:
         return None
     return client_updates.leaves_read(model, settings(case), batch_size=case.images)
+
+
+def granted(case: Case, model: models.Classifier) -> str:
+    """The threat in words."""
+    read = leaves_of(case, model)
+    update = "one update" if read is None else f"{', '.join(read)} of one update"
+    threat = threat_for(case)
+    extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
+    if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
+        source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
+        extra.append(f"public images ({source})")
+    return ", ".join(["the model", update, "the batch size", *extra])

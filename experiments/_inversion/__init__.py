@@ -1,1 +1,0 @@
-"""One gradient inversion, from its options to its scores."""

@@ -1,0 +1,130 @@
+"""An inversion of an update from elsewhere, whose truth nobody has."""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import attacks, audit, capture, models, objectives, protocols
+from jaxleak._base import Batch, Observation, PyTree
+from jaxleak._command.invert.options import Args
+from jaxleak._tree import below, named_leaves
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import RunFolder, print_metrics, sheets
+from jaxleak.study.files import jsonable, write_npz
+from jaxleak.study.sources import contents
+from jaxleak.study.updates import (
+    build_attack,
+    build_model,
+    generator_for,
+    granted,
+    iterations_of,
+    leaves_of,
+    own_opinion,
+    public_images,
+    where_seen,
+)
+
+
+def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
+    """Attack a payload from elsewhere; nothing is known of the truth."""
+    case, seed = args.case, args.seeds[0]
+    if case.weights is None:
+        raise ValueError("--payload needs the model's weights: --weights FILE.safetensors")
+    if case.defense is not None:
+        raise ValueError("--payload is attacked as it is; --defense is for simulated clients")
+    if len(args.seeds) > 1:
+        raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
+    model = build_model(case, args.image_shape, args.num_classes)
+    variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    read = leaves_of(case, model)
+    payload = load_payload(args.payload, variables["params"], read)
+    attacks.check_payload(payload, variables, read)
+    share = protocols.ClientShare(
+        model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
+        batch_norm=case.batch_norm,  # type: ignore[arg-type]
+    )  # fmt: skip
+    generator = generator_for(case, seed, args.image_shape, captured=True)
+    engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
+    saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
+    assert args.payload is not None
+    # Without its path: a folder holds the results of one payload.
+    folder.sources.bind({**contents("the payload", args.payload), **contents("the weights", case.weights)})
+    if generator is not None:
+        folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
+    print(f"the attacker is granted: {granted(case, model)}")
+    template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
+    with folder.phase("attack"):
+        observation = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        found, run, _ = audit.invert(
+            engine,
+            observation,
+            audit.template_of(template),
+            key=jax.random.key(seed),
+            iterations=iterations_of(case),
+            restarts=case.restarts,
+            microbatch=case.microbatch,
+            checkpoints=saved,
+            devices=devices,
+        )
+    x = np.asarray(found.x[:, 0])
+    write_npz(folder.path / "reconstruction.npz", {"x": x, "y": np.asarray(found.y)})
+    rows = {f"reconstruction, from image {first}": x[first : first + 8] for first in range(0, len(x), 8)}
+    metrics = {"score": float(found.score[0]), **own_opinion(found)}
+    cells: list[dict[str, Any]] = []
+    if case.restarts > 1:
+        second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
+        metrics["agreement"] = float(np.mean(second.value))
+        cells = [{"image": i, "agreement": value} for i, value in enumerate(second.value)]
+        for first in range(0, len(x), 8):
+            rows[f"second best start, from image {first}"] = second.other[first : first + 8]
+    if case.labels != "none":
+        simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
+        metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    folder.finish(metrics, cells=cells)
+    print_metrics(metrics)
+    return metrics
+
+
+def save_payload(path: Path, payload: PyTree) -> Path:
+    """One array per parameter, named by its path; returns the file's name, to which `.npz` is added if it lacks it."""
+    path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
+    write_npz(path, {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()})
+    return path
+
+
+def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None = None) -> PyTree:
+    """The arrays of an npz file as a tree like `params`; nothing is unpickled, and no more is read than `params` need.
+
+    Args:
+        path: of the file.
+        params: of the model.
+        read: what the attack reads, as in `attacks.check_payload`; other arrays may be missing and are None then.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: naming the file and what is wrong with it.
+    """
+    if path is None or not path.is_file():
+        raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
+    shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := sorted(set(below(shapes, read)) - names):
+                raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
+            if extra := sorted(names - shapes.keys()):
+                raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")
+            arrays = [
+                jnp.asarray(capture.read_npz_array(archive, name, shape)) if name in names else None
+                for name, shape in shapes.items()
+            ]
+    except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
+        raise ValueError(f"--payload {path} is no npz file of this model's gradients: {error}") from error
+    return jax.tree.unflatten(jax.tree.structure(params), arrays)

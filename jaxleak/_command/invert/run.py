@@ -1,0 +1,138 @@
+"""An inversion as a command: checks of the options, the run folder, and what is printed and drawn."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from jaxleak import _validate, metrics, models
+from jaxleak._command.invert.captured import captured, save_payload
+from jaxleak._command.invert.options import Args
+from jaxleak.attacks import presets
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import Progress, RunFolder, default_out, distributed, plots, print_metrics, sheets
+from jaxleak.study.files import jsonable, naming
+from jaxleak.study.updates import (
+    Case,
+    Outcome,
+    attack,
+    build_attack,
+    captions,
+    check,
+    granted,
+    iterations_of,
+    observe,
+    public_images,
+    require_memory_of_update,
+    sources_of_update,
+    victim,
+)
+
+
+def main(args: Args) -> dict[str, float]:
+    """Attack; returns the metrics."""
+    case = args.case
+    mesh = distributed.join_devices(distributed.Devices(devices=args.devices))
+    devices = () if mesh is None else tuple(mesh.devices.flat)
+    _check(args)
+    if args.payload is None:
+        require_memory_of_update(case)
+    else:
+        require_memory_of_update(case, args.image_shape, args.num_classes)
+    out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
+    folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
+    if args.save_payload is not None:
+        side = victim(case, args.seeds[0])
+        folder.sources.bind(sources_of_update(case, args.seeds[0]))
+        with folder.phase("client"):
+            observation, _ = observe(case, args.seeds[0], side)
+        written = save_payload(args.save_payload, observation.payload)
+        print(f"payload written to {written}")
+        if args.save_weights is not None:
+            with naming(args.save_weights):
+                models.save_weights(args.save_weights, observation.params)
+            print(f"weights written to {args.save_weights}")
+        return {}
+    if args.payload is not None:
+        return captured(args, folder, devices)
+    identity = jsonable(asdict(case))
+    saved = {
+        seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
+        for seed in args.seeds
+    }
+    model = _attackable(case, args.seeds[0])
+    for seed in args.seeds:
+        folder.sources.bind(sources_of_update(case, seed))
+    print(f"the attacker is granted: {granted(case, model)}")
+    outcomes = []
+    folder.log_again()
+    with Progress() as progress:
+        for seed in args.seeds:
+
+            def show(done: int, run: Any, infos: dict[str, np.ndarray], seed: int = seed) -> None:
+                distance = float(np.min(infos["distance"][-1]))
+                progress.update(f"seed {seed}", done, iterations_of(case), f"gradient distance {distance:.3g}")
+
+            with folder.phase("attack"):
+                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
+            folder.log(seed=seed, **outcomes[-1].scores)
+    metrics = summary(outcomes)
+    draw(folder, args.seeds, outcomes)
+    cells = [
+        {"seed": seed, **o.scores} | ({} if o.second is None else {"agreement_of_each": o.second.value})
+        for seed, o in zip(args.seeds, outcomes, strict=True)
+    ]
+    folder.finish(metrics, cells=cells)
+    print_metrics(metrics)
+    print(folder.contents())
+    return metrics
+
+
+def _check(args: Args) -> None:
+    """Raise `ValueError` on options out of range, by their names, before any data are loaded."""
+    _validate.seeds(seeds=args.seeds)
+    _validate.count(num_classes=args.num_classes, **{f"image_shape[{i}]": n for i, n in enumerate(args.image_shape)})
+    if args.save_weights is not None and args.save_payload is None:
+        raise ValueError("--save-weights goes with --save-payload")
+    for option, path in (("save-payload", args.save_payload), ("save-weights", args.save_weights)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{option} must name a file, and {path} is a folder")
+    check(args.case)
+
+
+def _attackable(case: Case, seed: int) -> models.Classifier:
+    """The model; `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
+    side = victim(case, seed)
+    build_attack(case, side.model, side.share)
+    if case.attack in presets.GENERATIVE:
+        public_images(case, seed, tuple(side.model.image_shape))
+    return side.model
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, float]:
+    """Mean and spread over the seeds of every score."""
+    names = outcomes[0].scores
+    means = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in names}
+    return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
+
+
+def draw(folder: RunFolder, seeds: Sequence[int], outcomes: list[Outcome]) -> None:
+    """Contact sheet and curves."""
+    truth = np.concatenate([o.truth for o in outcomes])
+    estimate = np.concatenate([o.estimate for o in outcomes])
+    seconds = [o.second.other for o in outcomes if o.second is not None]
+    second = np.concatenate(seconds) if seconds else None
+    path = folder.figure("contact_sheet.png")
+    texts = [
+        f"{psnr:.1f} dB\n{own}" for psnr, own in zip(metrics.psnr(truth, estimate), captions(outcomes), strict=True)
+    ]
+    title = f"seeds {', '.join(map(str, seeds))}; PSNR, and what the attack says of itself"
+    sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=4)
+    series = {
+        f"seed {seed}": (np.arange(len(o.curve)), o.curve)
+        for seed, o in zip(seeds, outcomes, strict=True)
+        if len(o.curve)
+    }
+    if series:
+        plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)

@@ -1,0 +1,64 @@
+"""One client's update and its inversion, from end to end: data, a client, a grant, the attack, and its scores.
+
+A `Case` says what is attacked and with what. `victim` makes the client of a case, `observe` what its server is granted,
+and `attack` an `Outcome`, which is scored beside the truth.
+"""
+
+from jaxleak.study.updates._attacker import (
+    ATTACKS,
+    CLOSED_FORM,
+    build_attack,
+    check,
+    granted,
+    iterations_of,
+    leaves_of,
+    settings,
+    threat_for,
+)
+from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
+from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
+from jaxleak.study.updates._problem import (
+    RECOGNISED_ABOVE,
+    Outcome,
+    attack,
+    captions,
+    observe,
+    own_opinion,
+    score,
+    where_seen,
+)
+from jaxleak.study.updates._public_data import generator_for, public_images
+from jaxleak.study.updates._size import require_memory_of_update
+from jaxleak.study.updates._sources import sources_of_update
+
+__all__ = [
+    "ATTACKS",
+    "CLOSED_FORM",
+    "Case",
+    "HELD_OUT",
+    "Outcome",
+    "RECOGNISED_ABOVE",
+    "SYNTHETIC",
+    "Victim",
+    "attack",
+    "build_attack",
+    "build_model",
+    "captions",
+    "check",
+    "client_of",
+    "defense_of",
+    "generator_for",
+    "granted",
+    "iterations_of",
+    "leaves_of",
+    "observe",
+    "own_opinion",
+    "public_images",
+    "require_memory_of_update",
+    "score",
+    "settings",
+    "sources_of_update",
+    "threat_for",
+    "victim",
+    "where_seen",
+]
