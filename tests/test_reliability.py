@@ -237,6 +237,19 @@ class TestFiles:
         chex.assert_trees_all_equal(Checkpoints(out / "checkpoints", {}).restore_latest(START), NOISE)
         assert sorted(path.name for path in (out / "checkpoints" / "steps").iterdir()) == ["1", "2"]
 
+    @pytest.mark.parametrize(
+        ("cells", "status"),
+        [
+            (None, "complete"),
+            ([{"seed": 0, "psnr": 20.0}], "complete"),
+            ([{"not_run": "no data: mnist"}], "nothing was run"),
+            ([{"not_run": "no data: mnist"}, {"ours": 20.0}], "complete"),
+        ],
+    )
+    def test_the_status_says_whether_anything_ran(self, tmp_path, cells, status):
+        path = RunFolder(tmp_path / "out", "study", {}, fresh=False).finish({}, cells=cells)
+        assert json.loads(path.read_text())["status"] == status
+
     def test_a_read_only_folder_is_named_before_anything_is_computed_and_keeps_what_it_has(self):
         with _nobodys_folder() as folder:
             RunFolder(folder, "study", {}, fresh=False).log(round=1)

@@ -187,9 +187,11 @@ class RunFolder:
         if not self.writes:
             return self.path / "results.json"
         self.begin()
+        # Only tables of cells that may lack something say of each whether it ran.
+        ran = cells is None or any(has_run(cell) or "not_run" not in cell for cell in cells)
         result = {
             "experiment": self.experiment,
-            "status": status if cells is None or any(map(has_run, cells)) else "nothing was run",
+            "status": status if ran else "nothing was run",
             "config": self.config,
             "provenance": provenance(),
             "timing": self.seconds,

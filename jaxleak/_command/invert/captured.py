@@ -87,7 +87,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
     sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
-    folder.finish(metrics, cells=cells)
+    folder.finish(metrics, cells=cells or None)
     print_metrics(metrics)
     return metrics
 
