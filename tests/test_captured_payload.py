@@ -32,7 +32,7 @@ def arguments(tmp_path_factory):
 def test_it_is_attacked_and_the_verdict_printed(arguments, tmp_path, capsys):
     scores = invert.main(invert.Args(**arguments, out=tmp_path))
     assert scores["gradient_matched"] == 0  # three iterations
-    assert "gradient_matched" in capsys.readouterr().out
+    assert "gradient matched" in capsys.readouterr().out
     with np.load(tmp_path / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 8, 8, 1)
     assert (tmp_path / "figures" / "contact_sheet.png").exists()
