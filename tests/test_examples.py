@@ -31,6 +31,15 @@ def ran(name, folder, monkeypatch):
 
 
 @pytest.mark.slow
+def test_an_update_of_pytorch_leaks_and_a_mistaken_one_is_noticed(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    names = ran("audit_a_torch_model", tmp_path, monkeypatch)
+    assert names["verdict"].verdict == "leaks"
+    assert names["verdict"].metrics["psnr"] > 30
+    assert names["mistaken"].verdict == "inputs inconsistent"
+
+
+@pytest.mark.slow
 def test_cafe_reads_faces(tmp_path, monkeypatch):
     names = ran("cafe_on_a_vertical_federation", tmp_path, monkeypatch)
     assert names["right"] == 1
