@@ -103,6 +103,7 @@ class Args:
     finished_only: bool = False
     """Judge the runs that are finished, and start no other."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
     """Forget finished runs."""
 

@@ -51,6 +51,7 @@ class Args:
     rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "resnet10_16-b1")  # type: ignore[valid-type]
     """A model, the width of a ResNet's first stage where it is not 64, and the batch size."""
     data: str = "natural_patches"
+    """Data set, as docs/data.md lists them."""
     sharpness: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 120, 300, 1000)
     """Sharpness of the smoothed kinks, in units of one over the standard deviation of a layer."""
     batches: int = 8
@@ -64,7 +65,9 @@ class Args:
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
+    """Forget finished runs of this folder."""
 
 
 def main(args: Args) -> list[dict[str, Any]]:

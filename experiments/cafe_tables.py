@@ -51,6 +51,7 @@ class Args(Options):
     budget: float = 30.0
     """Minutes on two CPU cores."""
     seeds: tuple[int, ...] = (0,)
+    """Seeds of data, weights, batches and starts."""
     datasets: tuple[Literal[tuple(DATASETS.values())], ...] = tuple(DATASETS.values())  # type: ignore[valid-type]
     """Run only cells of these data sets."""
     only: str = ""
@@ -58,6 +59,7 @@ class Args(Options):
     linnaeus5: str | None = None
     """Data specification of Linnaeus 5, for example folder:DIR?size=32."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
     """Forget finished runs."""
 

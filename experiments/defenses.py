@@ -54,6 +54,7 @@ class Args:
     study: tuple[Literal[(*STUDIES, "all")], ...] = ()  # type: ignore[valid-type]
     """Nothing runs the preset."""
     preset: Literal["demo"] = "demo"
+    """Configuration whose values stand where no option is given."""
     out: Path | None = None
     """Run folder; default runs/defenses/<studies>."""
     seeds: tuple[int, ...] = (0,)
@@ -67,7 +68,9 @@ class Args:
     adaptive: bool = True
     """Also run the attackers who know the defense."""
     data: str = "digits"
+    """Data set, as docs/data.md lists them."""
     model: str = "convnet"
+    """Network that is attacked."""
     width: int | None = None
     """Width of a ResNet's first stage (64 in full)."""
     batch_norm: Literal["train", "eval"] = "train"
@@ -95,6 +98,7 @@ class Args:
     test_samples: int = 400
     """Samples on which the accuracy is measured."""
     fresh: bool = False
+    """Forget finished runs of this folder."""
 
     @property
     def federation(self) -> Federation:

@@ -112,7 +112,9 @@ class Args:
     substitute: str | None = None
     """Data specification for cells whose own data are not there."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
+    """Forget finished runs of this folder."""
 
 
 def main(args: Args) -> dict[str, float]:

@@ -64,8 +64,11 @@ class Args:
     terms: bool = False
     """Also leave out, or add, FedLeak's terms one by one."""
     data: str = "natural_patches"
+    """Data set, as docs/data.md lists them."""
     iterations: int = 400
+    """Iterations of every attack."""
     seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of data, weights, batches and starts."""
     homotopy: tuple[float, float] | None = None
     """Sharpness from and to; None takes the row's, mostly the recommended schedule."""
     tv: float | None = None
@@ -77,7 +80,9 @@ class Args:
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
+    """Forget finished runs of this folder."""
 
 
 def main(args: Args) -> list[dict[str, Any]]:

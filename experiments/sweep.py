@@ -47,6 +47,7 @@ class Args:
     sweep: Path
     """The file, one JSON object per line."""
     action: tyro.conf.Positional[Literal["run", "merge"]] = "run"
+    """Run the file's commands, or merge what several machines ran."""
     index: int | None = None
     """Number of the line to run, from 0."""
     out: Path | None = None

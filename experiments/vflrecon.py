@@ -75,6 +75,7 @@ class Args:
     """Options; a list of data sets (default: the demo's) is one case each, repeated for every seed."""
 
     preset: Literal["demo"] = "demo"
+    """Configuration whose values stand where no option is given."""
     table: tuple[Literal[tuple(TABLES)], ...] = ()  # type: ignore[valid-type]
     """Tables and figures of the paper; fu, ablation, encryption and defender are further ones."""
     budget: float = 60.0
@@ -88,15 +89,19 @@ class Args:
     share: float = 0.5
     """The adversary's share of the features."""
     batch_size: int = 16
+    """Samples in a batch."""
     shadow_records: int = 1000
     """Complete records that the attacker owns, at most a third of what exists."""
     victim_records: int = 2000
     """Size of the real run."""
     parties: int = 2
+    """Parties that share the features."""
     partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = "auto"
     """How the features are divided; auto gives every party a strip of an image, or random columns of a table."""
     optimizer: OptimizerName = "adam"
+    """Optimizer of the training."""
     scaling: Literal["minmax", "quantile"] = "minmax"
+    """How columns are scaled to [0, 1]."""
     balanced: bool = False
     """As many samples of every class."""
     cipher: Literal["none", "plain", "ckks"] = "none"
@@ -120,6 +125,7 @@ class Args:
     features: bool = True
     """Also reconstruct features."""
     seeds: int = 1
+    """How many seeds, from 0."""
     out: Path | None = None
     """Run folder; default runs/vflrecon/<tables or data>."""
     fresh: bool = False

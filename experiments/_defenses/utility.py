@@ -21,11 +21,17 @@ class Federation:
     """How the model is trained: `samples` divided among `clients`, all of whom take part in every round."""
 
     rounds: int = 200
+    """Rounds of FedAvg."""
     learning_rate: float = 0.5
+    """Learning rate of the clients."""
     clients: int = 8
+    """Clients of the federation."""
     samples: int = 800
+    """Samples of all clients together."""
     batch_size: int = 4
+    """Samples in a batch."""
     test_samples: int = 400
+    """Samples behind the test accuracy."""
 
     def check(self) -> None:
         """Raise `ValueError` on a number out of range."""

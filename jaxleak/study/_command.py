@@ -1,13 +1,20 @@
 """How a study is a command: options from the command line, and errors that say in one line what to mend."""
 
+import dataclasses
 import signal
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
+
+#: With more options than this, --help lists them on a line each, and --help-verbose explains them.
+MOST_OPTIONS_WITH_TEXT = 12
+#: Examples that --help shows.
+MOST_EXAMPLES = 6
 
 
 def run_command(
@@ -31,7 +38,15 @@ def run_command(
 
     outlive_readers()
     try:
-        given = tyro.cli(arguments, prog=name, args=words, description=doc)
+        typed = sys.argv[1:] if words is None else list(words)
+        whole = not {"-H", "--help-verbose"}.isdisjoint(typed)
+        given = tyro.cli(
+            arguments,
+            prog=name or _started_as(),
+            args=typed,
+            description=doc if whole or doc is None else summary(doc),
+            compact_help=_options(arguments) > MOST_OPTIONS_WITH_TEXT,
+        )
         from jaxleak._compiled import keep_compiled  # JAX comes after the options: --help and typos need none of it
 
         keep_compiled()
@@ -49,6 +64,30 @@ def run_command(
 
         take_back_folders()
         sys.exit(f"error: {message}")
+
+
+def summary(doc: str) -> str:
+    """What --help says of a command: the first sentence, and the first of its examples; --help-verbose says all."""
+    first, *others = doc.strip().split("\n\n")
+    examples = next((part for part in others if part.startswith("    ")), "")
+    lines = examples.splitlines()[:MOST_EXAMPLES]
+    while lines and lines[-1].endswith("\\"):  # the rest of a command would be missing
+        lines.pop()
+    parts = [first, "\n".join(lines), "--help-verbose says what each option means and what to expect."]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _options(arguments: type) -> int:
+    """How many options a dataclass gives, those of the dataclasses in it included."""
+    kinds = typing.get_type_hints(arguments)
+    names = [field.name for field in dataclasses.fields(arguments)]
+    return sum(_options(kinds[name]) if dataclasses.is_dataclass(kinds[name]) else 1 for name in names)
+
+
+def _started_as() -> str | None:
+    """How a module was started, as a person types it; None where it was not by `python -m`."""
+    words = sys.orig_argv
+    return f"python -m {words[words.index('-m') + 1]}" if "-m" in words[:-1] else None
 
 
 #: Errors that may end a command with their message; others, and most of the last kind, show where they happened.

@@ -31,7 +31,9 @@ class Devices:
     coordinator: str | None = None
     """HOST:PORT of process 0, where none of them can be asked; with --num-processes and --process-id."""
     num_processes: int | None = None
+    """How many processes share the run; None asks the cluster."""
     process_id: int | None = None
+    """The number of this process, from 0; None asks the cluster."""
 
 
 def join_devices(options: Devices) -> "Mesh | None":

@@ -27,6 +27,7 @@ class Args:
     """Options; those left out come from the preset."""
 
     preset: Literal["demo", "mnist", "cifar10", "paper", "scale"] = "demo"
+    """Configuration whose values stand where no option is given."""
     data: str | None = None
     """Data specification: lfw_faces, natural_patches, digits, breast_cancer, mnist, tfds:NAME, folder:DIR, npz:FILE."""
     num_samples: int | None = None
@@ -46,7 +47,9 @@ class Args:
     """Gradient steps of the paper's Step III (nested; Steps I and II take ten times as many) or a third of the single
     loop's."""
     network: Literal["cafe", "cafe-relu", "dense", "logistic"] = "cafe"
+    """Network of the vertical federation."""
     seed: int = 0
+    """Seed of data, weights and rounds."""
     out: Path | None = None
     """Run folder; default runs/cafe_scale/<preset>."""
     fresh: bool = False

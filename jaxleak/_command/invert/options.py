@@ -26,6 +26,7 @@ class Args:
 
     case: tyro.conf.OmitArgPrefixes[Case] = field(default_factory=Case)
     seeds: tuple[int, ...] = (0,)
+    """Seeds of data, weights, batches and starts."""
     payload: Path | None = None
     """A captured update (npz) instead of a simulated client; needs --weights."""
     image_shape: tuple[int, int, int] = (32, 32, 3)
@@ -39,4 +40,6 @@ class Args:
     devices: int | None = None
     """Devices that share the restarts, or the images of a single trial; on CPU that many are made."""
     out: Path | None = None
+    """Folder of the run, by default below runs/."""
     fresh: bool = False
+    """Forget finished runs of this folder."""

@@ -19,6 +19,7 @@ class Case:
     attack: str = "fedleak"
     """A preset of jaxleak.attacks.presets, or patch_embedding."""
     iterations: int = 400
+    """Iterations of the attack."""
     model: str = "convnet"
     """A name of jaxleak.models.CLASSIFIERS."""
     activation: str | None = None
@@ -34,6 +35,7 @@ class Case:
     weights: Path | None = None
     """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
     data: str = "natural_patches"
+    """Data set, as docs/data.md lists them."""
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
     skip: int = 0
@@ -44,7 +46,9 @@ class Case:
     federation: int = 100
     """Clients that a skewed partition divides the pool among."""
     batch_size: int = 1
+    """Images behind one update."""
     local_steps: int = 1
+    """Steps of gradient descent that a client takes before it uploads."""
     clients: int = 1
     """Clients behind one secure aggregation."""
     learning_rate: float = 1e-4
@@ -52,12 +56,14 @@ class Case:
     estimate: bool = False
     """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
     batch_norm: str = "train"
+    """Mode in which the client normalises: train or eval."""
     labels: str | None = None
     """Label strategy: given, joint, or a rule; None keeps the preset's."""
     restarts: int = 1
     """Independent starts; the one with the lowest score of the attacker's own is the answer. Two or more also give the
     agreement of the two best."""
     microbatch: int | None = None
+    """Restarts at once; None takes all of them, and fewer need less memory."""
     homotopy: tuple[float, float] | None = None
     """Smoothing from this sharpness to that; None keeps the preset's."""
     finish: float = 0.0
