@@ -5,10 +5,12 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
-from jaxleak.defenses import Defense
+from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples
+from jaxleak.protocols._local_training import descend, gradient_of
 from jaxleak.protocols._sampling import draw_batch
 from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
 
@@ -68,26 +70,22 @@ class ClientShare:
             )
         x, y = batch.x[:, 0], batch.y
 
-        def loss(weights: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
-            out = self.model.apply({**params, "params": weights}, x, mode=self.batch_norm, sharpness=sharpness)
-            return self.loss(out.logits, y)
+        def gradient(_: object, variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
+            return gradient_of(self.model, self.loss, self.batch_norm, variables, x, y, sharpness)
 
-        gradient = jax.grad(loss)
         if self.clients == self.local_steps == 1:
-            return [gradient(params["params"], x, y)]
-
-        def split(leaf: jax.Array) -> jax.Array:
-            return leaf.reshape(self.clients, self.local_steps, -1, *leaf.shape[1:])
+            return [gradient(0, params, x, y)[0]]
 
         def one_client(x: jax.Array, y: jax.Array) -> PyTree:
-            # Unrolled in Python: the transpose of a scan would keep every activation too, and is slower on CPU.
-            weights, gradients = params["params"], []
-            for step in range(self.local_steps):
-                gradients.append(gradient(weights, x[step], y[step]))
-                weights = jax.tree.map(lambda w, g: w - self.learning_rate * g, weights, gradients[-1])
-            return jax.tree.map(lambda *parts: sum(parts) / self.local_steps, *gradients)
+            mean, _ = descend(gradient, params, x, y, self.learning_rate, steps=self.local_steps, unrolled=True)
+            return mean
 
-        return [one_client(a, b) for a, b in zip(split(x), split(y), strict=True)]
+        split = (leaf.reshape(self.clients, -1, *leaf.shape[1:]) for leaf in (x, y))
+        return [one_client(a, b) for a, b in zip(*split, strict=True)]
+
+    def example_gradients(self, params: PyTree, batch: Batch) -> PyTree:
+        """The payload of every example by itself, for one step of one client: leaves with a leading axis B."""
+        return jax.vmap(lambda x, y, i: self(params, Batch(x[None], y[None], i[None])))(*batch)
 
 
 def averaged_share(share: ClientShare) -> ClientShare:
@@ -140,9 +138,16 @@ def client(
     per_round = (1 + neighbours) * own_size
     counted = "clients * local_steps * batch_size" + (" * (1 + neighbours)" if neighbours else "")
     _validate.in_range(1, num_samples, **{counted: per_round})
-    if defense is not None:
-        _check_defense(share, defense, neighbours)
-    elif neighbours:
+    check_defense(
+        defense,
+        [place for place in HORIZONTAL_PLACES if (place == "client_payloads") == bool(neighbours)],
+        local_steps=share.local_steps,
+        inside=False,
+        mixes_examples=share.model.has_batch_norm and share.batch_norm == "train",
+    )
+    if defense is not None and share.clients > 1:
+        raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
+    if defense is None and neighbours:
         raise ValueError(f"neighbours are of a defense at client_payloads, got {neighbours} and no defense")
     if secure_aggregation is not None:
         largest_entry(share.clients, secure_aggregation)
@@ -159,23 +164,20 @@ def client(
         if secure_aggregation is None:
             payload = share(state.params, batch)
         else:
-            own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *share.updates(state.params, batch))
-            payload = aggregate(masked_payloads(noise_key, own, fraction_bits=secure_aggregation), mean=True)
-        if defense is not None:
-            known: dict = {"round": state.round}
-            if defense.place == "per_example_gradient":
-                payload = _each_example(share, state.params, batch)
-            elif defense.place == "representation":
-                known |= {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y}
-                known["mode"] = share.batch_norm
-            elif defense.place == "client_payloads":
-                each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)
-                payload = jax.lax.map(lambda one: share(state.params, one), each)
-            payload = defense.apply(noise_key, payload, **known)
-            if defense.place == "client_payloads":
-                payload = jax.tree.map(lambda leaf: leaf[0], payload)
-            if defense.place == "per_example_gradient":
-                payload = jax.tree.map(lambda leaf: leaf.mean(axis=0), payload)
+            uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *share.updates(state.params, batch))
+            payload = aggregate(masked_payloads(noise_key, uploads, fraction_bits=secure_aggregation), mean=True)
+        if acts_at(defense, "client_payloads"):
+            each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)
+            all_payloads = jax.lax.map(lambda one: share(state.params, one), each)
+            all_payloads, _ = defended(defense, "client_payloads", noise_key, all_payloads, round=state.round)
+            payload = jax.tree.map(lambda leaf: leaf[0], all_payloads)
+        if acts_at(defense, "per_example_gradient"):
+            examples = share.example_gradients(state.params, batch)
+            examples, _ = defended(defense, "per_example_gradient", noise_key, examples, round=state.round)
+            payload = mean_of_examples(examples)
+        own = {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
+        payload, _ = defended_upload(defense, noise_key, payload, round=state.round, **own)
+        payload, _ = defended(defense, "server_view", noise_key, payload, round=state.round)
         statistics = None
         if with_statistics:
             statistics = model.apply(state.params, batch.x[:, 0], mode=share.batch_norm).statistics
@@ -183,19 +185,3 @@ def client(
         return state._replace(round=state.round + 1), transcript
 
     return Protocol(init, round_, share)
-
-
-def _each_example(share: ClientShare, params: PyTree, batch: Batch) -> PyTree:
-    """Gradients with a leading axis of examples."""
-    return jax.vmap(lambda x, y, i: share(params, Batch(x[None], y[None], i[None])))(batch.x, batch.y, batch.index)
-
-
-def _check_defense(share: ClientShare, defense: Defense, neighbours: int) -> None:
-    places = ("payload", "representation", "per_example_gradient", "server_view")
-    _validate.one_of(("client_payloads",) if neighbours else places, place=defense.place)
-    if share.clients > 1:
-        raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
-    if share.local_steps > 1 and (defense.one_step or defense.place == "per_example_gradient"):
-        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
-    if defense.place == "per_example_gradient" and share.model.has_batch_norm and share.batch_norm == "train":
-        raise ValueError("batch normalisation mixes examples; a defense per example needs batch_norm='eval'")

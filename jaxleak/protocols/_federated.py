@@ -11,6 +11,7 @@ from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcri
 from jaxleak.defenses import Defense
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._defending import check_defense, defended
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch, draw_worker_batches
 
 
@@ -115,8 +116,7 @@ def _protocol(
     defense: Defense | None,
     with_statistics: bool,
 ) -> Protocol:
-    if defense is not None:
-        _validate.one_of(("payload",), place=defense.place)
+    check_defense(defense, ("payload",))
     transform = optax.set_to_zero() if optimizer is None else optimizer
 
     def share(params: PyTree, batch: Batch) -> PyTree:
@@ -129,9 +129,8 @@ def _protocol(
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
-        payload = share(state.params, batch)
-        if defense is not None:
-            payload = defense.apply(jax.random.fold_in(jax.random.fold_in(key, state.round), 1), payload)
+        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        payload, _ = defended(defense, "payload", noise_key, share(state.params, batch))
         statistics = model.statistics(state.params, batch.x) if with_statistics else None
         transcript = Transcript(state.round, state.params, payload, index, statistics, batch)
         if optimizer is None:

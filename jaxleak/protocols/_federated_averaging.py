@@ -4,6 +4,7 @@ What gradient inversion attacks is one client's upload in one round, `jaxleak.pr
 around it: it leads to the weights of late rounds, and shows what a defense costs in accuracy.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,8 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples
+from jaxleak.protocols._local_training import descend, gradient_of
 
 Weighting = Literal["uniform", "samples"]
 WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "samples")
@@ -97,15 +100,15 @@ def federated_averaging(
     _validate.one_of(WEIGHTINGS, weighting=weighting)
     chosen_size = len(parts) if clients_per_round is None else clients_per_round
     _validate.in_range(1, len(parts), clients_per_round=chosen_size)
-    place = None if defense is None else defense.place
     own, counts = _padded(parts)
-    if defense is not None:
-        _check_defense(
-            defense,
-            mixes_examples=model.has_batch_norm and batch_norm == "train",
-            local_steps=local_steps,
-            by_samples=weighting == "samples" and len(set(map(len, parts))) > 1,
-        )
+    check_defense(
+        defense,
+        HORIZONTAL_PLACES,
+        local_steps=local_steps,
+        mixes_examples=model.has_batch_norm and batch_norm == "train",
+    )
+    if acts_at(defense, "client_payloads") and weighting == "samples" and len(set(map(len, parts))) > 1:
+        raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
     upload = _local_training(
         model, own, counts, batch_size, local_steps, learning_rate, batch_norm=batch_norm, loss=loss, defense=defense
     )
@@ -120,8 +123,8 @@ def federated_averaging(
             lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
         )
         clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
-        if defense is not None and place == "client_payloads":
-            payloads = defense.apply(jax.random.fold_in(key, 2), payloads, round=state.round)
+        all_key = jax.random.fold_in(key, 2)
+        payloads, _ = defended(defense, "client_payloads", all_key, payloads, round=state.round)
         share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
         share = share / share.sum()
         update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
@@ -137,7 +140,7 @@ def federated_averaging(
         start = model.init(key) if variables is None else variables
         start = jax.tree.map(jnp.asarray, start)
         clients: PyTree = ()
-        if defense is not None and place in ("payload", "representation"):
+        if defense is not None and acts_at(defense, "payload", "representation"):
             one = defense.init(start["params"])
             clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), one)
         return FederatedState(jnp.zeros((), jnp.int32), start, clients)
@@ -159,7 +162,7 @@ def _local_training(
     own: jax.Array,
     counts: jax.Array,
     batch_size: int,
-    local_steps: int,
+    steps: int,
     learning_rate: float,
     *,
     batch_norm: BatchNormMode,
@@ -167,18 +170,7 @@ def _local_training(
     defense: Defense | None,
 ) -> Callable[..., tuple[PyTree, PyTree, PyTree]]:
     """One client's upload, its running statistics and its defense's state, after steps from the global model."""
-    place = None if defense is None else defense.place
-    drawn = local_steps * batch_size
-
-    def gradient_of(variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
-        def objective(weights: PyTree) -> tuple[jax.Array, PyTree]:
-            out = model.apply({**variables, "params": weights}, x, mode=batch_norm)
-            return loss(out.logits, y), out.batch_stats
-
-        return jax.grad(objective, has_aux=True)(variables["params"])
-
-    def example_gradients(variables: PyTree, x: jax.Array, y: jax.Array) -> PyTree:
-        return jax.vmap(lambda a, b: gradient_of(variables, a[None], b[None])[0])(x, y)
+    drawn = steps * batch_size
 
     def upload(
         key: jax.Array, start: PyTree, client: jax.Array, kept: PyTree, data: Batch, round_: jax.Array
@@ -187,44 +179,21 @@ def _local_training(
         positions = _positions(batch_key, own[client], counts[client], drawn)
         x, y = data.x[positions, 0], data.y[positions]
 
-        def step(carry: tuple[PyTree, PyTree], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, PyTree], None]:
-            variables, total = carry
-            number, x, y = now
-            if defense is not None and place == "per_example_gradient":
-                noisy = defense.apply(
-                    jax.random.fold_in(step_key, number), example_gradients(variables, x, y), round=round_
-                )
-                gradient, stats = jax.tree.map(lambda leaf: leaf.mean(axis=0), noisy), variables["batch_stats"]
-            else:
-                gradient, stats = gradient_of(variables, x, y)
-            weights = jax.tree.map(lambda w, g: w - learning_rate * g, variables["params"], gradient)
-            return ({"params": weights, "batch_stats": stats}, jax.tree.map(jnp.add, total, gradient)), None
+        def gradient(number: jax.Array, variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
+            of = functools.partial(gradient_of, model, loss, batch_norm, variables)
+            if not acts_at(defense, "per_example_gradient"):
+                return of(x, y)
+            examples = jax.vmap(lambda a, b: of(a[None], b[None])[0])(x, y)
+            key = jax.random.fold_in(step_key, number)
+            examples, _ = defended(defense, "per_example_gradient", key, examples, round=round_)
+            return mean_of_examples(examples), variables["batch_stats"]
 
-        zeros = jax.tree.map(jnp.zeros_like, start["params"])
-        split = [leaf.reshape(local_steps, batch_size, *leaf.shape[1:]) for leaf in (x, y)]
-        (variables, total), _ = jax.lax.scan(step, (start, zeros), (jnp.arange(local_steps), *split))
-        # Summed gradients instead of old minus new weights, whose difference float32 would hardly see at 1e-4.
-        payload = jax.tree.map(lambda leaf: leaf / local_steps, total)
-        if defense is not None and place == "payload":
-            payload, kept = defense.update(upload_key, payload, kept, round=round_)
-        elif defense is not None and place == "representation":
-            known = {"model": model, "variables": start, "x": x, "y": y, "mode": batch_norm, "round": round_}
-            payload, kept = defense.update(upload_key, payload, kept, **known)
-        return payload, variables["batch_stats"], kept
+        payload, stats = descend(gradient, start, x, y, learning_rate, steps=steps, unrolled=False)
+        known = {"model": model, "variables": start, "x": x, "y": y, "mode": batch_norm}
+        payload, kept = defended_upload(defense, upload_key, payload, kept, round=round_, **known)
+        return payload, stats, kept
 
     return upload
-
-
-def _check_defense(defense: Defense, *, mixes_examples: bool, local_steps: int, by_samples: bool) -> None:
-    _validate.one_of(HORIZONTAL_PLACES, place=defense.place)
-    if defense.place == "per_example_gradient" and mixes_examples:
-        raise ValueError(
-            "per-example gradients do not exist where batch normalisation mixes examples; take batch_norm='eval'"
-        )
-    if defense.one_step and local_steps > 1:
-        raise ValueError(f"this defense replaces a single step's gradient: needs local_steps = 1, got {local_steps}")
-    if defense.place == "client_payloads" and by_samples:
-        raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
 
 
 def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], float]:

@@ -16,12 +16,11 @@ from jaxleak._base import Batch, Loss, PartyRecord, Protocol, ProtocolState, PyT
 from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
+from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
 
 #: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
 InteractiveLayer = Callable[[jax.Array, PyTree, tuple[jax.Array, ...]], jax.Array]
-
-#: Where a defense may act here.
 
 
 def default_optimizer() -> optax.GradientTransformation:
@@ -73,16 +72,15 @@ def split_training(
     _validate.in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     for defense in defenses:
-        _validate.one_of(SPLIT_PLACES, place=defense.place)
-    by_example = any(defense.place == "per_example_gradient" for defense in defenses)
+        check_defense(defense, SPLIT_PLACES)
+    by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
     if by_example and interactive is not None:
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
     transform = default_optimizer() if optimizer is None else optimizer
 
     def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
-            if defense.place == place:
-                value = defense.apply(jax.random.fold_in(key, i), value, round=step, **known)
+            value, _ = defended(defense, place, jax.random.fold_in(key, i), value, round=step, **known)
         return value
 
     def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
@@ -119,7 +117,7 @@ def split_training(
         if by_example:
             examples = _example_gradients(model, params, slices, sent, cut, output_gradient)
             examples = defend(noise_key, "per_example_gradient", examples, state.round, labels=batch.y)
-            *bottoms, top_gradient = jax.tree.map(lambda leaf: leaf.mean(axis=0), examples)
+            *bottoms, top_gradient = mean_of_examples(examples)
         else:
             bottoms = [pull(c)[0] for pull, c in zip(pulls, cut, strict=True)]
         gradients = {"bottom": tuple(bottoms), "top": top_gradient}

@@ -1,0 +1,92 @@
+"""Where a defense acts in a protocol: the one place that checks, and applies, the defenses of all protocols."""
+
+from collections.abc import Collection
+
+import jax
+
+from jaxleak import _validate
+from jaxleak._base import PyTree
+from jaxleak.defenses import Defense
+
+
+def check_defense(
+    defense: Defense | None,
+    places: Collection[str],
+    *,
+    local_steps: int = 1,
+    inside: bool = True,
+    mixes_examples: bool = False,
+) -> None:
+    """Refuse a defense that the protocol has no place for.
+
+    Args:
+        defense: of the protocol, or None.
+        places: that the protocol has.
+        local_steps: E of a client.
+        inside: whether the protocol lets a defense of examples into each of several local steps.
+        mixes_examples: whether the model has batch normalisation in training mode.
+
+    Raises:
+        ValueError: naming the place or the number of steps that the defense needs.
+    """
+    if defense is None:
+        return
+    _validate.one_of(tuple(places), place=defense.place)
+    by_example = defense.place == "per_example_gradient"
+    if local_steps > 1 and (defense.one_step or (by_example and not inside)):
+        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {local_steps}")
+    if by_example and mixes_examples:
+        raise ValueError("batch normalisation mixes examples, and a defense acts on each: take batch_norm='eval'")
+
+
+def acts_at(defense: Defense | None, *places: str) -> bool:
+    """Whether the defense acts at one of these places."""
+    return defense is not None and defense.place in places
+
+
+def defended(
+    defense: Defense | None, place: str, key: jax.Array, value: PyTree, state: PyTree = None, **known: object
+) -> tuple[PyTree, PyTree]:
+    """What passes at `place`, and the defense's state after it; both as they were where the defense acts elsewhere.
+
+    Args:
+        defense: of the protocol, or None.
+        place: one of `HORIZONTAL_PLACES` or `SPLIT_PLACES`.
+        key: of this round and place.
+        value: what passes there, as `Defense` says.
+        state: of the defense from the rounds before; None where every round is the first.
+        known: what the defender knows besides, by name.
+    """
+    if defense is None or defense.place != place:
+        return value, state
+    if state is None:
+        return defense.apply(key, value, **known), None
+    return defense.update(key, value, state, **known)
+
+
+def mean_of_examples(gradients: PyTree) -> PyTree:
+    """The batch's gradient from those of its examples, which have a leading axis B."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), gradients)
+
+
+def defended_upload(
+    defense: Defense | None,
+    key: jax.Array,
+    payload: PyTree,
+    state: PyTree = None,
+    *,
+    round: jax.Array,
+    **client: object,
+) -> tuple[PyTree, PyTree]:
+    """One client's upload behind a defense at "payload" or "representation", and the defense's state after it.
+
+    Args:
+        defense: of the protocol, or None.
+        key: of this round and client.
+        payload: what the client would upload.
+        state: see `defended`.
+        round: () int32.
+        client: its model, variables, x, y and mode, which a defense at "representation" is given.
+    """
+    payload, state = defended(defense, "payload", key, payload, state, round=round)
+    return defended(defense, "representation", key, payload, state, round=round, **client)

@@ -1,0 +1,73 @@
+"""A client's local steps of gradient descent: the one loop behind an upload that is attacked and one that trains."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak._base import BatchNormMode, Loss, PyTree
+from jaxleak.models import Classifier
+
+#: `(number of the step, variables, x (B, H, W, channels), y (B,)) -> (gradient, running statistics after it)`
+StepGradient = Callable[[jax.Array, PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree]]
+
+
+def gradient_of(
+    model: Classifier,
+    loss: Loss,
+    batch_norm: BatchNormMode,
+    variables: PyTree,
+    x: jax.Array,
+    y: jax.Array,
+    sharpness: jax.Array | float | None = None,
+) -> tuple[PyTree, PyTree]:
+    """The loss's gradient on one batch x (B, H, W, channels), y (B,), and the running statistics after it."""
+
+    def objective(weights: PyTree) -> tuple[jax.Array, PyTree]:
+        out = model.apply({**variables, "params": weights}, x, mode=batch_norm, sharpness=sharpness)
+        return loss(out.logits, y), out.batch_stats
+
+    return jax.grad(objective, has_aux=True)(variables["params"])
+
+
+def descend(
+    gradient: StepGradient,
+    start: PyTree,
+    x: jax.Array,
+    y: jax.Array,
+    learning_rate: float,
+    *,
+    steps: int,
+    unrolled: bool,
+) -> tuple[PyTree, PyTree]:
+    """Descend from `start`, one part of the samples after the other.
+
+    Args:
+        gradient: of one step.
+        start: variables before the first step.
+        x: (E * B, H, W, channels), in the order of the steps.
+        y: (E * B,).
+        learning_rate: of every step, > 0.
+        steps: E >= 1.
+        unrolled: in Python, for whoever differentiates through the steps: the transpose of a scan keeps every
+            activation too, and is slower on CPU. Otherwise scanned, which compiles once whatever E is.
+
+    Returns:
+        The mean of the steps' gradients, which is `(start - end) / (learning_rate * E)` without the rounding of that
+        difference, and the running statistics after the last step.
+    """
+
+    def step(carry: tuple[PyTree, PyTree], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, PyTree], None]:
+        variables, total = carry
+        found, stats = gradient(now[0], variables, now[1], now[2])
+        weights = jax.tree.map(lambda w, g: w - learning_rate * g, variables["params"], found)
+        return ({**variables, "params": weights, "batch_stats": stats}, jax.tree.map(jnp.add, total, found)), None
+
+    carry = (start, jax.tree.map(jnp.zeros_like, start["params"]))
+    parts = (jnp.arange(steps), *(leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in (x, y)))
+    if unrolled:
+        for number in range(steps):
+            carry, _ = step(carry, tuple(part[number] for part in parts))
+    else:
+        carry, _ = jax.lax.scan(step, carry, parts)
+    return jax.tree.map(lambda leaf: leaf / steps, carry[1]), carry[0]["batch_stats"]
