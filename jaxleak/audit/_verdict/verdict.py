@@ -117,13 +117,16 @@ def decide(
     reasons = []
     if labels.any():
         classes = ", ".join(f"{count} of class {c}" for c, count in enumerate(labels) if count)
-        reasons.append(f"The head's gradient proves {labels.sum()} labels: {classes}.")
+        many = "label" if labels.sum() == 1 else "labels"
+        reasons.append(f"The head's gradient proves {labels.sum()} {many}: {classes}.")
     if best is not None and best.shown.any():
         how = "are the solution of equations" if best.solved else "are what independent starts agree on"
         reasons.append(
             f"{int(best.shown.sum())} of {len(best.x)} images {how} ({best.attack}); the gradient of the answer has a "
             f"cosine distance of {best.cosine_distance:.1e} from the update."
         )
+    elif reasons:
+        reasons += ["No image is shown.", *tried, *not_tried]
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     if reasons:
         return "leaks", (*reasons, *warnings)
