@@ -1,0 +1,218 @@
+"""LeNet, perceptron, ConvNet and ViT against twins in plain Flax and PyTorch, through the doors of `jaxleak.models`."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, Observation, _tree, attacks, models, protocols
+from jaxleak.attacks import presets
+from jaxleak.objectives import cross_entropy
+
+IMAGE, CLASSES = (8, 8, 3), 5
+X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
+Y = jnp.array([1, 3])
+
+
+class Stack(nn.Module):
+    """Convolutions, then dense layers, with one activation."""
+
+    activation: object
+    channels: tuple = ()
+    strides: tuple = ()
+    window: int = 3
+    widths: tuple = ()
+
+    @nn.compact
+    def __call__(self, x):
+        side = (self.window, self.window)
+        for i, (channels, stride) in enumerate(zip(self.channels, self.strides, strict=True)):
+            x = self.activation(nn.Conv(channels, side, stride, padding=self.window // 2, name=f"conv_{i}")(x))
+        x = x.reshape(len(x), -1)
+        for i, width in enumerate(self.widths):
+            x = self.activation(nn.Dense(width, name=f"dense_{i}")(x))
+        return nn.Dense(CLASSES, name="head")(x)
+
+
+class PlainViT(nn.Module):
+    """Two blocks on patches of 4x4, written with Flax's own attention function."""
+
+    @nn.compact
+    def __call__(self, x):
+        # With the fast variance, whose maximum with zero counts as a kink, an attack would choose the homotopy.
+        norm = functools.partial(nn.LayerNorm, epsilon=1e-6, use_fast_variance=False)
+        x = x.reshape(len(x), 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(len(x), 4, 48)
+        x = nn.Dense(6, name="embed")(x)
+        token = self.param("class_token", nn.initializers.normal(), (1, 1, 6))
+        x = jnp.concatenate([jnp.tile(token, (len(x), 1, 1)), x], 1)
+        x += self.param("position", nn.initializers.normal(), (1, 5, 6))
+        for i in range(2):
+            z = norm(name=f"norm_{i}_0")(x)
+            qkv = nn.Dense(18, name=f"attention_{i}_qkv")(z).reshape(len(x), 5, 3, 2, 3)
+            z = nn.dot_product_attention(*(qkv[:, :, j] for j in range(3))).reshape(len(x), 5, 6)
+            x += nn.Dense(6, name=f"attention_{i}_project")(z)
+            z = nn.gelu(nn.Dense(12, name=f"mlp_{i}_0")(norm(name=f"norm_{i}_1")(x)), approximate=False)
+            x += nn.Dense(6, name=f"mlp_{i}_1")(z)
+        return nn.Dense(CLASSES, name="head")(norm(name="last_norm")(x[:, 0]))
+
+
+LENET = {"channels": (4, 4, 4), "strides": (2, 2, 1)}
+CONVNET = {"channels": (4, 6), "strides": (1, 2)}
+VIT = {"patch_size": 4, "width": 6, "depth": 2, "heads": 2, "mlp_ratio": 2}
+BUILT_IN = {
+    "lenet": functools.partial(models.lenet, IMAGE, CLASSES, channels=4),
+    "mlp": functools.partial(models.mlp, IMAGE, CLASSES, widths=(7, 6)),
+    "convnet": functools.partial(models.convnet, IMAGE, CLASSES, **CONVNET),
+    "vit": functools.partial(models.vit, IMAGE, CLASSES, **VIT),
+}
+FLAX = {
+    "lenet": Stack(nn.sigmoid, **LENET, window=5),
+    "mlp": Stack(nn.relu, widths=(7, 6)),
+    "convnet": Stack(nn.relu, **CONVNET),
+    "vit": PlainViT(),
+}
+
+
+def flat(name):
+    """A built-in's name of a leaf as module and leaf, nested modules joined: ("attention_0_qkv", "kernel")."""
+    module, _, leaf = name.rpartition("/")
+    return module.replace("/", "_"), leaf
+
+
+def flax_twin(name, variables):
+    """The plain module as a classifier, and how a leaf of the built-in is found in its trees."""
+
+    def tree(leaves):
+        found = {}
+        for path, leaf in _tree.named_leaves(leaves).items():
+            module, last = flat(path)
+            (found.setdefault(module, {}) if module else found)[last] = leaf
+        return found
+
+    given = {part: tree(leaves) for part, leaves in variables.items() if leaves}
+    twin, theirs = models.from_flax(FLAX[name], given, image_shape=IMAGE, num_classes=CLASSES)
+    return twin, theirs, lambda leaves, path: _tree.named_leaves(leaves)["/".join(filter(None, flat(path)))]
+
+
+def torch_twin(name, variables):
+    """As `flax_twin`, of a module of PyTorch with the built-in's weights."""
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+
+    shapes = {flat(path): leaf for path, leaf in _tree.named_leaves(variables["params"]).items()}
+
+    def renamed(module, leaf):
+        return f"{module}_{leaf}".lstrip("_").replace("_kernel", "_weight").replace("_scale", "_weight")
+
+    class Twin(torch.nn.Module):
+        """Weights by name, and functions of PyTorch."""
+
+        def __init__(self):
+            super().__init__()
+            for (module, leaf), value in shapes.items():
+                value = np.array(value)
+                value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T if leaf == "kernel" else value
+                self.register_parameter(renamed(module, leaf), torch.nn.Parameter(torch.tensor(value.copy())))
+
+        def part(self, module, leaf="weight"):
+            return getattr(self, f"{module}_{leaf}", None)
+
+        def conv(self, module, x, stride=1):
+            w = self.part(module)
+            return functional.conv2d(x, w, self.part(module, "bias"), stride, w.shape[2] // 2)
+
+        def dense(self, module, x):
+            return functional.linear(x, self.part(module), self.part(module, "bias"))
+
+        def norm(self, module, x):
+            w = self.part(module)
+            return functional.layer_norm(x, w.shape, w, self.part(module, "bias"), eps=1e-6)
+
+        def forward(self, x):
+            return getattr(self, name)(x)
+
+        def lenet(self, x):
+            for i, stride in enumerate(LENET["strides"]):
+                x = torch.sigmoid(self.conv(f"conv_{i}", x, stride))
+            return self.dense("head", x.permute(0, 2, 3, 1).flatten(1))
+
+        def mlp(self, x):
+            x = x.permute(0, 2, 3, 1).flatten(1)
+            return self.dense("head", torch.relu(self.dense("dense_1", torch.relu(self.dense("dense_0", x)))))
+
+        def convnet(self, x):
+            for i, stride in enumerate(CONVNET["strides"]):
+                x = torch.relu(self.conv(f"conv_{i}", x, stride))
+            return self.dense("head", x.permute(0, 2, 3, 1).flatten(1))
+
+        def vit(self, x):
+            b = x.shape[0]
+            x = x.permute(0, 2, 3, 1).reshape(b, 2, 4, 2, 4, 3).transpose(2, 3).reshape(b, 4, 48)
+            x = torch.cat([self.class_token.expand(b, -1, -1), self.dense("embed", x)], 1) + self.position
+            for i in range(2):
+                qkv = self.dense(f"attention_{i}_qkv", self.norm(f"norm_{i}_0", x)).reshape(b, 5, 3, 2, 3)
+                q, k, v = qkv.permute(2, 0, 3, 1, 4)
+                z = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, 5, 6)
+                x = x + self.dense(f"attention_{i}_project", z)
+                z = functional.gelu(self.dense(f"mlp_{i}_0", self.norm(f"norm_{i}_1", x)))
+                x = x + self.dense(f"mlp_{i}_1", z)
+            return self.dense("head", self.norm("last_norm", x[:, 0]))
+
+    def leaf_of(leaves, path):
+        module, leaf = flat(path)
+        value = leaves[renamed(module, leaf)]
+        return value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T if leaf == "kernel" else value
+
+    twin, theirs = models.from_torch(Twin(), image_shape=IMAGE, num_classes=CLASSES)
+    return twin, theirs, leaf_of
+
+
+def gradient_of(model, variables, x):
+    def loss(params):
+        return cross_entropy(model.apply({**variables, "params": params}, x).logits, Y)
+
+    return jax.grad(loss)(variables["params"])
+
+
+def slope(model, variables):
+    """The derivative of the gradient's squared norm by the images, which takes second derivatives of every layer."""
+
+    @jax.jit
+    def by_images(x):
+        return jax.grad(lambda x: sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient_of(model, variables, x))))(x)
+
+    return np.asarray(by_images(X))
+
+
+def first_losses(model, variables):
+    """What ten steps of the attack say, from the same start."""
+    seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(lambda v: gradient_of(model, v, X))(variables))
+    attack = attacks.inversion(model, protocols.ClientShare(model), presets.fedleak(10), batch_size=2)
+    template = Batch(jnp.zeros((2, 1, *IMAGE)), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
+    step, state, losses = jax.jit(attack.step), attack.init(jax.random.key(3), template), []
+    for i in range(10):
+        state, info = step(jax.random.key(i), state, seen)
+        losses.append(np.asarray(info["loss"]))
+    return np.array(losses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin_of", [flax_twin, torch_twin])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_and_its_twin_are_one_network(name, twin_of):
+    built_in = BUILT_IN[name]()
+    variables = jax.jit(built_in.init)(jax.random.key(0))
+    twin, theirs, leaf_of = twin_of(name, variables)
+    logits = [jax.jit(m.apply)(v, X).logits for m, v in ((built_in, variables), (twin, theirs))]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+    gradients = [jax.jit(functools.partial(gradient_of, m))(v, X) for m, v in ((built_in, variables), (twin, theirs))]
+    for path, leaf in _tree.named_leaves(gradients[0]).items():
+        np.testing.assert_allclose(leaf_of(gradients[1], path), leaf, atol=1e-5, err_msg=path)
+    slopes = [slope(m, v) for m, v in ((built_in, variables), (twin, theirs))]
+    np.testing.assert_allclose(*slopes, atol=1e-3 * np.abs(slopes[0]).max())
+    losses = [first_losses(m, v) for m, v in ((built_in, variables), (twin, theirs))]
+    assert losses[0][-1].min() < losses[0][0].min()
+    np.testing.assert_allclose(*losses, rtol=2e-3)
