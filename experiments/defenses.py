@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 from experiments._defenses import delegated, report, studies
 from experiments._defenses.runs import Budget, attack_job, jobs_of, run_points
-from experiments._defenses.utility import Federation, Utility
+from experiments._defenses.utility import Utility
+from experiments._fedleak.federation import Federation
 from experiments._fedleak.runs import Runner
 from experiments._rows import BEYOND_BUDGET, require_runs
 from jaxleak import _validate, data

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from experiments import sweep
 from experiments._cafe import cells as cafe_cells
 from experiments._cafe.runs import Setting
-from experiments._defenses.utility import Federation, Utility
+from experiments._defenses.utility import Utility
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
+from experiments._fedleak.federation import Federation
 from experiments._vfl import tables as vfl_tables
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder

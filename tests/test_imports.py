@@ -1,6 +1,7 @@
 """The package's floors: a module imports from floors below its own, or from its own package."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_the_rule_itself():
     assert not violations("audit", "checkpoint")
     for own, imported in [("attacks", "protocols"), ("protocols", "attacks"), ("models", "objectives"), *FORBIDDEN]:
         assert violations(own, imported)
+
+
+def test_no_circle_among_the_studies():
+    """A folder of experiments/ imports others in one direction only: each has to find all that it uses below itself."""
+    root = Path(experiments.__file__).parent
+    used = {}
+    for path in root.rglob("*.py"):
+        own = path.relative_to(root).parts[0].removesuffix(".py")
+        names = {name.split(".")[1] for name in _imports(path) if name.startswith("experiments.")}
+        used.setdefault(own, set()).update(names - {own})
+    tuple(graphlib.TopologicalSorter(used).static_order())  # raises CycleError, which names the circle
+    assert used["_ledger"] >= {"_cafe", "_fedleak", "_vfl"}  # the names are those of folders
 
 
 IMPORT_ALL_WITHOUT = """

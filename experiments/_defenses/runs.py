@@ -8,7 +8,8 @@ import numpy as np
 
 from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import Point
-from experiments._defenses.utility import Federation, Utility
+from experiments._defenses.utility import Utility
+from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner, unavailable
 from experiments._rows import BEYOND_BUDGET, NO_DATA

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._defenses.utility import Federation
+from experiments._fedleak.federation import Federation
 from experiments._fedleak.weights import Training
 from jaxleak.study.updates import Case
 

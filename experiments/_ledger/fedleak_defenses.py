@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from experiments._defenses.utility import Federation
+from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._ledger.measurement import Measurement
 from jaxleak.study.updates import Case
