@@ -127,6 +127,14 @@ def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -
     """Mean PSNR of reconstructed images `index` by the paper's own formula, with every channel's largest true value.
 
     An image with a channel that is black throughout has none and is left out; as elsewhere 200 dB stand for infinity.
+
+    Args:
+        problem: has the truth.
+        images: (I, H, W, C), reconstructions.
+        index: (I,), their numbers in the private set.
+
+    Returns:
+        dB; NaN if no image is left.
     """
     with np.errstate(divide="ignore"):
         values = np.minimum(metrics.psnr_channel_peak(problem.dataset.x[index], images), 200.0)

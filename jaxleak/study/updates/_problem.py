@@ -118,7 +118,19 @@ def attack(
     checkpoints: Checkpoints | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Outcome:
-    """Run `case` with one seed, and score it; `variables`, `devices` and the rest as in `victim` and `audit.invert`."""
+    """Run a case with one seed, and score the answer.
+
+    Args:
+        case: what is attacked, and with what.
+        seed: in [0, 2^32), of the data, the weights, the batch and the starts.
+        variables: weights to attack in place of those that the case names or draws.
+        callbacks: see `audit.invert`.
+        checkpoints: see `audit.invert`.
+        devices: share the restarts, or the images of a single trial.
+
+    Raises:
+        ValueError: on a case whose parts do not go together, or data that cannot give it.
+    """
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
     template = audit.template_of(side.private)
