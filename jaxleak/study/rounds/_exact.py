@@ -130,6 +130,11 @@ def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int) -> P
     """The frozen model's gradient on a batch that the attacker makes up: random shapes and noise, random labels.
 
     Nobody's data take part. Colour, grey and tabular slices are drawn alike, every party's by itself.
+
+    Args:
+        model: under attack.
+        params: its frozen parameters.
+        batch_size: K.
     """
     for_slices, for_labels = jax.random.split(own_key(Purpose.SAMPLES))
     slices = synthetic_slices(int(jax.random.bits(for_slices)), batch_size * model.parties, model.slice_shape)

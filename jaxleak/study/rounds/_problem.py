@@ -77,6 +77,12 @@ def vertical_problem(
 def horizontal_problem(spec: str, *, num_samples: int, seed: int, key: jax.Array) -> Problem:
     """Whole images and the horizontal network of the ICLR submission; the worker's number is n // (N / M).
 
+    Args:
+        spec: data specification, see `jaxleak.data.load`.
+        num_samples: N.
+        seed: which samples.
+        key: the audit's key; the model's parameters are those that `audit.start` would draw from it.
+
     Raises:
         ValueError, FileNotFoundError: on unknown data, tables, labels out of range.
     """
@@ -104,7 +110,13 @@ def _problem(
 
 
 def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
-    """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone."""
+    """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone.
+
+    Args:
+        problem: has the private set.
+        spec: data specification that it was drawn from.
+        seed: of the draw.
+    """
     return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
 
 
@@ -143,7 +155,13 @@ def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -
 
 
 def image_psnr(problem: Problem, slices: Any, index: np.ndarray) -> np.ndarray:
-    """Truth-side PSNR (I,) of reconstructed samples `index`, peak 1."""
+    """Truth-side PSNR (I,) in dB of reconstructed samples, peak 1.
+
+    Args:
+        problem: has the truth.
+        slices: (I, P, *slice), reconstructions.
+        index: (I,), their numbers in the private set.
+    """
     truth = problem.dataset.x[index]
     estimate = problem.assemble(slices)
     return metrics.psnr(truth, estimate)

@@ -68,7 +68,17 @@ def build_attack(
     share: protocols.ClientShare,
     generator: client_updates.PublicGenerator | None = None,
 ) -> Attack:
-    """The attack of `case` on what `share` gives."""
+    """The attack of a case.
+
+    Args:
+        case: names the attack and its settings.
+        model: under attack.
+        share: what the client computes.
+        generator: of attacks that need one, else None.
+
+    Raises:
+        ValueError: on settings that do not go together.
+    """
     if case.attack in CLOSED_FORM:
         return CLOSED_FORM[case.attack](model, batch_size=case.images)
     return attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
@@ -78,6 +88,9 @@ def settings(case: Case, generator: client_updates.PublicGenerator | None = None
     """The preset of `case` with the case's changes.
 
     Without a generator, settings of attacks that need one are only good for being read.
+
+    Raises:
+        ValueError: on settings that do not go together.
     """
     options: dict[str, Any] = {}
     if case.attack in presets.GENERATIVE:

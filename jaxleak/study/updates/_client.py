@@ -23,7 +23,16 @@ class Victim(NamedTuple):
 
 
 def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
-    """The client's data and protocol. The seed changes the data drawn, the weights and the batch."""
+    """The client's data and protocol.
+
+    Args:
+        case: what is attacked.
+        seed: changes the data drawn, the weights and the batch.
+        variables: weights in place of those that the case names or draws.
+
+    Raises:
+        ValueError: if the data are no images, or too few for the case.
+    """
     dataset = data.load(case.data, case.taken, seed)
     if dataset.x.ndim != 4:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
@@ -52,13 +61,25 @@ _CLIENT_FIELDS = (
 def client_of(
     case: Case, image_shape: tuple[int, ...], num_classes: int
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
-    """Model, what its client runs, and its protocol; equal clients share one compilation."""
+    """Model, what its client runs, and its protocol; equal clients share one compilation.
+
+    Args:
+        case: what is attacked.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+    """
     client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS})
     return _compiled_client(client, threat_for(case).statistics, image_shape, num_classes)
 
 
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
-    """The case's model for images (H, W, channels)."""
+    """The model of a case.
+
+    Args:
+        case: names it and its options.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+    """
     options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
     model = models.build(case.model, image_shape, num_classes, **options)
     if case.mean is None or case.std is None:

@@ -86,7 +86,13 @@ _compiled_attack = functools.cache(_attack_on)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
-    """What the server sees of one round, of which no more is granted than the attack reads, and the truth."""
+    """What the server sees of one round, of which no more is granted than the attack reads, and the truth.
+
+    Args:
+        case: what is attacked.
+        seed: of the round.
+        side: the client's, from `victim`.
+    """
     key = jax.random.key(seed)
     state = jax.jit(side.protocol.init)(audit.init_key(key))
     state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))

@@ -56,6 +56,12 @@ def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captur
     ones are taken. Images of another one are resized, and exact copies of the pool's images are dropped wherever they
     come from.
 
+    Args:
+        case: names the public data and the client's.
+        seed: of the draw.
+        image_shape: (H, W, channels).
+        captured: the payload is somebody's, so that no pool is known to stay away from.
+
     Raises:
         ValueError: if no image is left, or the data are crops that overlap with the victim's.
     """
