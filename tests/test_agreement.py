@@ -9,6 +9,7 @@ import pytest
 from experiments import invert
 from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
+from jaxleak._command.invert import run
 from jaxleak.study.updates import Case, attack, captions
 
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
@@ -84,7 +85,7 @@ def attacked(tmp_path_factory):
         return outcomes[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(invert, "attack", remembered)
+        patch.setattr(run, "attack", remembered)
         case = Case(data="digits", model="mlp", pool=8, batch_size=4, iterations=3, restarts=2)
         found = invert.main(invert.Args(case=case, seeds=(0, 1), out=folder))
     return folder, outcomes, found

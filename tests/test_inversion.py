@@ -161,6 +161,8 @@ def test_a_trial_that_is_not_finite_freezes_and_says_when(model, observed):
     class Exploding:
         """The client's function until iteration 3 of the attack, then infinity."""
 
+        batch_norm, local_steps, clients = "train", 1, 1
+
         def __call__(self, params, batch, *, sharpness=None):
             payload = observed[0].share(params, batch)
             return jax.tree.map(lambda leaf: jnp.where(sharpness > 3.5, jnp.nan, leaf), payload)
