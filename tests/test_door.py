@@ -210,6 +210,25 @@ def test_kinks_are_smoothed_however_they_are_written(name, written):
     assert model.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "padding"), [(9, 8, "VALID"), (8, 9, "VALID"), (9, 9, "SAME"), (8, 8, "VALID")]
+)
+def test_pools_cover_what_their_owner_said_whether_sizes_are_even_or_not(height, width, padding):
+    pooled = ((height + (padding == "SAME")) // 2) * ((width + (padding == "SAME")) // 2) * 3
+    weights = {"params": {"w": jax.random.normal(jax.random.key(0), (pooled, CLASSES))}}
+    images = jax.random.uniform(jax.random.key(1), (2, height, width, 3))
+
+    def network(variables, x):
+        z = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), padding)
+        return z.reshape(len(x), -1) @ variables["params"]["w"]
+
+    model, variables = models.from_function(network, weights, image_shape=(height, width, 3))
+    assert model.notes == ()
+    np.testing.assert_allclose(model.apply(variables, images).logits, network(weights, images), rtol=1e-5)
+    sharp = model.apply(variables, images, sharpness=1e5).logits
+    np.testing.assert_allclose(sharp, network(weights, images), atol=1e-2)
+
+
 def test_what_no_rule_knows_stays_and_is_listed():
     def network(variables, x):
         z = x.reshape(len(x), -1) @ variables["params"]["w"]
