@@ -72,6 +72,14 @@ def test_a_ridge_start_beats_grey_and_is_in_range(features, decoder, truth):
     assert _psnr(guess, truth).mean() > _psnr(jnp.full_like(truth, 0.5), truth).mean() + 3
 
 
+def test_synthetic_images_are_as_often_dark_as_bright():
+    """A decoder that is fitted on images of one brightness would guess it everywhere."""
+    images = synthetic_slices(0, 4000, (8, 8, 1))
+    for kind in (images[:2000], images[2000:]):
+        assert kind.mean() == pytest.approx(0.5, abs=0.025)
+        assert (kind <= 0.02).mean() == pytest.approx((kind >= 0.98).mean(), abs=0.01)
+
+
 def test_ridge_is_ridge(model, extractor, features):
     slices = jnp.asarray(synthetic_slices(1, 100, SHAPE))
     weights, mean_h, mean_x = jax.jit(partial(ridge_decoder, model.party_features, ridge=0.1))(extractor, slices)
