@@ -221,6 +221,10 @@ def test_plans_refuse_what_cannot_work(problem):
     refuses(r"batch_size must be < num_samples=24: .*\(CAFE, Theorem 1 needs K < N\)", batch_size=N)
     refuses("batch_size must be <= num_samples=24, got 25", batch_size=25)
     refuses("batch_size must be > 0, got 0", batch_size=0)
+    fewest = {"output_rounds": 32, "feature_rounds": 4}
+    plan = attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K, **fewest)
+    assert plan.rounds >= 32
+    refuses("output_rounds=31 is too few: Step I needs at least 32 rounds", output_rounds=31)
     refuses("output_rounds=10 is too few: Step I needs at least 32 rounds", output_rounds=10)
     refuses("feature_rounds=3 is too few: Step II needs at least 4 rounds", feature_rounds=3)
     narrow = models.logistic((7,), parties=2, num_classes=3)

@@ -1,6 +1,6 @@
 """`experiments.invert`: what it refuses, in the words of its options, and when it says what the attacker is granted."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,13 @@ from jaxleak.attacks import client_updates, presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.updates import Case, granted, leaves_of, observe, score, settings, threat_for, victim, where_seen
+
+
+def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
+    case = Case()
+    assert (case.skip, case.taken, case.batch_size, case.local_steps, case.clients) == (0, case.pool, 1, 1, 1)
+    switches = {name: value for name, value in asdict(case).items() if isinstance(value, bool)}
+    assert switches == dict.fromkeys(switches, False)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,12 @@ def test_hyper_parameters_are_those_that_are_printed(name):
     assert (getattr(s.compare, "selection", None) is not None) == (name in BLENDS)
 
 
+def test_granted_statistics_are_matched_as_strongly_as_their_paper_does():
+    weights = [[w for w, _ in presets.gradinversion(granted_statistics=granted).priors] for granted in (False, True)]
+    assert weights == [[1e-4, 1e-6, 0.0], [1e-4, 1e-6, 0.1]]
+    assert presets.gradinversion(group=1).consistency == 0.0
+
+
 #: The first step of the optimizer from a gradient of one: the learning rate, for Adam and its kin.
 RATES = {
     "inverting_gradients": 0.1, "sapag": 0.05, "gradinversion": 0.1, "bayes": 0.05, "fedleak": 0.05, "row_space": 0.03,

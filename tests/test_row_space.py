@@ -90,6 +90,13 @@ def test_layers_are_the_first_informative_ones():
         informative_layers(model, plan, 9999)
 
 
+def test_a_layer_with_exactly_half_as_many_output_pixels_as_inputs_is_informative():
+    model = models.convnet((6, 6, 8), CLASSES, channels=(4,), strides=(1,))  # 36 pixels, 3 * 3 * 8 inputs of each
+    assert informative_layers(model, client_updates.RowSpaces(layers=1), 1) == ("conv_0/kernel",)
+    with pytest.raises(ValueError, match="this model's best has 1"):
+        informative_layers(model, client_updates.RowSpaces(layers=1), 2)
+
+
 def test_an_image_is_shifted_and_its_border_drawn_out():
     x = jnp.arange(2 * 3 * 3, dtype=jnp.float32).reshape(2, 3, 3, 1)
     moved = shift(x, jnp.int32(1), jnp.array([1, -2]))

@@ -85,6 +85,13 @@ def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
             vflrecon.main(Args(out=tmp_path, **options))
 
 
+def test_default_strengths_are_those_of_the_paper_where_it_has_one():
+    """Table V's middle noise, and Table VI's smaller epsilon."""
+    noises = {name: strength for name, strength in DEFAULT_STRENGTH.items() if name.startswith("noise")}
+    assert set(noises.values()) == {0.01}
+    assert DEFAULT_STRENGTH["dp_sgd"] == DEFAULT_STRENGTH["label_dp"] == 10.0
+
+
 def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
     sizes = {"num_classes": 3, "batch_size": 16, "num_samples": 800, "epochs": 5}
     places = {name: build_defense(name, 0.0, **sizes)[0].place for name in DEFAULT_STRENGTH}
