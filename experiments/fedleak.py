@@ -182,11 +182,12 @@ def tables(args: Args) -> dict[str, float]:
             left -= sum(folder.seconds.values()) - before
             rows.append({"table": table, **row})
     fedleak_report.show(rows)
-    fedleak_report.show_label_rules(runner)
+    rules = fedleak_report.label_rules(runner)
+    fedleak_report.show_label_rules(rules)
     fedleak_report.draw(folder, runner, args.seeds[0])
     ran = [row for row in rows if row["ours"] is not None]
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
-    folder.finish(metrics, cells=rows)
+    folder.finish(metrics | ({"label_rules": rules} if rules else {}), cells=rows)
     print(folder.contents())
     require_runs(rows)
     return metrics

@@ -71,22 +71,38 @@ def trend(rows: Sequence[dict[str, Any]]) -> str:
     return f"{text}; Kendall's tau of the two orders {order:+.2f} over {len(rows)} cells, {len(margin)} seeds"
 
 
-def show_label_rules(runner: Runner) -> None:
-    """All label rules side by side, where any were compared."""
+def label_rules(runner: Runner) -> dict[str, dict[str, dict[str, Any]]]:
+    """What every label rule found, by data and batch size: percent with repeats counted, mean and spread over seeds.
+
+    A rule that is not made for so many samples is left out. "distinct" is the most that a rule can find which takes
+    every label once.
+    """
     compared: dict[Job, list[dict[str, float]]] = {}
     for (job, _), result in runner.memory.items():
         if job.kind == "labels":
             compared.setdefault(job, []).append(result.scores)
-    if not compared:
-        return
-    names = [name for name in next(iter(compared.values()))[0] if name != "distinct"]
-    table = Table("data", "B", "distinct labels at most", *names, title="labels found, %, repeats counted")
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for job, scores in compared.items():
-        mean = {name: 100 * float(np.mean([s[name] for s in scores])) for name in (*names, "distinct")}
-        spread = {name: 100 * float(np.std([s[name] for s in scores])) for name in names}
-        cells = ["-" if np.isnan(mean[n]) else f"{mean[n]:.1f}+-{spread[n]:.1f}" for n in names]
         classes = f", {job.drawn_classes} classes drawn" if job.drawn_classes else ""
-        table.add_row(job.case.data + classes, str(job.case.batch_size), f"{mean['distinct']:.1f}", *cells)
+        rules = {name: 100 * np.array([of_seed[name] for of_seed in scores]) for name in scores[0]}
+        found.setdefault(job.case.data + classes, {})[f"b{job.case.batch_size}"] = {
+            name: {"mean": float(percent.mean()), "spread": float(percent.std())}
+            for name, percent in rules.items()
+            if not np.isnan(percent.mean())
+        }
+    return found
+
+
+def show_label_rules(found: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """All label rules side by side, where any were compared."""
+    rows = [(name, batch, rules) for name, batches in found.items() for batch, rules in batches.items()]
+    if not rows:
+        return
+    names = dict.fromkeys(name for _, _, rules in rows for name in rules if name != "distinct")
+    table = Table("data", "B", "distinct labels at most", *names, title="labels found, %, repeats counted")
+    for name, batch, rules in rows:
+        cells = [f"{rules[n]['mean']:.1f}+-{rules[n]['spread']:.1f}" if n in rules else "-" for n in names]
+        table.add_row(name, batch.removeprefix("b"), f"{rules['distinct']['mean']:.1f}", *cells)
     console().print(table)
 
 

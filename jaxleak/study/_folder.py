@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,9 +181,15 @@ class RunFolder:
             write_text(file, kept)
 
     def finish(
-        self, metrics: dict[str, float], *, status: str = "complete", cells: list[dict[str, Any]] | None = None
+        self, metrics: Mapping[str, Any], *, status: str = "complete", cells: list[dict[str, Any]] | None = None
     ) -> Path:
-        """Write results.json and return its path; the status of a table none of whose cells ran is never "complete"."""
+        """Write results.json and return its path; the status of a table none of whose cells ran is never "complete".
+
+        Args:
+            metrics: numbers by name, or by several names one below the other.
+            status: of a run that has come to its end.
+            cells: of a table, each with its number or `not_run`.
+        """
         if not self.writes:
             return self.path / "results.json"
         self.begin()
