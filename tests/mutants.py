@@ -86,7 +86,7 @@ AREAS = {
     "jaxleak/data": ("data", "data_images", "encoding", "partitions", "client_partitions"),
     "jaxleak/defenses": ("defenses", "defense_dp", "defense_updates", "defense_representation", "vfl_defenses"),
     "jaxleak/metrics": ("metrics",),
-    "jaxleak/models/_door": ("door", "from_torch", "capture"),
+    "jaxleak/models/_door": ("door", "from_torch", "torch_operators", "capture"),
     "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
     "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak"),

@@ -195,10 +195,7 @@ def var(x: Array, axes: Any = None, *args: Any, correction: float | None = None,
 @register("linalg_vector_norm", "norm")
 def norm(x: Array, order: Any = 2, axes: Any = None, keepdim: bool = False, **_: Any) -> Array:
     """Norms along axes."""
-    order = 2.0 if order is None else float(order)
-    if order == 2:
-        return jnp.sqrt(jnp.sum(x * x, axis=_axes(axes), keepdims=keepdim))
-    return jnp.sum(jnp.abs(x) ** order, axis=_axes(axes), keepdims=keepdim) ** (1 / order)
+    return jnp.linalg.vector_norm(x, axis=_axes(axes), keepdims=keepdim, ord=2 if order is None else order)
 
 
 @register("softmax", "_softmax")
