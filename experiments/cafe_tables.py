@@ -33,6 +33,7 @@ from rich.table import Table
 
 from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
+from experiments._report import write_cells
 from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
@@ -40,6 +41,14 @@ from jaxleak.study.files import write_json
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
 PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
+
+#: What the figures show, by their names.
+CAPTIONS = {
+    "descent.png": "PSNR over the iterations of Step III, by row; the attacker does not see it.",
+    "single.png": "PSNR over the iterations of CAFE's single-loop algorithm; the attacker does not see it.",
+    "training.png": "Training loss with each defense.",
+    "*": "Private images above the reconstructions of every row of a table, with the row's mean PSNR.",
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
+    write_cells(folder, "The tables of the CAFE papers", args, rows, seeds=args.seeds, captions=CAPTIONS)
     folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(folder.contents())
     if need_runs:

@@ -38,6 +38,7 @@ from experiments._fedleak.cells import names, over_rounds, plans
 from experiments._fedleak.jobs import DATASETS, Plan, Sizes
 from experiments._fedleak.runs import Runner, samples_in, unavailable
 from experiments._fedleak.weights import Training
+from experiments._report import write_cells
 from experiments._rows import BEYOND_BUDGET, NO_DATA, require_match, require_runs
 from jaxleak import _validate, attacks, models
 from jaxleak.study import Progress, RunFolder, default_out, run_command
@@ -187,6 +188,7 @@ def tables(args: Args) -> dict[str, float]:
     fedleak_report.draw(folder, runner, args.seeds[0])
     ran = [row for row in rows if row["ours"] is not None]
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
+    write_cells(folder, "The tables of FedLeak", args, rows, seeds=args.seeds, captions=fedleak_report.CAPTIONS)
     folder.finish(metrics | ({"label_rules": rules} if rules else {}), cells=rows)
     print(folder.contents())
     require_runs(rows)

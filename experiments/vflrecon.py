@@ -57,6 +57,8 @@ import numpy as np
 
 from experiments._rows import require_match, require_runs
 from experiments._vfl import figures as vfl_figures
+from experiments._vfl import pictures as vfl_pictures
+from experiments._vfl import report as vfl_report
 from experiments._vfl import tables as vfl_tables
 from experiments._vfl.cell import Cell
 from experiments._vfl.cells import TABLES, cells
@@ -169,7 +171,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
         require_match(args.only, (cell.id for _, cell in wanted))
     wanted = [(table, cell) for table, cell in wanted if args.only in cell.id]
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
-    out = args.out or default_out("vflrecon", "-".join(args.table or names).replace("/", "_").replace(":", "_"))
+    out = args.out or default_out("vflrecon", _in_names("-".join(args.table or names)))
     # Tables resume: finished cases of the folder are not run again.
     folder = RunFolder(out, "vflrecon", config, fresh=args.fresh)
     if args.fresh:
@@ -179,6 +181,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
 
 def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, float]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    arrays: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in names}
     wanted = Runs(
         shadow_init=args.shadow_init,
         features=args.features,
@@ -194,10 +197,18 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
             for seed in range(args.seeds):
                 progress.update("cases", number * args.seeds + seed, len(names) * args.seeds, f"{name}, seed {seed}")
                 with folder.phase(name):
-                    scores, _ = run_case(args.case(name), seed, wanted)
+                    scores, found = run_case(args.case(name), seed, wanted)
                 runs[name].append(scores)
+                arrays[name].append(found)
                 folder.log(data=name, seed=seed, **scores)
     results = summarise(runs)
+    captions: dict[str, str] = {}
+    for name in names:
+        # A specification may have a path in it.
+        captions |= vfl_pictures.draw(
+            folder.path / "figures", _in_names(name), args.case(name), runs[name], arrays[name]
+        )
+    vfl_report.write_study(folder, args, runs, captions)
     folder.finish(results)
     print_table(runs)
     print(folder.contents())
@@ -220,11 +231,17 @@ def _tables(args: Args, wanted: list[tuple[str, Cell]], folder: RunFolder, need_
         vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays(case, 0))
     ran = sum(row["ours"] is not None for row in rows)
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
+    vfl_report.write_tables(folder, args, rows)
     folder.finish(results, cells=rows)
     print(folder.contents())
     if need_runs:
         require_runs(rows)
     return results
+
+
+def _in_names(text: str) -> str:
+    """A specification of data as a part of a file's name."""
+    return text.replace("/", "_").replace(":", "_")
 
 
 def summarise(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:

@@ -51,3 +51,11 @@ def test_an_attack_of_ones_own_runs_beside_published_ones(tmp_path, monkeypatch)
     names = ran("add_an_attack", tmp_path, monkeypatch)
     assert set(names["curves"]) == {"every tensor alike (ours)", "Inverting Gradients", "FedLeak"}
     assert all(curve[-1] < curve[0] for _, curve in names["curves"].values())
+
+
+@pytest.mark.slow
+def test_a_defense_is_chosen_by_what_it_leaves_to_who_knows_it(tmp_path, monkeypatch):
+    names = ran("choose_a_defense", tmp_path, monkeypatch)
+    soteria = names["curves"]["soteria"][0]
+    assert soteria["psnr_adaptive"] > soteria["psnr"] + 20  # hides from the surprised one only
+    assert names["leak"] == min(leak for leak, _ in names["affordable"]) < names["none"]

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments import cafe_tables, vflrecon
-from experiments._defenses.report import readings, table
+from experiments._defenses.report import readings
 from experiments._defenses.verdicts import orders
 from jaxleak.study import plots
 from jaxleak.study.files import read_json
+from jaxleak.study.reports import markdown_table
 
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
@@ -187,11 +188,11 @@ def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
         if row["ours"] is not None and not isinstance(row["ours"], str)
     ]
     lines = [f"## {study}", "", *(f"![{name}]({name})" for name in figures), ""]
-    lines += [*table(("cell", "paper", "ours", "unit", "note"), ran), ""]
+    lines += [*markdown_table(("cell", "paper", "ours", "unit", "note"), ran), ""]
     ordered = orders(_at_the_end(rows))
     if ordered:
         shown = [[what, paper, ours, "holds" if paper == ours else "does not hold"] for what, paper, ours in ordered]
-        lines += ["The order of the cells, smallest first:", "", *table(("", "paper", "ours", ""), shown), ""]
+        lines += ["The order of the cells, smallest first:", "", *markdown_table(("", "paper", "ours", ""), shown), ""]
     named = {part for row in rows if row["ours"] is not None for part in row["id"].split("#")[1:]}
     lines += readings({name: text for name, text in READINGS.items() if name in named})
     diverged = [row["id"] for row in rows if isinstance(row["ours"], str)]

@@ -13,7 +13,7 @@ from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
 from experiments._rows import grouped, print_grouped
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study import RunFolder, plots, sheets
+from jaxleak.study import RunFolder, plots, reports, sheets
 from jaxleak.study.files import write_text
 
 _WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
@@ -150,14 +150,14 @@ def markdown(
     ran = [row for row in rows if "accuracy" in row]
     lines = [f"## {study}", "", *(f"* {text}" for text in settings), ""]
     lines += [f"![{name}](figures/{name})" for name in figures]
-    lines += ["", *table(_HEADER, [cells_of(row) for row in ran]), ""]
+    lines += ["", *reports.markdown_table(_HEADER, [cells_of(row) for row in ran]), ""]
     printed = [cell for row in ran for cell in row["paper"]]
     if printed:
         lines += ["The paper's numbers, read off its figure by its authors, on other data and a larger model:", ""]
         shown = [
             [c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed
         ]  # fmt: skip
-        lines += [*table(("cell", "metric", "paper", "ours"), shown), ""]
+        lines += [*reports.markdown_table(("cell", "metric", "paper", "ours"), shown), ""]
     if outcomes:
         lines += ["The paper says besides:", ""]
         lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
@@ -184,18 +184,18 @@ def judged(conclusions: list[Verdict]) -> list[str]:
         return []
     words = {True: "holds", False: "does not hold", None: "not run"}
     shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
-    return ["What the paper concludes, and whether it holds here:", "", *table(("", "paper", "ours", ""), shown), ""]
+    return [
+        "What the paper concludes, and whether it holds here:",
+        "",
+        *reports.markdown_table(("", "paper", "ours", ""), shown),
+        "",
+    ]
 
 
 def readings(own: dict[str, str]) -> list[str]:
     """Lines on defenses that are not quite, or not, the published ones; name to what is different."""
     told = [f"* {name}: {text}." for name, text in own.items() if text]
     return ["Not as published, or not published in full:", "", *told, ""] if told else []
-
-
-def table(header: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    """Lines of a Markdown table."""
-    return ["| " + " | ".join(row) + " |" for row in [list(header), ["---"] * len(header), *rows]]
 
 
 def write(path: Path, sections: list[str], provenance: str) -> None:

@@ -19,6 +19,15 @@ from jaxleak.study.files import write_json
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
 
+#: What the figures show, by patterns of their names.
+CAPTIONS = {
+    "*-distance.png": "The attackers' own distance over the iterations, by run; distances of different attacks are "
+    "different functions, so their heights do not compare.",
+    "sign_noise.png": "How far the gradient moves when noise of one sign per pixel is added to the images.",
+    "steepness.png": "2 mu / L along the way of an attack, computed with the truth, by run.",
+    "*": "Private images above the reconstructions of every run that attacked them, with its PSNR.",
+}
+
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Paper, ours and difference; what was not run and why; and whether the paper's trends hold."""

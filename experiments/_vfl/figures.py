@@ -12,8 +12,10 @@ from jaxleak.study.sheets import comparison_sheet
 
 #: Tables whose figures show arrays, and not numbers of rows.
 PICTURED = ("fig4", "fig6")
-_LABELS = {
+#: What a person calls the attacks and what stands beside them.
+LABELS = {
     "ours": "VFLRecon, first of --shadow-init",
+    "shared": "VFLRecon, shared start",
     "own_bottom": "VFLRecon, own bottom shared",
     "independent": "VFLRecon, independent start",
     "free": "initialisation-free",
@@ -59,10 +61,10 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> 
         if np.isnan(y).all():
             continue
         if name == "ours":
-            axes.errorbar(x, y, [row["spread"] for row in rows], marker="o", capsize=3, label=_LABELS[name])
+            axes.errorbar(x, y, [row["spread"] for row in rows], marker="o", capsize=3, label=LABELS[name])
         else:
             dashed = name.startswith("baseline")
-            axes.plot(x, y, "k*" if name == "paper" else "x--" if dashed else ".-", label=_LABELS[name])
+            axes.plot(x, y, "k*" if name == "paper" else "x--" if dashed else ".-", label=LABELS[name])
     if max(x) / min(x) > 20:
         axes.set_xscale("log", base=2)
     axes.set_xlabel(xlabel)
@@ -77,7 +79,7 @@ def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
     x = np.arange(len(rows))
     for number, name in enumerate(names):
         y = [np.nan if row.get(name) is None else row[name] for row in rows]
-        axes.bar(x + (number - (len(names) - 1) / 2) * 0.8 / len(names), y, 0.8 / len(names), label=_LABELS[name])
+        axes.bar(x + (number - (len(names) - 1) / 2) * 0.8 / len(names), y, 0.8 / len(names), label=LABELS[name])
     axes.set_xticks(x, [row["id"].split("/", 1)[1] for row in rows], rotation=20, fontsize=7)
     axes.set_ylabel(ylabel)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

@@ -78,6 +78,7 @@ class Problem(NamedTuple):
     shadow_protocol: Protocol  # undefended
     adaptive_protocol: Protocol  # with the victim's defense
     victim_protocol: Protocol
+    columns: tuple[np.ndarray, ...]  # per party the numbers of its features in the table, numeric ones first
 
     @property
     def own_width(self) -> int:
@@ -137,7 +138,14 @@ def vertical_problem(case: Case, seed: int) -> Problem:
         _protocol(*shared, len(shadow_rows), shadow_cipher, *undefended),
         _protocol(*shared, len(shadow_rows), shadow_cipher, *defense),
         _protocol(*shared, len(victim_rows), case.cipher, *defense),
+        _numbers_of(encoding, parts, table.numeric.shape[1]),
     )
+
+
+def _numbers_of(encoding: data.TableEncoding, parts: tuple[np.ndarray, ...], numeric: int) -> tuple[np.ndarray, ...]:
+    """The numbers of the parties' features in a table with so many numeric ones; constant columns were dropped."""
+    kept = np.array([*encoding.numeric, *(numeric + column for column in encoding.categorical)], int)
+    return tuple(kept[part] for part in parts)
 
 
 def sources_of(case: Case) -> Arrays:

@@ -47,7 +47,9 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
         `independent`, against a defense also `..._adaptive`, where the shadow run has the same defense), `free`,
         `baseline` (tuned) and `baseline_network` (the paper's: R on the attacker's own features alone);
         `feature_variance`; `task_accuracy` and its change against no defense. MSE is per feature, on the scale of the
-        encoding. And the victims' features with what the first of the starts made of them, for figures.
+        encoding. And arrays for figures: `right_<attack>` (rounds, batch), which labels of every step are right, and
+        where features are reconstructed, of the samples that took part the adversary's `own` (n, d), the `victims`'
+        (n, d'), the `estimate` by the first of the starts, and that by the tuned `baseline`.
     """
     runs = runs or Runs()
     problem = vertical_problem(case, seed)
@@ -85,12 +87,14 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
     )
     free_answer = _answer(free, seen, problem, key)
     scores["label_accuracy_free"] = truth.label_accuracy(np.asarray(free_answer.y))
+    arrays = known.arrays(truth) | {"right_free": truth.right(np.asarray(free_answer.y))}
     scores["label_confidence_free"] = float(1 - np.mean(np.asarray(free_answer.score)[truth.took_part]))
     if runs.comparisons:
         scores |= _comparisons(case, seed, problem, seen, known.labels, truth)
 
-    found, arrays = _with_shadow_runs(case, seed, runs, problem, start.params, seen, np.asarray(free_answer.y), truth)
+    found, drawn = _with_shadow_runs(case, seed, runs, problem, start.params, seen, np.asarray(free_answer.y), truth)
     scores |= found
+    arrays |= drawn
     if runs.task:
         scores |= task_scores(case, seed)
     return scores, arrays
@@ -130,13 +134,10 @@ def _with_shadow_runs(
                 for field in party_records.FIELDS if case.select == "validation" else ():
                     scores[f"chose_{field}_{task}_{how}{suffix}"] = float(field in fields)
             scores[f"label_accuracy_{how}{suffix}"] = truth.label_accuracy(np.asarray(answer.y))
+            arrays[f"right_{how}{suffix}"] = truth.right(np.asarray(answer.y))
             if runs.features:
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
-                if not arrays:
-                    arrays = {
-                        "victims": truth.victims(problem.victim.x)[truth.took_part],
-                        "estimate": truth.victims(answer.x)[truth.took_part],
-                    }
+                arrays.setdefault("estimate", truth.victims(answer.x)[truth.took_part])
             if runs.features and runs.regressions and how == "shared" and not suffix:
                 known = _attacker_only(case.attacker_only(), seed, features=True).features
                 regressed = regression_score(problem, known, shadow_seen, seen, truth, seed)
@@ -187,6 +188,17 @@ class _AttackerOnly(NamedTuple):
                 "feature_variance": float(victims.var(axis=0).mean()),
             }
         return scores
+
+    def arrays(self, truth: Truth) -> dict[str, np.ndarray]:
+        """What a figure shows beside the attack: own and victims' features, and what a tuned regression says."""
+        if self.features is None:
+            return {}
+        own = truth.problem.own(truth.problem.victim)
+        return {
+            "own": own[truth.took_part],
+            "victims": truth.victims(truth.problem.victim.x)[truth.took_part],
+            "baseline": self.features.predict(own)[truth.took_part],
+        }
 
 
 # No defense, cipher or optimiser changes what the attacker's own features say: one fit serves a whole table.

@@ -15,7 +15,8 @@ class Truth:
     def __init__(self, problem: Problem, seen: Observation):
         """Keep what is scored against."""
         self.problem = problem
-        self.took_part = np.unique(np.asarray(seen.index))
+        self.index = np.asarray(seen.index)
+        self.took_part = np.unique(self.index)
         self.y = np.asarray(problem.victim.y)[self.took_part]
 
     def victims(self, x: jax.Array) -> np.ndarray:
@@ -25,6 +26,10 @@ class Truth:
     def label_accuracy(self, labels: np.ndarray) -> float:
         """Share of `labels` (N,) that are the true ones."""
         return metrics.label_accuracy(self.y, labels[self.took_part])
+
+    def right(self, labels: np.ndarray) -> np.ndarray:
+        """Which of `labels` (N,) are the true ones, by step and place in its batch (rounds, batch)."""
+        return np.asarray(labels == np.asarray(self.problem.victim.y))[self.index]
 
     def feature_mse(self, x: jax.Array) -> float:
         """Mean squared error of padded samples (N, P, max d_p) in the features that the victims hold."""
@@ -121,10 +126,10 @@ def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> d
 
     Returns:
         `correlation_original` and `correlation_reconstructed` of the pair, and `correlation_error`, the mean absolute
-        difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4.
+        difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4,
+        and where no features were reconstructed.
     """
-    width = arrays["victims"].shape[1]
-    if width < 4:
+    if "estimate" not in arrays or (width := arrays["victims"].shape[1]) < 4:
         return {}
     chosen = np.sort(np.random.default_rng(seed).permutation(width)[:shown])
     with np.errstate(invalid="ignore", divide="ignore"):

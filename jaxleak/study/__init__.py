@@ -3,7 +3,8 @@
 The command `jaxleak` and the studies in `experiments/` are made with it. A study makes a `RunFolder`, does its work
 in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules
 have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
-(charts, and images side by side), and `distributed` (several devices and processes). Everything is imported when it
+(charts, and images side by side), `reports` (a report for a colleague), and `distributed` (several devices and
+processes). Everything is imported when it
 is first used.
 """
 
@@ -11,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxleak.study import distributed, files, plots, sheets, sources
+    from jaxleak.study import distributed, files, plots, reports, sheets, sources
     from jaxleak.study._command import print_metrics, run_command
     from jaxleak.study._folder import RunFolder, has_run
     from jaxleak.study._out import default_out, require_own_folder
@@ -27,7 +28,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
 }
-_SUBMODULES = ("distributed", "files", "plots", "sheets", "sources")
+_SUBMODULES = ("distributed", "files", "plots", "reports", "sheets", "sources")
 
 __all__ = [
     "Progress",
@@ -43,6 +44,7 @@ __all__ = [
     "plots",
     "print_metrics",
     "provenance",
+    "reports",
     "require_own_folder",
     "run_command",
     "sheets",

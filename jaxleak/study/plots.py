@@ -1,7 +1,7 @@
 """Charts, drawn from arrays and stored results in one style; nothing here computes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +144,7 @@ def curves(
     ylabel: str,
     log_x: bool = False,
     log_y: bool = False,
+    levels: Mapping[str, float] | None = None,
 ) -> None:
     """Named curves in one panel.
 
@@ -154,10 +155,13 @@ def curves(
         ylabel: of the vertical axis.
         log_x: horizontal axis in logarithms.
         log_y: vertical axis in logarithms.
+        levels: label to a height at which a dashed line stands, to compare the curves with.
     """
     figure, axes = subplots(size=(6, 4))
     for label, (x, y) in series.items():
         axes.plot(x, y, label=label)
+    for label, height in (levels or {}).items():
+        axes.axhline(height, color="grey", linestyle="--", label=label)
     if log_x:
         axes.set_xscale("log")
     if log_y:

@@ -1,0 +1,71 @@
+"""The report of a study that puts the paper's numbers beside ours, cell by cell."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments._rows import grouped
+from jaxleak.study import RunFolder
+from jaxleak.study.reports import Section, command_line, write_report
+
+_HEADER = ("cell", "paper", "ours", "spread", "difference", "unit")
+_READING = (
+    "Ours is the mean over the seeds, the spread their standard deviation, and the difference is ours minus the "
+    "paper's. What else is known of the cells, and every seed's number, is in results.json."
+)
+
+
+def write_cells(
+    folder: RunFolder,
+    title: str,
+    options: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    seeds: Sequence[int],
+    captions: Mapping[str, str] | None = None,
+) -> None:
+    """Write report.md: a section per table, and what was not run and why.
+
+    Args:
+        folder: of the run, with its figures drawn.
+        title: of the report.
+        options: of the command.
+        rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
+            says in `not_run` why, and one with a `note` how it was run.
+        seeds: that the numbers are over.
+        captions: of the figures, as in `write_report`.
+    """
+    by_table: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["ours"] is not None:
+            by_table.setdefault(row["id"].partition("/")[0], []).append(row)
+    notes = grouped((row["note"], row["id"]) for row in rows if row["ours"] is not None and row.get("note"))
+    sections = [
+        Section(table, (), _HEADER, [_printed(row) for row in of_table]) for table, of_table in by_table.items()
+    ]
+    if sections:
+        sections[0] = sections[0]._replace(text=(_READING,))
+    if notes:
+        sections.append(
+            Section("How cells were run", [f"{note}: {', '.join(names)}." for note, names in notes.items()])
+        )
+    write_report(
+        folder,
+        title,
+        command=command_line(f"python -m experiments.{folder.experiment}", options),
+        seeds=seeds,
+        sections=sections,
+        not_run=grouped((row["not_run"], row["id"]) for row in rows if row["ours"] is None),
+        captions=captions,
+    )
+
+
+def _printed(row: dict[str, Any]) -> list[str]:
+    printed = row["paper"] is not None
+    return [
+        row["id"].partition("/")[2],
+        f"{row['paper']:g}" if printed else "-",
+        f"{row['ours']:.4g}",
+        f"{row['spread']:.2g}" if len(row["seeds"]) > 1 else "-",
+        f"{row['ours'] - row['paper']:+.3g}" if printed else "-",
+        row["unit"],
+    ]

@@ -1,0 +1,118 @@
+"""Pictures of a vertical run: labels over the epoch, features true against recovered, and images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments._vfl.figures import LABELS
+from experiments._vfl.problem import ADVERSARY, IMAGE_WIDTHS, Case, vertical_problem
+from jaxleak import metrics
+from jaxleak.study import plots, sheets
+
+Arrays = dict[str, np.ndarray]
+
+#: Pixels per row of the images whose columns are features.
+WIDTHS = IMAGE_WIDTHS | {"digits": 8}
+#: A point of the accuracy over the epoch is a mean over this share of its steps.
+WINDOW = 0.1
+#: How many images a sheet shows: the first that took part.
+SHOWN = 16
+_GREY = 0.5
+
+
+def draw(
+    folder: Path, name: str, case: Case, scores: Sequence[dict[str, float]], arrays: Sequence[Arrays]
+) -> dict[str, str]:
+    """Draw what the runs of one data set show.
+
+    Args:
+        folder: where the figures go.
+        name: of the data set, in the names of the files.
+        case: that was run.
+        scores: of every seed, from `run_case`.
+        arrays: of every seed, likewise; a figure whose arrays are missing is left out.
+
+    Returns:
+        The captions of the figures by their names.
+    """
+    captions = {}
+    if any(key.startswith("right_") for key in arrays[0]):
+        _labels(folder / f"{name}-labels.png", scores, arrays)
+        captions[f"{name}-labels.png"] = (
+            f"Labels of {name} that are right over the epoch, by what the attack starts from; every point is the mean "
+            f"over {WINDOW:.0%} of the steps and over all seeds. Dashed: a regression on the attacker's own features, "
+            "which sees no gradient."
+        )
+    if "estimate" not in arrays[0] or "baseline" not in arrays[0]:
+        return captions
+    _features(folder / f"{name}-features.png", arrays[0])
+    captions[f"{name}-features.png"] = (
+        f"The victims' features of {name}, true against recovered, of the first seed; on the line they are right. "
+        "Recovered values that do not follow the true ones say nothing of them."
+    )
+    if case.data in WIDTHS:
+        _images(folder / f"{name}-images.png", case, arrays[0])
+        captions[f"{name}-images.png"] = (
+            f"The first {SHOWN} images of {name} that took part, of the first seed. Every pixel is scaled to its own "
+            "range; grey pixels are the victims' part."
+        )
+    return captions
+
+
+def _labels(path: Path, scores: Sequence[dict[str, float]], arrays: Sequence[Arrays]) -> None:
+    series = {}
+    for key in (key for key in arrays[0] if key.startswith("right_")):
+        right = np.mean([of_seed[key].mean(axis=1) for of_seed in arrays], axis=0)
+        window = max(1, round(WINDOW * len(right)))
+        along = np.convolve(right, np.full(window, 1 / window), "valid")
+        label = key.removeprefix("right_")
+        series[_called(label)] = (np.arange(window, len(right) + 1), 100 * along)
+    baseline = 100 * float(np.mean([of_seed["label_accuracy_baseline"] for of_seed in scores]))
+    last = max(int(x[-1]) for x, _ in series.values())
+    plots.curves(
+        path, series, xlabel=f"step of the epoch, of {last}", ylabel="labels right, % (higher leaks more)",
+        levels={"own features alone, tuned": baseline},
+    )  # fmt: skip
+
+
+def _called(name: str) -> str:
+    """What a person calls an attack; one whose shadow run has the defense too knows it."""
+    plain = name.removesuffix("_adaptive")
+    return LABELS.get(plain, plain) + (", knows the defense" if plain != name else "")
+
+
+def _features(path: Path, arrays: Arrays) -> None:
+    figure, panels = plots.subplots(1, 2, size=(8.5, 4))
+    true = arrays["victims"].ravel()
+    for axes, key, title in zip(
+        panels, ("estimate", "baseline"), ("VFLRecon", "own features alone, tuned"), strict=True
+    ):
+        found = arrays[key].ravel()
+        axes.hexbin(true, np.clip(found, 0, 1), gridsize=40, bins="log", cmap="cividis", extent=(0, 1, 0, 1), mincnt=1)
+        axes.axline((0, 0), slope=1, color="black", linewidth=1, linestyle=":")
+        axes.set_title(f"{title}: squared error {np.mean((found - true) ** 2):.4f}", fontsize=10)
+        axes.set_xlabel("true feature")
+    panels[0].set_ylabel("recovered feature")
+    figure.suptitle(f"lighter: more features; answering the mean would have {arrays['victims'].var(axis=0).mean():.4f}")
+    plots.save_figure(figure, path)
+
+
+def _images(path: Path, case: Case, arrays: Arrays) -> None:
+    columns = vertical_problem(case, 0).columns
+    side = WIDTHS[case.data]
+
+    def assembled(victims: np.ndarray | float) -> np.ndarray:
+        """Images from the adversary's own pixels and somebody's opinion of the others; dropped pixels are black."""
+        x = np.zeros((len(arrays["own"]), side * side))
+        x[:, columns[ADVERSARY]] = arrays["own"]
+        x[:, np.concatenate([own for party, own in enumerate(columns) if party != ADVERSARY])] = victims
+        return x.reshape(-1, side, side, 1)[:SHOWN]
+
+    truth = assembled(arrays["victims"])
+    rows = {"private": truth, "what the attacker holds": assembled(_GREY)}
+    for key, label in (("estimate", "VFLRecon"), ("baseline", "its own pixels alone, tuned")):
+        images = np.clip(assembled(arrays[key]), 0, 1)
+        rows[f"{label}: {metrics.psnr(truth, images).mean():.1f} dB"] = images
+    title = f"The first {SHOWN} images of {case.data} that took part"
+    sheets.comparison_sheet(path, rows, title=title, columns=SHOWN, zoom=max(1, 48 // side))

@@ -1,0 +1,106 @@
+"""A study's report.md, for a colleague: its command, what was found, what was not run and why, and its pictures."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+from jaxleak.study._folder import RunFolder
+from jaxleak.study._provenance import provenance
+from jaxleak.study.files import write_text
+
+__all__ = ["Section", "command_line", "markdown_table", "write_report"]
+
+#: Options that say where a run lies and not what it is.
+_WHERE = ("out", "fresh")
+
+
+class Section(NamedTuple):
+    """A part of a report: a heading, sentences below it, and a table, which may have no rows."""
+
+    heading: str
+    text: Sequence[str] = ()  # paragraphs
+    header: Sequence[str] = ()  # of the table
+    rows: Sequence[Sequence[str]] = ()  # of the table, each as long as the header
+
+
+def command_line(program: str, options: Any) -> str:
+    """The command that gives these options, with those that differ from their defaults, for a report.
+
+    Args:
+        program: as a person types it, such as `python -m experiments.fedleak`.
+        options: an instance of the dataclass of a command; where the run lies, and `fresh`, are left out.
+    """
+    return shlex.join([*program.split(), *_words(options, "")])
+
+
+def _words(options: Any, prefix: str) -> list[str]:
+    words = []
+    for field in dataclasses.fields(options):
+        value, default = getattr(options, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        name = prefix + field.name.replace("_", "-")
+        if value == default or field.name in _WHERE:
+            continue
+        if dataclasses.is_dataclass(value):
+            words += _words(value, f"{name}.")
+        elif isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--{prefix}no-{name.removeprefix(prefix)}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, (tuple, list)) else [value])]
+    return words
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table in Markdown, whose rows are as long as the header."""
+    return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
+
+
+def write_report(
+    folder: RunFolder,
+    title: str,
+    *,
+    command: str,
+    seeds: Sequence[int],
+    sections: Sequence[Section],
+    not_run: Mapping[str, Sequence[str]] | None = None,
+    captions: Mapping[str, str] | None = None,
+) -> None:
+    """Write report.md into a run folder, whose figures it shows.
+
+    Args:
+        folder: of the run, with its figures drawn.
+        title: of the report.
+        command: that gives the same numbers.
+        seeds: that the numbers are over.
+        sections: what was found.
+        not_run: reason to what was not run for it.
+        captions: what the figures show, by a pattern of their names such as `*-distance.png`; the first that fits is
+            taken, and a figure that no pattern fits has its name.
+
+    Raises:
+        OSError: naming the file, if it cannot be written.
+    """
+    if not folder.writes:
+        return
+    made = provenance()
+    lines = [f"# {title}", "", "```", command, "```", ""]
+    lines += [f"Seeds: {', '.join(map(str, seeds))}. Commit {made['commit']}, {made['device']}.", ""]
+    for section in sections:
+        lines += [f"## {section.heading}", ""]
+        for paragraph in section.text:
+            lines += [paragraph, ""]
+        if section.rows:
+            lines += [*markdown_table(section.header, section.rows), ""]
+    if not_run:
+        lines += ["## What was not run", ""]
+        lines += [f"* {reason}: {', '.join(names)}" for reason, names in not_run.items()] + [""]
+    figures = sorted(path.name for path in (folder.path / "figures").glob("*.png"))
+    if figures:
+        lines += ["## Pictures", ""]
+    for name in figures:
+        caption = next((text for pattern, text in (captions or {}).items() if fnmatch(name, pattern)), name)
+        lines += [f"![{caption}](figures/{name})", "", f"*{caption}*", ""]
+    write_text(folder.path / "report.md", "\n".join(lines))
