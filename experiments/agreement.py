@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from sklearn.metrics import roc_auc_score
 
 from jaxleak import _validate, metrics
 from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
@@ -237,6 +236,8 @@ def judge(images: Images) -> dict[str, float]:
             found |= {f"{group}/{rule}/{name}": value for name, value in rates(believed, some.right).items()}
     undefended = images.where(~images.defended)
     if 0 < undefended.right.sum() < len(undefended.right):
+        from sklearn.metrics import roc_auc_score  # which takes longer than --help may
+
         for name, values in (("as_shown", undefended.agreement), ("up_to_tint", undefended.tinted)):
             found[f"undefended/area_under_roc/{name}"] = float(roc_auc_score(undefended.right, np.nan_to_num(values)))
     return found

@@ -1,8 +1,15 @@
 """The inversion of one client's gradient as a study of a clone: what `jaxleak invert` is in an installed package."""
 
+import importlib
+
 from jaxleak._command.invert.options import HELP, Args
-from jaxleak._command.invert.run import main
 from jaxleak.study import run_command
+
+
+def main(args: Args) -> dict[str, float]:
+    """Attack; returns the metrics. What that needs is imported when the options were understood."""
+    return importlib.import_module("jaxleak._command.invert.run").main(args)
+
 
 if __name__ == "__main__":
     run_command(main, Args, HELP.replace("jaxleak invert", "python -m experiments.invert"))

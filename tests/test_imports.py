@@ -5,17 +5,24 @@ import graphlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import experiments
 import jaxleak
+from experiments._vfl import case, cells, options, problem
+from jaxleak import attacks, defenses, models
+from jaxleak.attacks import party_records, presets
+from jaxleak.study import updates
+from jaxleak.study.updates import _names
 
 ROOT = Path(jaxleak.__file__).parent
 FLOORS = {
     **dict.fromkeys(
-        ("_base", "_compiled", "_lock", "_magnitudes", "_memory", "_mesh", "_own_keys", "_tree", "_validate"), 0
-    ),
+        ("_base", "_compiled", "_lazy", "_lock", "_magnitudes", "_memory", "_mesh", "_own_keys", "_tree", "_validate"),
+        0,
+    ),  # fmt: skip
     **dict.fromkeys(("capture", "models", "data", "objectives", "defenses", "metrics"), 1),
     **dict.fromkeys(("protocols", "threats", "attacks"), 2),
     **dict.fromkeys(("audit", "checkpoint"), 3),
@@ -119,7 +126,10 @@ def test_nothing_needs_modules_that_windows_lacks():
 
 #: What takes a second or more to import; a command that has only been asked for help needs none of it.
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
-LIGHT = ("jaxleak.__main__", "jaxleak._command.cafe_scale.options", "experiments.numbers", "experiments.sweep")
+LIGHT = (
+    "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
+    "experiments.cafe_scale", "experiments.invert", "experiments.numbers", "experiments.sweep", "experiments.vflrecon",
+)  # fmt: skip
 
 
 def test_options_are_read_before_anything_heavy_is_imported():
@@ -128,3 +138,16 @@ def test_options_are_read_before_anything_heavy_is_imported():
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(ran.stdout.split())
     assert set(LIGHT) <= set(ran.stdout.split())
+
+
+def test_names_that_options_list_are_those_of_the_engine():
+    assert set(_names.ATTACKS) == {*presets.PRESETS, *updates.CLOSED_FORM}
+    assert _names.GENERATIVE == presets.GENERATIVE
+    assert tuple(models.CLASSIFIERS) == _names.MODELS
+    assert tuple(models.ACTIVATIONS) == _names.ACTIVATIONS
+    assert tuple(attacks.LABEL_RULES) == _names.LABEL_RULES
+    assert tuple(defenses.CLIENT_DEFENSES) == _names.DEFENSES
+    assert tuple(cells.TABLES) == options.TABLES
+    assert party_records.SHADOW_INITS == options.STARTS
+    assert party_records.FIELDS == options.FIELDS
+    assert set(problem.OPTIMIZERS) == set(get_args(case.OptimizerName))

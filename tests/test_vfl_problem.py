@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from experiments import vflrecon
+from experiments._vfl import study
+from experiments._vfl.case import Case
 from experiments._vfl.defenses import DEFAULT_STRENGTH, build_defense
-from experiments._vfl.problem import Case, _parts, rounds_of, shadow_rounds, train, vertical_problem
-from experiments.vflrecon import Args, summarise
+from experiments._vfl.options import Args
+from experiments._vfl.problem import _parts, rounds_of, shadow_rounds, train, vertical_problem
 from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_PLACES
 
@@ -70,7 +72,7 @@ def test_a_missing_library_is_named_before_any_training(monkeypatch, case, modul
 
 
 def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(vflrecon, "run_case", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(study, "run_case", lambda *_: pytest.fail("trained"))
     for options, message in (
         ({"fields": ("weights",)}, "fields must be some of"),
         ({"fields": ()}, "fields must be some of"),
@@ -163,7 +165,7 @@ def test_blocks_are_neighbours_and_an_images_halves():
 
 def test_summaries_hold_means_and_spreads():
     runs = {"a": [{"m": 1.0}, {"m": 3.0}], "b": [{"m": 6.0, "only": 1.0}]}
-    assert summarise(runs) == {
+    assert study.summarise(runs) == {
         "m": 4.0, "m_a": 2.0, "m_a_std": 1.0, "m_b": 6.0, "m_b_std": 0.0, "only": 1.0, "only_b": 1.0, "only_b_std": 0.0
     }  # fmt: skip
 

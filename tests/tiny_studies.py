@@ -13,6 +13,7 @@ from experiments._defenses.utility import Utility
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
 from experiments._vfl import problem as vfl_problem
+from experiments._vfl import study as vfl_study
 from experiments._vfl import tables as vfl_tables
 from jaxleak._command.cafe_scale import descent as cafe_descent
 from jaxleak._command.cafe_scale import exact as cafe_exact
@@ -203,7 +204,7 @@ def studies(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
-    for module in (vflrecon, vfl_tables):
+    for module in (vfl_study, vfl_tables):
         monkeypatch.setattr(module, "run_case", found.run_case)
     monkeypatch.setattr(Utility, "_train", lambda _, case, seed: found.train(case, seed))
     monkeypatch.setattr(basin, "distances", found.distances)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # whose subpackages load when they are first used
 from rich.console import Console
 from rich.table import Column, Table
-from scipy.stats import kendalltau
 
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
@@ -73,7 +73,7 @@ def trend(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     printed, ours = (max(rows, key=lambda row: row[name]) for name in ("paper", "ours"))
     margin = np.array(ours["values"]) - np.array(printed["values"])
-    order = kendalltau([row["paper"] for row in rows], [row["ours"] for row in rows]).statistic
+    order = scipy.stats.kendalltau([row["paper"] for row in rows], [row["ours"] for row in rows]).statistic
     text = f"best in the paper {_last(printed)}, here {_last(ours)}"
     if ours is not printed:
         text += f" ({margin.mean():+.2f} dB, per seed {', '.join(f'{m:+.2f}' for m in margin)})"

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments import _paper
 from experiments._rows import NO_DATA
-from experiments._vfl.problem import Case
+from experiments._vfl.case import Case
 
 #: The data that exist here; BHI and CelebA do not.
 DATASETS = {

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from experiments._vfl import cells_figures as figures
 from experiments._vfl import cells_further as further
 from experiments._vfl import cells_tables as tables
+from experiments._vfl.case import Case
 from experiments._vfl.cell import Cell
-from experiments._vfl.problem import Case
 
 TABLES: dict[str, Callable[[Case], Iterator[Cell]]] = {
     "table3": tables.table3,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from experiments._vfl.case import Case
 from experiments._vfl.cell import (
     DATASETS,
     FEATURE,
@@ -15,7 +16,6 @@ from experiments._vfl.cell import (
     printed_cells,
     validated,
 )
-from experiments._vfl.problem import Case
 
 SHARES = (0.05, 0.15, 0.25, 0.5, 0.75)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from experiments._vfl.case import Case, OptimizerName
 from experiments._vfl.cell import FEATURE, LABEL, Cell, dataset_case
 from experiments._vfl.defenses import DefenseName
-from experiments._vfl.problem import Case, OptimizerName
 
 FIELD_SETS = (
     ("gradient",),

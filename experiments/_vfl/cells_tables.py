@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from experiments._vfl.case import Case
 from experiments._vfl.cell import (
     DATASETS,
     FEATURE,
@@ -16,7 +17,6 @@ from experiments._vfl.cell import (
     printed_cells,
 )
 from experiments._vfl.defenses import DefenseName
-from experiments._vfl.problem import Case
 
 
 def table3(base: Case) -> Iterator[Cell]:

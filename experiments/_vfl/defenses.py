@@ -1,23 +1,9 @@
 """Defenses of the VFLRecon study by name, each with one number that says how strong it is."""
 
 import math
-from typing import Literal
 
+from experiments._vfl.case import DefenseName
 from jaxleak import _validate, defenses
-
-DefenseName = Literal[
-    "none",
-    "noise",
-    "noise_gradient",
-    "noise_cut",
-    "noise_embedding",
-    "dp_sgd",
-    "label_dp",
-    "marvell",
-    "vfl_defender",
-    "vfl_defender_paper",
-    "vfl_defender_batch",
-]
 
 #: The paper gives neither; C is about the median norm of an example's gradient at the start of training.
 DP_CLIP, DP_DELTA = 1.0, 1e-5

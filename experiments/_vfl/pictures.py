@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments._vfl.case import Case
 from experiments._vfl.figures import LABELS
-from experiments._vfl.problem import ADVERSARY, IMAGE_WIDTHS, Case, vertical_problem
+from experiments._vfl.problem import ADVERSARY, IMAGE_WIDTHS, vertical_problem
 from jaxleak import metrics
 from jaxleak.study import plots, sheets
 
@@ -19,6 +20,8 @@ WINDOW = 0.1
 #: How many images a sheet shows: the first that took part.
 SHOWN = 16
 _GREY = 0.5
+#: Cells along each side of the picture of features; the values of digits fall into different ones.
+_BINS = 17
 
 
 def draw(
@@ -89,12 +92,14 @@ def _features(path: Path, arrays: Arrays) -> None:
         panels, ("estimate", "baseline"), ("VFLRecon", "own features alone, tuned"), strict=True
     ):
         found = arrays[key].ravel()
-        axes.hexbin(true, np.clip(found, 0, 1), gridsize=40, bins="log", cmap="cividis", extent=(0, 1, 0, 1), mincnt=1)
+        axes.hist2d(true, np.clip(found, 0, 1), bins=_BINS, range=((0, 1), (0, 1)), norm="log", cmap="Blues", cmin=1)
         axes.axline((0, 0), slope=1, color="black", linewidth=1, linestyle=":")
         axes.set_title(f"{title}: squared error {np.mean((found - true) ** 2):.4f}", fontsize=10)
         axes.set_xlabel("true feature")
     panels[0].set_ylabel("recovered feature")
-    figure.suptitle(f"lighter: more features; answering the mean would have {arrays['victims'].var(axis=0).mean():.4f}")
+    figure.suptitle(
+        f"darker: more features; the mean as an answer would have {arrays['victims'].var(axis=0).mean():.4f}"
+    )
     plots.save_figure(figure, path)
 
 

@@ -8,8 +8,9 @@ processes). Everything is imported when it
 is first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxleak.study import distributed, files, plots, reports, sheets, sources
@@ -27,9 +28,8 @@ _MODULE_OF = {
     "forget_when_many": "_programs",
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
+    **{name: name for name in ("distributed", "files", "plots", "reports", "sheets", "sources")},
 }
-_SUBMODULES = ("distributed", "files", "plots", "reports", "sheets", "sources")
-
 __all__ = [
     "Progress",
     "RunFolder",
@@ -53,12 +53,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"jaxleak.study.{name}")
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"jaxleak.study.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'jaxleak.study' has no attribute {name!r}")
+__getattr__ = lazy(__name__, _MODULE_OF)
 
 
 def __dir__() -> list[str]:

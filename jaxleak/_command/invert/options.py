@@ -5,18 +5,18 @@ from pathlib import Path
 
 import tyro
 
-from jaxleak import attacks, defenses, models
 from jaxleak._command import invert
-from jaxleak.study.updates import ATTACKS, Case
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._names import ACTIVATIONS, ATTACKS, DEFENSES, LABEL_RULES, MODELS
 
 #: What `jaxleak invert --help` says before the options.
 HELP = f"""{invert.__doc__}
 What the options may name:
     --attack: {", ".join(ATTACKS)}
-    --model: {", ".join(models.CLASSIFIERS)}
-    --labels: given, joint, none (row_space only), {", ".join(attacks.LABEL_RULES)}
-    --activation: {", ".join(models.ACTIVATIONS)}
-    --defense: {", ".join(defenses.CLIENT_DEFENSES)}
+    --model: {", ".join(MODELS)}
+    --labels: given, joint, none (row_space only), {", ".join(LABEL_RULES)}
+    --activation: {", ".join(ACTIVATIONS)}
+    --defense: {", ".join(DEFENSES)}
 """
 
 

@@ -1,35 +1,57 @@
 """One client's update and its inversion, from end to end: data, a client, a grant, the attack, and its scores.
 
 A `Case` says what is attacked and with what. `victim` makes the client of a case, `observe` what its server is granted,
-and `attack` an `Outcome`, which is scored beside the truth.
+and `attack` an `Outcome`, which is scored beside the truth. Everything is imported when it is first used.
 """
 
-from jaxleak.study.updates._attacker import (
-    ATTACKS,
-    CLOSED_FORM,
-    build_attack,
-    check,
-    granted,
-    iterations_of,
-    leaves_of,
-    settings,
-    threat_for,
-)
-from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
-from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
-from jaxleak.study.updates._problem import (
-    RECOGNISED_ABOVE,
-    Outcome,
-    attack,
-    captions,
-    observe,
-    own_opinion,
-    score,
-    where_seen,
-)
-from jaxleak.study.updates._public_data import generator_for, public_images
-from jaxleak.study.updates._size import require_memory_of_update
-from jaxleak.study.updates._sources import sources_of_update
+from typing import TYPE_CHECKING
+
+from jaxleak._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxleak.study.updates._attacker import (
+        CLOSED_FORM,
+        build_attack,
+        check,
+        granted,
+        iterations_of,
+        leaves_of,
+        settings,
+        threat_for,
+    )
+    from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
+    from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
+    from jaxleak.study.updates._names import ATTACKS
+    from jaxleak.study.updates._problem import (
+        RECOGNISED_ABOVE,
+        Outcome,
+        attack,
+        captions,
+        observe,
+        own_opinion,
+        score,
+        where_seen,
+    )
+    from jaxleak.study.updates._public_data import generator_for, public_images
+    from jaxleak.study.updates._size import require_memory_of_update
+    from jaxleak.study.updates._sources import sources_of_update
+
+_MODULE_OF = {
+    "ATTACKS": "_names",
+    **dict.fromkeys(
+        ("CLOSED_FORM", "build_attack", "check", "granted", "iterations_of", "leaves_of", "settings", "threat_for"),
+        "_attacker",
+    ),
+    **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
+    **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
+    **dict.fromkeys(
+        ("RECOGNISED_ABOVE", "Outcome", "attack", "captions", "observe", "own_opinion", "score", "where_seen"),
+        "_problem",
+    ),
+    **dict.fromkeys(("generator_for", "public_images"), "_public_data"),
+    "require_memory_of_update": "_size",
+    "sources_of_update": "_sources",
+}
 
 __all__ = [
     "ATTACKS",
@@ -62,3 +84,9 @@ __all__ = [
     "victim",
     "where_seen",
 ]
+
+__getattr__ = lazy(__name__, _MODULE_OF)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,10 +11,10 @@ from jaxleak import _validate, attacks, defenses, models, objectives, protocols,
 from jaxleak._base import Attack
 from jaxleak.attacks import client_updates, presets
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case, check_combinations
+from jaxleak.study.updates._names import ATTACKS
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
-ATTACKS = (*presets.PRESETS, *CLOSED_FORM)
 
 
 def check(case: Case) -> None:

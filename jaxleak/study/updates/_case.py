@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from jaxleak.attacks import presets
+from jaxleak.study.updates._names import GENERATIVE
 
 #: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
 HELD_OUT = "held_out"
@@ -155,7 +155,7 @@ _READ_BY = {
     "far": ("row_space",),
     "noise": ("bayes",),
     "noise_scale": ("bayes",),
-    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), presets.GENERATIVE),
+    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), GENERATIVE),
 }
 
 #: Options of the iterative engine, which attacks of a closed form do without.
@@ -178,7 +178,7 @@ def check_combinations(case: Case, closed_form: bool) -> None:
     for option, readers in _READ_BY.items():
         if option in given and case.attack not in readers:
             raise ValueError(f"{option} is read by {' and '.join(readers)} only, got attack {case.attack}")
-    if case.generator and case.attack in presets.GENERATIVE:
+    if case.generator and case.attack in GENERATIVE:
         raise ValueError(f"generator puts untrained weights in place of the trained generator of {case.attack}")
     unread = [option for option in _ITERATIVE if option in given]
     if closed_form and unread:
