@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments._rows import grouped
 from jaxleak.study import RunFolder
-from jaxleak.study.reports import Section, command_line, write_report
+from jaxleak.study.reports import Section, command_line, write_markdown
 
 _HEADER = ("cell", "paper", "ours", "spread", "difference", "unit")
 _READING = (
@@ -32,7 +32,7 @@ def write_cells(
         rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
             says in `not_run` why, and one with a `note` how it was run.
         seeds: that the numbers are over.
-        captions: of the figures, as in `write_report`.
+        captions: of the figures, as in `write_markdown`.
     """
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -48,7 +48,7 @@ def write_cells(
         sections.append(
             Section("How cells were run", [f"{note}: {', '.join(names)}." for note, names in notes.items()])
         )
-    write_report(
+    write_markdown(
         folder,
         title,
         command=command_line(f"python -m experiments.{folder.experiment}", options),

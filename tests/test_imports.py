@@ -22,7 +22,7 @@ FLOORS = {
     **dict.fromkeys(
         ("_base", "_compiled", "_lazy", "_lock", "_magnitudes", "_memory", "_mesh", "_own_keys", "_tree", "_validate"),
         0,
-    ),  # fmt: skip
+    ),
     **dict.fromkeys(("capture", "models", "data", "objectives", "defenses", "metrics"), 1),
     **dict.fromkeys(("protocols", "threats", "attacks"), 2),
     **dict.fromkeys(("audit", "checkpoint"), 3),

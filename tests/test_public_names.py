@@ -111,7 +111,7 @@ NAMES = {
     """,
     "jaxleak.study": """
         default_out digest distributed files forget_when_many has_run peak_memory_gb plots print_metrics Progress
-        provenance require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
+        provenance reports require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together
@@ -122,6 +122,9 @@ NAMES = {
     """,
     "jaxleak.study.plots": """
         certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
+    """,
+    "jaxleak.study.reports": """
+        command_line markdown_table Section write_markdown
     """,
     "jaxleak.study.sheets": """
         comparison_sheet contact_sheet FLAG_COLOUR

@@ -11,7 +11,7 @@ import tyro
 from experiments import fedleak, vflrecon
 from experiments._report import write_cells
 from jaxleak.study import RunFolder, plots
-from jaxleak.study.reports import Section, command_line, write_report
+from jaxleak.study.reports import Section, command_line, write_markdown
 
 CHANGED = {
     "cafe_tables": {"table": ("table2",), "seeds": (1, 2), "datasets": ("mnist",), "budget": 2.5},
@@ -44,7 +44,7 @@ def test_a_report_has_the_sections_the_reasons_and_every_picture_with_its_captio
         Section("Found", ("A sentence.",), ("what", "value"), [["one", "1"]]),
         Section("Nothing", (), ("what",)),
     ]
-    write_report(
+    write_markdown(
         folder, "A study", command="study --a 1", seeds=(0, 3), sections=sections, not_run={"no data": ["b", "c"]},
         captions={"loss-*": "The loss.", "nothing.png": "Not drawn."},
     )  # fmt: skip

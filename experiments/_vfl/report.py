@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments._report import write_cells
 from jaxleak.study import RunFolder
-from jaxleak.study.reports import Section, command_line, write_report
+from jaxleak.study.reports import Section, command_line, write_markdown
 
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
@@ -38,7 +38,7 @@ def write_study(
         [name, *(_cell([score[name] for score in scores if name in score]) for scores in runs.values())]
         for name in names
     ]
-    write_report(
+    write_markdown(
         folder,
         "What one party of vertical training learns about the others",
         command=command_line("python -m experiments.vflrecon", args),

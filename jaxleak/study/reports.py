@@ -10,7 +10,7 @@ from jaxleak.study._folder import RunFolder
 from jaxleak.study._provenance import provenance
 from jaxleak.study.files import write_text
 
-__all__ = ["Section", "command_line", "markdown_table", "write_report"]
+__all__ = ["Section", "command_line", "markdown_table", "write_markdown"]
 
 #: Options that say where a run lies and not what it is.
 _WHERE = ("out", "fresh")
@@ -58,7 +58,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
     return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
 
 
-def write_report(
+def write_markdown(
     folder: RunFolder,
     title: str,
     *,
