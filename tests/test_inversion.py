@@ -362,6 +362,21 @@ def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
     np.testing.assert_allclose(found.score, settings.gradients.distance(payload, simulated), rtol=1e-5)
 
 
+def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
+    _, seen, truth = observed
+    template = audit.template_of(truth)
+    losses = []
+    for consistency in (0.0, 2.0):
+        attack = engine(model, observed[0], settings(group=2, consistency=consistency, labels="given"))
+        state = attack.init(jax.random.key(3), template)
+        seen_with_labels = seen._replace(labels=truth.y)
+        _, info = jax.jit(attack.step)(jax.random.key(4), state, seen_with_labels)
+        losses.append(float(info["loss"]))
+    spread = float(objectives.group_consistency(state.variables["x"]))
+    assert spread > 0.1
+    assert losses[1] - losses[0] == pytest.approx(2.0 * spread / 2, rel=1e-4)
+
+
 def test_a_last_layer_without_bias_or_name_is_explained():
     class Bare(nn.Module):
         @nn.compact

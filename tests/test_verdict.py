@@ -3,14 +3,16 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, audit, capture, defenses, metrics, models, protocols
+from jaxleak import Batch, Observation, audit, capture, defenses, metrics, models, protocols
 from jaxleak._lock import FolderInUseError
+from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.store import Store
 from jaxleak.audit._verdict.update import _identity
 
@@ -150,7 +152,6 @@ def test_an_audit_locks_its_folder(perceptron, tmp_path):
 
 
 def test_peeling_leaves_an_update_of_the_layers_below():
-    from jaxleak import Observation
     from jaxleak.attacks._inversion.peeling import CUT, peel
 
     model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 2))
@@ -163,6 +164,19 @@ def test_peeling_leaves_an_update_of_the_layers_below():
     for name, leaf in peeled.observation.payload.items():
         np.testing.assert_allclose(simulated[name], leaf, rtol=1e-3, atol=1e-4 * float(jnp.abs(leaf).max()))
     assert metrics.psnr(features[None], peeled.observation.payload[CUT][None])[0] > 60
+
+
+def test_an_answer_is_an_image_and_judged_as_one(perceptron):
+    """What lies outside of [0, 1] is cut off before its gradient is compared."""
+    model, variables, _, gradient = perceptron
+    case = SimpleNamespace(share=protocols.ClientShare(model), observation=Observation(0, variables, gradient))
+    wild = np.random.default_rng(0).uniform(-1, 2, (1, *model.image_shape))
+    answer = graded(case, "wild", wild, np.zeros(1, np.int32))
+    np.testing.assert_array_equal(answer.x, np.clip(wild, 0, 1).astype(np.float32))
+    assert (wild < 0).any()
+    assert (wild > 1).any()
+    same = graded(case, "cut", answer.x, answer.y)
+    assert (answer.misfit, answer.cosine_distance) == (same.misfit, same.cosine_distance)
 
 
 def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
