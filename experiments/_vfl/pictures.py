@@ -44,8 +44,8 @@ def draw(
         _labels(folder / f"{name}-labels.png", scores, arrays)
         captions[f"{name}-labels.png"] = (
             f"Labels of {name} that are right over the epoch, by what the attack starts from; every point is the mean "
-            f"over {WINDOW:.0%} of the steps and over all seeds. Dashed: a regression on the attacker's own features, "
-            "which sees no gradient."
+            f"over {WINDOW:.0%} of the steps and over all seeds, and equal curves cover each other. Dashed: a "
+            "regression on the attacker's own features, which sees no gradient."
         )
     if "estimate" not in arrays[0] or "baseline" not in arrays[0]:
         return captions
