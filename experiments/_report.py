@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments._rows import grouped
+from experiments._rows import Beside, grouped
 from jaxleak.study import RunFolder
 from jaxleak.study.reports import Section, command_line, write_markdown
 
@@ -19,6 +19,7 @@ def write_cells(
     title: str,
     options: Any,
     rows: Sequence[dict[str, Any]],
+    beside: Beside,
     *,
     seeds: Sequence[int],
     captions: Mapping[str, str] | None = None,
@@ -31,6 +32,7 @@ def write_cells(
         options: of the command.
         rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
             says in `not_run` why, and one with a `note` how it was run.
+        beside: further columns, as in `show_cells`; one without any text in a table is left out there.
         seeds: that the numbers are over.
         captions: of the figures, as in `write_markdown`.
     """
@@ -39,9 +41,7 @@ def write_cells(
         if row["ours"] is not None:
             by_table.setdefault(row["id"].partition("/")[0], []).append(row)
     notes = grouped((row["note"], row["id"]) for row in rows if row["ours"] is not None and row.get("note"))
-    sections = [
-        Section(table, (), _HEADER, [_printed(row) for row in of_table]) for table, of_table in by_table.items()
-    ]
+    sections = [_section(table, of_table, beside) for table, of_table in by_table.items()]
     if sections:
         sections[0] = sections[0]._replace(text=(_READING,))
     if notes:
@@ -57,6 +57,12 @@ def write_cells(
         not_run=grouped((row["not_run"], row["id"]) for row in rows if row["ours"] is None),
         captions=captions,
     )
+
+
+def _section(table: str, rows: Sequence[dict[str, Any]], beside: Beside) -> Section:
+    kept = {heading: text for heading, text in beside.items() if any(text(row) for row in rows)}
+    shown = [[*_printed(row), *(text(row) for text in kept.values())] for row in rows]
+    return Section(table, (), (*_HEADER, *kept), shown)
 
 
 def _printed(row: dict[str, Any]) -> list[str]:

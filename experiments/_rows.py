@@ -1,10 +1,18 @@
 """Rows of a table: which of them have run, why the others have not, and how the reasons are printed."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
 
 #: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
 NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
+#: Headings of what stands beside a row's own number, each with what a row has below it.
+Beside = Mapping[str, Callable[[dict[str, Any]], str]]
+#: Columns of a table where nobody's terminal says how many there are.
+WIDTH = 80
 #: The reason of a cell that the options leave out.
 NOT_ASKED = "not asked for"
 
@@ -57,3 +65,48 @@ def print_grouped(title: str, pairs: Iterable[tuple[str, str]]) -> None:
     """One line for each text of `grouped`."""
     for text, identifiers in grouped(pairs).items():
         print(f"{title} ({text}): {', '.join(identifiers)}")
+
+
+def console() -> Console:
+    """Where tables are printed: a file or a pipe has as many columns as the narrowest terminal."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
+def show_cells(rows: Sequence[dict[str, Any]], beside: Mapping[str, Callable[[dict[str, Any]], str]] = {}) -> None:
+    """Print paper, ours and difference of every cell that ran; what stands beside them; and what was not run and why.
+
+    Args:
+        rows: cells with `id`, `paper`, `unit`, `ours`, and where they ran `spread` and `seeds`; others with `not_run`.
+        beside: heading to what a row has below it, in a table of its own; a column without any text is left out.
+    """
+    ran = [row for row in rows if row["ours"] is not None]
+    several = any(len(row["seeds"]) > 1 for row in ran)
+    table = Table(
+        Column("cell", overflow="fold"), "paper", "ours", *(["spread"] if several else []), "difference", "unit"
+    )
+    for row in ran:
+        printed = row["paper"] is not None
+        spread = f"{row['spread']:.2g}" if len(row["seeds"]) > 1 else "-"
+        table.add_row(
+            row["id"],
+            f"{row['paper']:g}" if printed else "-",
+            f"{row['ours']:.4g}",
+            *([spread] if several else []),
+            f"{row['ours'] - row['paper']:+.3g}" if printed else "-",
+            row["unit"],
+        )
+    if ran:
+        console().print(table)
+    texts = {heading: [text(row) for row in ran] for heading, text in beside.items()}
+    texts = {heading: column for heading, column in texts.items() if any(column)}
+    if texts:
+        more = Table(Column("cell", overflow="fold"), *texts, title="beside ours")
+        for number, row in enumerate(ran):
+            more.add_row(row["id"], *(column[number] for column in texts.values()))
+        console().print(more)
+    print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row["ours"] is None])
+
+
+def value_of(name: str, form: str = ".3g") -> Callable[[dict[str, Any]], str]:
+    """What `show_cells` puts beside a row: a number of its own by name, or nothing where it has none."""
+    return lambda row: "" if row.get(name) is None else format(row[name], form)

@@ -1,4 +1,4 @@
-"""When can a reconstruction be believed without the truth? What the agreement of two starts is worth.
+"""When can a reconstruction be believed without the truth?
 
     python -m experiments.agreement
     python -m experiments.agreement --only lenet --seeds 0 1 2 3

@@ -1,4 +1,4 @@
-"""Networks that others wrote, each through `jaxleak audit` on files: what the verdict is, and how good the images are.
+"""Networks that others wrote, each through `jaxleak audit` on files.
 
     python -m experiments.audited
     python -m experiments.audited --only cnn-b1 vit-b1 --minutes 5

@@ -28,13 +28,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from experiments._report import write_cells
-from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, print_grouped, require_match, require_runs
+from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, require_match, require_runs, show_cells
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.files import write_json
@@ -128,7 +126,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
-    write_cells(folder, "The tables of the CAFE papers", args, rows, seeds=args.seeds, captions=CAPTIONS)
+    write_cells(folder, "The tables of the CAFE papers", args, rows, BESIDE, seeds=args.seeds, captions=CAPTIONS)
     folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
     print(folder.contents())
     if need_runs:
@@ -171,24 +169,11 @@ def _need(runner: Runner, cell: Cell, seeds: tuple[int, ...]) -> float:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print paper, ours, difference and how many images the mean is over; then what was not run and why."""
-    console = Console()
-    table = Table("cell", "paper", "ours", "difference", "spread", "unit", "images", "how")
-    for row in rows:
-        if row["ours"] is not None:
-            how = row["solver"] + (f", {row['iterations']} iterations" if row["iterations"] else "")
-            printed = row["paper"] is not None
-            table.add_row(
-                row["id"],
-                f"{row['paper']:g}" if printed else "",
-                f"{row['ours']:.2f}",
-                f"{row['ours'] - row['paper']:+.2f}" if printed else "",
-                f"{row['spread']:.2f}",
-                row["unit"],
-                _images(row),
-                how,
-            )
-    console.print(table)
-    print_grouped("not run", ((row["not_run"], row["id"]) for row in rows if row["ours"] is None))
+    show_cells(rows, BESIDE)
+
+
+def _how(row: dict[str, Any]) -> str:
+    return row["solver"] + (f", {row['iterations']} iterations" if row["iterations"] else "")
 
 
 def _images(row: dict[str, Any]) -> str:
@@ -196,6 +181,10 @@ def _images(row: dict[str, Any]) -> str:
     if None in (*row["images"], *row["images_asked"]):
         return ""
     return f"{sum(row['images'])} of {sum(row['images_asked'])}"
+
+
+#: What stands beside a cell: heading to its text.
+BESIDE = {"how": _how, "images": _images}
 
 
 def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dict[str, np.ndarray]]:

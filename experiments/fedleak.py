@@ -188,7 +188,10 @@ def tables(args: Args) -> dict[str, float]:
     fedleak_report.draw(folder, runner, args.seeds[0])
     ran = [row for row in rows if row["ours"] is not None]
     metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
-    write_cells(folder, "The tables of FedLeak", args, rows, seeds=args.seeds, captions=fedleak_report.CAPTIONS)
+    captions = fedleak_report.CAPTIONS
+    write_cells(
+        folder, "The tables of FedLeak", args, rows, fedleak_report.BESIDE, seeds=args.seeds, captions=captions
+    )  # fmt: skip
     folder.finish(metrics | ({"label_rules": rules} if rules else {}), cells=rows)
     print(folder.contents())
     require_runs(rows)

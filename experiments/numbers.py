@@ -1,4 +1,4 @@
-"""Fill the numbers of README and docs from stored results, so that none of them is typed by hand.
+"""Fill the numbers of README and docs from stored results.
 
     python -m experiments.numbers            # write the stored numbers into the pages
     python -m experiments.numbers --check    # say which pages are out of date; exit status 1 if any is

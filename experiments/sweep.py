@@ -1,4 +1,4 @@
-"""Many runs as lines of one file, each of which any scheduler's array job can start by its number.
+"""Many runs as lines of one file, for the array jobs of any scheduler.
 
     python -m experiments.sweep --sweep runs.jsonl --index 3        # run line 3, counted from 0
     python -m experiments.sweep merge --sweep runs.jsonl            # what all lines found, as one table

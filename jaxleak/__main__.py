@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--truth", type=Path, help="npz file with x (B, H, W, channels) in [0, 1] and y; for scores only"
     )
-    audit.add_argument("--minutes", type=float, default=10.0, help="time to spend in all, further sittings included")
+    audit.add_argument(
+        "--minutes", type=float, default=10.0, help="minutes to spend in all, further sittings included (default 10)"
+    )
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
     audit.add_argument("--fresh", action="store_true", help="start over, whatever an earlier audit left in the folder")
@@ -49,7 +51,12 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
     )
     options.add_argument("--classes", type=int, default=10, metavar="C", help="number of classes (default 10)")
     options.add_argument(
-        "--image", type=int, nargs=3, default=(32, 32, 3), metavar=("H", "W", "CHANNELS"), help="shape of an image"
+        "--image",
+        type=int,
+        nargs=3,
+        default=(32, 32, 3),
+        metavar=("H", "W", "CHANNELS"),
+        help="shape of an image (default 32 32 3)",
     )
     options.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of a built-in model, such as width=16"

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import runs as cafe_runs
@@ -195,7 +194,6 @@ def test_a_row_says_how_many_images_its_mean_is_over_and_keeps_every_seed(monkey
     row = next(row for row in cafe_tables.main(args) if row["ours"] is not None)
     assert (row["values"], row["images"], row["images_asked"]) == ([100.0, 103.0], [30, 27], [32, 32])
     assert (row["answered"], row["feature_error"]) == ([0.5, 0.5], [None, None])
-    monkeypatch.setattr(cafe_tables, "Console", lambda: Console(width=200))
     cafe_tables.show([row])
     assert "57 of 64" in capsys.readouterr().out
 

@@ -10,6 +10,7 @@ import tyro
 
 from experiments import fedleak, vflrecon
 from experiments._report import write_cells
+from experiments._rows import value_of
 from jaxleak.study import RunFolder, plots
 from jaxleak.study.reports import Section, command_line, write_markdown
 
@@ -62,14 +63,21 @@ def test_cells_stand_beside_the_papers_and_one_seed_has_no_spread(tmp_path):
     folder = RunFolder(tmp_path / "run", "vflrecon", {}, fresh=False)
     row = {"unit": "%", "paper": 50.0, "ours": 60.25, "spread": 1.5, "note": ""}
     rows = [
-        row | {"id": "table1/a", "seeds": [0, 1]},
+        row | {"id": "table1/a", "seeds": [0, 1], "free": 99.5},
         row | {"id": "table2/b", "seeds": [0], "paper": None, "note": "with less"},
         {"id": "table2/c", "unit": "%", "paper": 1.0, "ours": None, "not_run": "no data: x"},
     ]
-    write_cells(folder, "Tables", vflrecon.Args(seeds=2), rows, seeds=range(2))
+    write_cells(
+        folder,
+        "Tables",
+        vflrecon.Args(seeds=2),
+        rows,
+        {"free": value_of("free"), "never": value_of("never")},
+        seeds=range(2),
+    )
     text = (folder.path / "report.md").read_text()
     assert "python -m experiments.vflrecon --seeds 2\n" in text
-    assert "| a | 50 | 60.25 | 1.5 | +10.2 | % |" in text
+    assert "| a | 50 | 60.25 | 1.5 | +10.2 | % | 99.5 |" in text
     assert "| b | - | 60.25 | - | - | % |" in text
     assert "with less: table2/b." in text
     assert "* no data: x: table2/c" in text

@@ -1,18 +1,16 @@
 """What is printed and drawn of FedLeak's tables; nothing here computes an attack."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy  # whose subpackages load when they are first used
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Result, Runner
-from experiments._rows import print_grouped
+from experiments._rows import console, print_grouped, show_cells, value_of
 from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_json
 
@@ -29,39 +27,20 @@ CAPTIONS = {
 }
 
 
+#: What stands beside a cell: heading to its text.
+BESIDE = {
+    "grey": value_of("psnr_grey"),
+    "one-to-one": value_of("psnr"),
+    "up to scale": value_of("psnr_up_to_scale"),
+    "cosine": value_of("cosine_distance"),
+    "labels": value_of("label_accuracy", ".0%"),
+}
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Paper, ours and difference; what was not run and why; and whether the paper's trends hold."""
-    table = Table(
-        Column("cell", no_wrap=True),
-        "paper",
-        "ours",
-        "difference",
-        "spread",
-        "unit",
-        "grey",
-        "one-to-one",
-        "up to scale",
-        "cos dist",
-        "labels",
-    )
-    for row in (row for row in rows if row["ours"] is not None):
-        table.add_row(
-            row["id"],
-            "-" if row["paper"] is None else f"{row['paper']:g}",
-            f"{row['ours']:.4g}",
-            "-" if row["paper"] is None else f"{row['ours'] - row['paper']:+.2f}",
-            f"{row['spread']:.2g}" if len(row["seeds"]) > 1 else "-",
-            row["unit"],
-            *(
-                f"{row[name]:.3g}" if name in row else ""
-                for name in ("psnr_grey", "psnr", "psnr_up_to_scale", "cosine_distance")
-            ),
-            f"{row['label_accuracy']:.0%}" if "label_accuracy" in row else "",
-        )
-    if table.row_count:
-        console().print(table)
+    show_cells(rows, BESIDE)
     print_grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
-    print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row["ours"] is None])
     for name in SWEEPS:
         if verdict := trend([row for row in rows if row["table"] == name and row["ours"] is not None]):
             print(f"{name}: {verdict}")
@@ -168,12 +147,6 @@ def describe(job: Job, others: Sequence[Job]) -> str:
         if name != "attack" and any((vars(o.case) | {"training": o.training})[name] != mine[name] for o in others)
     ]
     return " ".join([job.case.attack, *differing])
-
-
-def console() -> Console:
-    """Where tables are printed."""
-    # A file or a pipe has no width, and rich would squeeze the cells into 80 columns.
-    return Console(width=None if sys.stdout.isatty() else 150)
 
 
 def _last(row: dict[str, Any]) -> str:

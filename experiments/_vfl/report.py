@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments._report import write_cells
+from experiments._vfl.tables import BESIDE_COLUMNS
 from jaxleak.study import RunFolder
 from jaxleak.study.reports import Section, command_line, write_markdown
 
@@ -50,9 +51,8 @@ def write_study(
 
 def write_tables(folder: RunFolder, args: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Report cells of the paper's tables; `rows` are those of `run_cells`."""
-    write_cells(
-        folder, "The tables of VFLRecon", args, rows, seeds=range(args.seeds), captions=_TABLE_CAPTIONS
-    )  # fmt: skip
+    seeds = range(args.seeds)
+    write_cells(folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=seeds, captions=_TABLE_CAPTIONS)
 
 
 def _cell(values: list[float]) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Column, Table
 
-from experiments._rows import BEYOND_BUDGET, NO_DATA, print_grouped
+from experiments._rows import BEYOND_BUDGET, NO_DATA, show_cells, value_of
 from experiments._vfl.cell import FEATURE, LABEL, Cell
 from experiments._vfl.problem import Case, sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case, task_scores
@@ -22,7 +20,8 @@ from jaxleak.study.files import Stored, append_line, jsonable, read_lines, write
 
 #: Scores that stand beside ours, by the name of the attack.
 BESIDE = ("own_bottom", "independent", "free", "baseline", "baseline_network")
-_WIDTH = 170  # columns; a narrower terminal wraps lines, which is better than cut numbers
+#: The same as columns of a table.
+BESIDE_COLUMNS = {name.replace("_", " "): value_of(name, ".4g") for name in BESIDE}
 
 #: Seconds on two CPU cores that other work shares, measured; only used to decide what fits a budget.
 _FIRST, _PER_START, _TASK, _CKKS_STEP = 10.0, 8.0, 6.0, 1.5
@@ -207,22 +206,4 @@ def _filled(cell: Cell, scores: list[dict[str, float]]) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print paper, ours and difference, and what stands beside it; then what was not run and why."""
-    console = Console()
-    console.width = max(console.width, _WIDTH)
-    longest = max((len(row["id"]) for row in rows), default=0)
-    table = Table(Column("cell", min_width=longest), "paper", "ours", "spread", "difference", *BESIDE)
-    for row in rows:
-        if row["ours"] is None:
-            continue
-        form = "{:.2f}" if row["unit"] == "%" else "{:.4f}"
-
-        def cell(value: float | None, form: str = form) -> str:
-            return "" if value is None else form.format(value)
-
-        paper = "" if row["paper"] is None else f"{row['paper']:g}"
-        signed = row.get("difference")
-        difference = "" if signed is None else form.replace("{:", "{:+").format(signed)
-        beside = (cell(row.get(name)) for name in BESIDE)
-        table.add_row(row["id"], paper, cell(row["ours"]), cell(row["spread"]), difference, *beside)
-    console.print(table)
-    print_grouped("not run", ((row["not_run"], row["id"]) for row in rows if row["ours"] is None))
+    show_cells(rows, BESIDE_COLUMNS)

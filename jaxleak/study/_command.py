@@ -3,6 +3,7 @@
 import dataclasses
 import signal
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,10 +12,12 @@ from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
 
-#: With more options than this, --help lists them on a line each, and --help-verbose explains them.
+#: With more options than this, --help lists them with their defaults, and --help-verbose explains them.
 MOST_OPTIONS_WITH_TEXT = 12
-#: Examples that --help shows.
-MOST_EXAMPLES = 6
+#: Lines of examples that --help shows.
+MOST_EXAMPLES = 9
+#: Columns of what --help says.
+_WIDTH = 80
 
 
 def run_command(
@@ -40,12 +43,16 @@ def run_command(
     try:
         typed = sys.argv[1:] if words is None else list(words)
         whole = not {"-H", "--help-verbose"}.isdisjoint(typed)
+        many = _options(arguments) > MOST_OPTIONS_WITH_TEXT
+        if {"-h", "--help"} & set(typed) and many:
+            print(f"usage: {name or _started_as()} [-h] [OPTIONS]\n\n{summary(doc or '')}\n{packed(arguments)}")
+            sys.exit(0)
         given = tyro.cli(
             arguments,
             prog=name or _started_as(),
             args=typed,
             description=doc if whole or doc is None else summary(doc),
-            compact_help=_options(arguments) > MOST_OPTIONS_WITH_TEXT,
+            compact_help=many,
         )
         from jaxleak._compiled import keep_compiled  # JAX comes after the options: --help and typos need none of it
 
@@ -70,11 +77,66 @@ def summary(doc: str) -> str:
     """What --help says of a command: the first sentence, and the first of its examples; --help-verbose says all."""
     first, *others = doc.strip().split("\n\n")
     examples = next((part for part in others if part.startswith("    ")), "")
-    lines = examples.splitlines()[:MOST_EXAMPLES]
-    while lines and lines[-1].endswith("\\"):  # the rest of a command would be missing
+    lines = [line for command in examples.splitlines() for line in _folded(command)][:MOST_EXAMPLES]
+    while lines and (lines[-1].endswith("\\") or lines[-1].lstrip().startswith("#")):  # what follows would be missing
         lines.pop()
-    parts = [first, "\n".join(lines), "--help-verbose says what each option means and what to expect."]
+    parts = [textwrap.fill(first, _WIDTH), "\n".join(lines)]
+    parts.append("--help-verbose says what each option means and what to expect.")
     return "\n\n".join(part for part in parts if part)
+
+
+def _folded(command: str) -> list[str]:
+    """A line of an example as lines that fit: a remark above it, and breaks before options as a shell has them."""
+    if len(command) <= _WIDTH:
+        return [command]
+    indent = " " * (len(command) - len(command.lstrip()))
+    command, _, remark = (part.strip() for part in command.partition("  #"))
+    continued, words = command.endswith("\\"), command.removesuffix("\\").strip().split(" --")
+    lines = [f"{indent}# {remark}"] if remark else []
+    lines.append(indent + words[0])
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + len(" -- \\") <= _WIDTH:
+            lines[-1] += f" --{word}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}    --{word}")
+    return [*lines[:-1], lines[-1] + (" \\" if continued else "")]
+
+
+def packed(arguments: type, prefix: str = "", heading: str = "options") -> str:
+    """The options of a dataclass with their defaults, several on a line, those of dataclasses in it in groups."""
+    kinds = typing.get_type_hints(arguments)
+    words, groups = ["--help", "--help-verbose"] if heading == "options" else [], []
+    for field in dataclasses.fields(arguments):
+        name, kind = prefix + field.name.replace("_", "-"), kinds[field.name]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(kind):
+            shown = typing.get_type_hints(arguments, include_extras=True)[field.name]
+            inner = "" if _without_prefix(shown) else f"{name}."
+            groups.append(packed(kind, inner, f"{field.name.replace('_', ' ')} options"))  # type: ignore[arg-type]
+        else:
+            words.append(_with_default(name, default))
+    # What belongs to one option stays on one line.
+    kept = textwrap.fill(
+        "  ".join(word.replace(" ", "\0") for word in words),
+        _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
+    return "\n".join([f"\n{heading}, with their defaults:", kept.replace("\0", " "), *groups])
+
+
+def _without_prefix(kind: typing.Any) -> bool:
+    """Whether the options of a dataclass in a dataclass are typed without the name of its field."""
+    import tyro
+
+    markers = typing.get_args(tyro.conf.OmitArgPrefixes[int])[1:]
+    return bool(set(markers) & set(typing.get_args(kind)[1:]))
+
+
+def _with_default(name: str, default: typing.Any) -> str:
+    if isinstance(default, bool):
+        return f"--no-{name}" if default else f"--{name}"
+    values = default if isinstance(default, (tuple, list)) else [default]
+    return " ".join([f"--{name}", *(str(value) for value in values if value not in (None, ""))])
 
 
 def _options(arguments: type) -> int:

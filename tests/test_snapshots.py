@@ -1,0 +1,153 @@
+"""What a user reads on the terminal stands in `tests/snapshots`: help, messages and tables, at 80 columns.
+
+After a wanted change, `JAXLEAK_UPDATE_SNAPSHOTS=1 python -m pytest tests/test_snapshots.py` writes the files anew.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import cafe_tables
+from experiments._fedleak import report as fedleak_report
+from experiments._vfl import tables as vfl_tables
+from jaxleak.__main__ import main
+from jaxleak.study import _command
+
+FOLDER = Path(__file__).parent / "snapshots"
+UPDATE = "JAXLEAK_UPDATE_SNAPSHOTS"
+WIDTH, MOST_LINES = 80, 60
+STUDIES = sorted(
+    path.stem
+    for path in (Path(__file__).parent.parent / "experiments").glob("[!_]*.py")
+    if hasattr(importlib.import_module(f"experiments.{path.stem}"), "Args")
+)
+COMMANDS = ("", "audit", "models", "demo", "invert")
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch, tmp_path):
+    """A terminal of 80 columns without colours, in an empty folder without data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", "")
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def widest(lines):
+    """The columns of the widest line; the usage is one line however many options there are, and terminals break it."""
+    return max(len(line) for line in lines if not line.startswith("usage:"))
+
+
+def compare(name, text):
+    """Hold a text to the stored one, and to the width of a terminal."""
+    text = "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
+    file = FOLDER / f"{name}.txt"
+    if os.environ.get(UPDATE):
+        FOLDER.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text(), f"if this is wanted, run with {UPDATE}=1"
+    return text.splitlines()
+
+
+def study(name, *words, monkeypatch):
+    """Run a study with options as they are typed; its exit status."""
+    module = importlib.import_module(f"experiments.{name}")
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", f"experiments.{name}", *words])
+    with pytest.raises(SystemExit) as stop:
+        _command.run_command(module.main, module.Args, getattr(module, "HELP", module.__doc__), words=words)
+    return stop.value.code
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_help_of_a_study(name, monkeypatch, capsys):
+    assert study(name, "--help", monkeypatch=monkeypatch) in (0, None)
+    lines = compare(f"help-{name}", capsys.readouterr().out)
+    assert len(lines) <= MOST_LINES
+    assert widest(lines) <= WIDTH
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*filter(None, [command]), "--help"])
+    assert stop.value.code in (0, None)
+    lines = compare(f"help-jaxleak-{command}".removesuffix("-"), capsys.readouterr().out)
+    assert len(lines) <= MOST_LINES
+    assert widest(lines) <= WIDTH
+
+
+#: Mistakes that a user may make, with the words that show them.
+MISTAKES = {
+    "typo-of-an-option": ("vflrecon", "--tabel", "table3"),
+    "unknown-attack": ("invert", "--attack", "dgl"),
+    "unknown-data": ("invert", "--data", "cifar11"),
+    "missing-data-folder": ("invert", "--data", "cifar10"),
+    "no-cell-matches": ("cafe_tables", "--only", "nothing"),
+    "unread-option": ("invert", "--noise", "gaussian"),
+    "budget-below-zero": ("fedleak", "--table", "table15", "--budget", "-1"),
+    "seed-out-of-range": ("cafe_tables", "--seeds", "-1"),
+    "unknown-fields": ("vflrecon", "--fields", "gradients"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_message_of_a_study(mistake, monkeypatch, capsys):
+    name, *words = MISTAKES[mistake]
+    code = study(name, *words, monkeypatch=monkeypatch)
+    assert code not in (0, None)
+    said = capsys.readouterr()
+    compare(f"message-{mistake}", said.out + said.err + (code if isinstance(code, str) else ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("unknown-command", ["audti"]),
+        ("unknown-model", ["models", "--model", "resnet11"]),
+        ("audit-without-options", ["audit"]),
+        (
+            "audit-of-a-missing-file",
+            ["audit", "--model", "mlp", "--weights", "w.npz", "--update", "u.npz", "--out", "audit"],
+        ),
+    ],
+)
+def test_message_of_a_command(name, words, capsys):
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = stop.code
+    assert code
+    said = capsys.readouterr()
+    # Versions of argparse differ in whether they quote what may be chosen.
+    compare(f"message-{name}", (said.out + said.err).replace("'", ""))
+
+
+ROW = {"unit": "dB", "paper": 43.15, "ours": 125.0, "spread": 0.5, "seeds": [0, 1], "note": "", "table": "table2"}
+NOT_RUN = {"id": "table2/cafe/linnaeus5", "unit": "dB", "paper": 30.1, "ours": None, "not_run": "no data: linnaeus5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "show", "more"),
+    [
+        (
+            "cafe_tables",
+            cafe_tables.show,
+            {"solver": "exact", "iterations": None, "images": [40], "images_asked": [40]},
+        ),
+        ("fedleak", fedleak_report.show, {"psnr": 120.1, "psnr_grey": 9.3, "label_accuracy": 0.5}),
+        ("vflrecon", vfl_tables.show, {"own_bottom": 24.44, "free": 100.0, "baseline": None}),
+    ],
+)
+def test_table_of_a_study(name, show, more, capsys):
+    long = "table4/a cell whose name is longer than what is left of a line/mnist"
+    show([ROW | more | {"id": "table2/cafe/mnist"}, ROW | more | {"id": long, "paper": None}, NOT_RUN | {"table": "t"}])
+    assert widest(compare(f"table-{name}", capsys.readouterr().out)) <= WIDTH
+
+
+def test_scores_have_the_names_that_a_person_would_say(capsys):
+    _command.print_metrics({"psnr": 31.25, "psnr_spread": 0.0, "ssim": 0.93, "seeds": 1, "status": "complete"})
+    compare("scores-of-one-seed", capsys.readouterr().out)
