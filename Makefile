@@ -6,7 +6,7 @@ BIN := .venv/bin
 KEPT := glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
-.PHONY: demo test fuzz mutants bench docs lint clean
+.PHONY: demo test fuzz mutants bench docs notebooks lint clean
 
 # Set up once, and again whenever the dependencies change.
 .venv/installed: pyproject.toml
@@ -46,6 +46,10 @@ docs: .venv/docs
 	$(BIN)/python -m experiments.reproduce --pages
 	$(BIN)/python -m experiments.numbers
 	$(BIN)/mkdocs build --quiet
+
+# About five minutes. Runs the notebooks, and keeps what they print and draw for their pages; one of them needs PyTorch.
+notebooks: .venv/bench
+	$(BIN)/python docs/_notebooks.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -1,18 +1,25 @@
 """Pages of the site whose text stands elsewhere in the repository."""
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from _notebooks import OUTPUTS, cells  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Every notebook of `examples/` becomes a page beside the pictures that it drew."""
+    """Every notebook of `examples/` becomes a page beside the pictures that it drew, with what it printed."""
     for notebook in sorted((ROOT / "examples").glob("*.py")):
-        files.append(File.generated(config, f"examples/{notebook.stem}.md", content=as_page(notebook.read_text())))
+        printed = json.loads((OUTPUTS / f"{notebook.stem}.json").read_text())
+        text = as_page(notebook.read_text(), printed)
+        files.append(File.generated(config, f"examples/{notebook.stem}.md", content=text))
     return files
 
 
@@ -23,13 +30,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown
 
 
-def as_page(notebook: str) -> str:
-    """A notebook in the percent format of jupytext as Markdown: text as it is, code in fences."""
-    parts = []
-    for cell in re.split(r"^# %%", notebook, flags=re.MULTILINE)[1:]:
-        head, _, body = cell.partition("\n")
-        if head.strip() == "[markdown]":
+def as_page(notebook: str, printed: list[str]) -> str:
+    """A notebook as Markdown: text as it is, code in fences, and what each cell printed below it."""
+    parts, outputs = [], iter(printed)
+    for is_text, body, _ in cells(notebook):
+        if is_text:
             parts.append(re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE))
-        else:
-            parts.append(f"```python\n{body.strip()}\n```")
+            continue
+        parts.append(f"```python\n{body.strip()}\n```")
+        if said := next(outputs).rstrip():
+            parts.append(f"```text\n{said}\n```")
     return "\n\n".join(parts) + "\n"

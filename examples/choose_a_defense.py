@@ -49,7 +49,7 @@ def accuracy(defense):
 
 # %%
 share = protocols.ClientShare(model)
-settings = presets.fedleak(300, homotopy=False)
+settings = presets.fedleak(200, homotopy=False)
 unaware = attacks.inversion(model, share, settings, batch_size=4)
 
 
@@ -62,13 +62,12 @@ def aware(defense):
 def upload(defense):
     """What the server sees of one client's round, and the images behind it."""
     client = protocols.client(share, num_samples=400, batch_size=4, variables=start, defense=defense)
-    _, transcript = client.round(jax.random.key(2), client.init(jax.random.key(0)), private)
+    _, transcript = jax.jit(client.round)(jax.random.key(2), client.init(jax.random.key(0)), private)
     return threats.view(threats.SERVER_WITHOUT_INDICES, transcript), transcript.private
 
 
-def attacked(attack, defense):
-    """The private images behind a defended upload, and the reconstructed ones, in the order of the private ones."""
-    seen, truth = upload(defense)
+def attacked(attack, seen, truth):
+    """The private images behind an upload, and the reconstructed ones, in the order of the private ones."""
     found, _, _ = audit.invert(attack, seen, audit.template_of(truth), key=jax.random.key(3))
     true, images = np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0])
     return true, images[metrics.match_one_to_one(true, images)]
@@ -88,7 +87,7 @@ candidates = {
     "soteria": (0.9,),  # share of hidden features
 }
 undefended = accuracy(None)
-true, images = attacked(unaware, None)
+true, images = attacked(unaware, *upload(None))
 none = metrics.psnr(true, images).mean()
 rows = {"private": true, f"no defense: {none:.1f} dB": images}
 curves, affordable = {}, []
@@ -97,9 +96,9 @@ print(f"no defense           {undefended:.3f}            {none:4.1f} dB")
 for kind, strengths in candidates.items():
     for strength in strengths:
         defense, name = defenses.client_defense(kind, strength), f"{kind} {strength:g}"
-        psnr = {}
+        sent, psnr = upload(defense), {}
         for who, attack in {"who does not know": unaware, "who knows": aware(defense)}.items():
-            _, images = attacked(attack, defense)
+            _, images = attacked(attack, *sent)
             psnr[who] = metrics.psnr(true, images).mean()
             rows[f"{name}, {who}: {psnr[who]:.1f} dB"] = images
         trained = accuracy(defense)

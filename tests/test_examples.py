@@ -1,5 +1,7 @@
 """The notebooks in `examples/` run from an empty folder, find what they say, and draw the pictures that they show."""
 
+import importlib.util
+import json
 import re
 import runpy
 from pathlib import Path
@@ -8,6 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.py"))
+
+
+spec = importlib.util.spec_from_file_location("_notebooks", ROOT / "docs" / "_notebooks.py")
+notebooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(notebooks)
 
 
 def shown(notebook):
@@ -20,6 +27,24 @@ def test_a_notebook_begins_with_its_question_and_its_pictures_are_stored(noteboo
     assert re.match(r"# %% \[markdown\]\n# # .+\?\n", notebook.read_text())
     assert shown(notebook)
     assert all((ROOT / "docs" / "examples" / picture).is_file() for picture in shown(notebook))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_every_cell_printed_is_stored(notebook):
+    printed = json.loads((ROOT / "docs" / "examples" / f"{notebook.stem}.json").read_text())
+    code = [body for is_text, body, _ in notebooks.cells(notebook.read_text()) if not is_text]
+    assert [bool(said) for said in printed] == ["print(" in body for body in code]
+
+
+def test_cells_keep_their_lines_and_an_error_its_number(tmp_path):
+    text = "# %% [markdown]\n# # Text\n\n# %%\na = 1\n# %%\n\nprint(a)\nb = 1 / 0\n"
+    assert notebooks.cells(text) == [
+        (True, "# # Text\n\n", 1), (False, "a = 1\n", 4), (False, "\nprint(a)\nb = 1 / 0\n", 6),
+    ]  # fmt: skip
+    (tmp_path / "wrong.py").write_text(text)
+    with pytest.raises(ZeroDivisionError) as error:
+        notebooks.run(tmp_path / "wrong.py")
+    assert error.traceback[-1].lineno + 1 == 9
 
 
 def ran(name, folder, monkeypatch):

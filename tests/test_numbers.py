@@ -56,6 +56,12 @@ def test_every_page_shows_what_is_stored():
     assert not stale, "run python -m experiments.numbers"
 
 
+def test_no_line_begins_with_a_marker():
+    """A comment at the beginning of a line ends a paragraph in Markdown, and the emphasis in it."""
+    for page in numbers.pages():
+        assert not [line for line in page.read_text().splitlines() if numbers.MARKED.match(line)], page
+
+
 def test_the_command_writes_and_checks(root, monkeypatch, capsys):
     (root / "docs").mkdir()
     page = root / "README.md"
