@@ -96,5 +96,6 @@ plots.curves(Path("pictures/distances.png"), curves, xlabel="iteration", ylabel=
 # %% [markdown]
 # ![The distance of each attack over its iterations](pictures/distances.png)
 #
-# To keep the attack, move the function to `jaxleak/attacks/presets.py` and add a line to `PRESETS`: the commands then
-# know it by its name. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to pass.
+# To keep the attack, move the function to `jaxleak/attacks/presets.py` and add it to `PRESETS`: the commands then know
+# it by its name. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to pass. An attack that is no
+# gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.

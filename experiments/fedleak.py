@@ -240,7 +240,7 @@ def reason_against(args: Args, plan: Plan) -> str:
 def missing(spec: str) -> str:
     """Why a cell's data cannot be had, or nothing."""
     why = unavailable(spec)
-    return NO_DATA + why if why else ""
+    return f"{NO_DATA}{why}; --substitute natural_patches takes images that need no file" if why else ""
 
 
 def sizes_of(args: Args, attack_round: int = 0) -> Sizes:

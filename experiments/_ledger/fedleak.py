@@ -12,7 +12,7 @@ from experiments import _paper
 from experiments._defenses.utility import Utility
 from experiments._fedleak.cells import names, plans
 from experiments._fedleak.jobs import DATASETS, Job, Plan, Sizes
-from experiments._fedleak.runs import Result, Runner, cost, samples_in
+from experiments._fedleak.runs import Result, Runner, cost, samples_in, unavailable
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.fedleak_defenses import Accuracy
@@ -176,6 +176,8 @@ def _pools(sizes: Sizes, most: int) -> dict[str, int]:
 
 def _without_public_half(job: Job) -> Job:
     """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
+    if unavailable(job.case.data):  # which is said where the job is run, and not of cells that nobody asked for
+        return job
     if job.kind != "invert" or job.case.attack in presets.GENERATIVE or job.case.federation == UNLIKE_FEDERATION:
         return job
     return replace(job, case=replace(job.case, pool=min(_POOL, samples_in(job.case.data))))
