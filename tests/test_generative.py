@@ -77,6 +77,14 @@ def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digit
     np.testing.assert_array_equal(again(z), x)
 
 
+def test_the_divergence_keeps_codes_near_the_normal_distribution():
+    images = jax.random.uniform(jax.random.key(1), (16, 8, 8, 1))
+    options = {"epochs": 20, "batch_size": 8, "channels": 2}
+    strict = client_updates.train_generator(jax.random.key(0), images, 2, kl=30.0, **options)
+    np.testing.assert_allclose(strict.mean, 0, atol=0.05)
+    np.testing.assert_allclose(strict.scale, 1, atol=0.02)
+
+
 def test_cma_es_over_latents_finds_an_image_without_gradients(observed, generator):
     estimate, truth, infos = run(observed, presets.ggl(60, generator=generator, population=12))
     assert infos["distance"][-1] < infos["distance"][0] / 2

@@ -29,6 +29,12 @@ def test_sharpness_rises_geometrically_then_holds_then_is_exact():
     assert last == 16  # and so it stays, beyond what was planned
 
 
+def test_some_iterations_must_be_left_for_sharpening():
+    client_updates.smoothing(1.0, 16.0, hold=0.5, finish=0.4)
+    with pytest.raises(ValueError, match=r"hold \+ finish must be < 1, got 0.5 \+ 0.5"):
+        client_updates.smoothing(1.0, 16.0, hold=0.5, finish=0.5)
+
+
 def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
     """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
     batch = Batch(jnp.zeros((2, 1, 4, 4, 1)), jnp.zeros(2, jnp.int32), jnp.arange(2))
