@@ -10,6 +10,8 @@ from jaxleak import attacks, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
+CLASSES = 3
+
 
 @pytest.fixture(scope="module")
 def problem():
@@ -23,7 +25,7 @@ def observation(problem):
 
 def solve(model, observation):
     attack = attacks.patch_embedding(model)
-    state, info = attack.step(jax.random.key(1), attack.init(jax.random.key(0), None), observation)
+    state, info = jax.jit(attack.step)(jax.random.key(1), attack.init(jax.random.key(0), None), observation)
     return attack.reconstruct(state, observation), info
 
 
@@ -82,6 +84,57 @@ def test_more_tokens_than_the_width_are_not_answered():
     assert found.score < 1e-4  # sixteen unknowns a pixel, eight equations: solved, but by many images
     assert found.gradient_matched
     assert not found.answered
+
+
+@pytest.fixture(scope="module")
+def smooth_image():
+    rows, columns = np.mgrid[:8, :8] / 8
+    return jnp.asarray(0.5 + 0.3 * np.sin(3 * rows + 1) * np.cos(2 * columns), jnp.float32)[None, ..., None]
+
+
+def foreign(width):
+    """A transformer of one block as others write it: width first, a position embedding of that layout, tokens last."""
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+
+    def draw(*shape):
+        return 0.3 * jax.random.normal(next(keys), shape)
+
+    params = {
+        "stem": draw(width, 1, 2, 2), "where": draw(1, width, 17), "summary": draw(1, width, 1),
+        "query": draw(width, width) / 5, "key": draw(width, width) / 5, "value": draw(width, width),
+        "out.weight": draw(CLASSES, width), "out.bias": draw(CLASSES),
+    }  # fmt: skip
+
+    def normalised(z):
+        z = z - z.mean(1, keepdims=True)
+        return z * jax.lax.rsqrt((z**2).mean(1, keepdims=True) + 1e-5)
+
+    def network(variables, x):
+        p = variables["params"]
+        z = jax.lax.conv_general_dilated(
+            x.transpose(0, 3, 1, 2), p["stem"], (2, 2), "VALID", dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+        z = z.reshape(*z.shape[:2], -1)
+        z = jnp.concatenate([z, jnp.broadcast_to(p["summary"], (len(x), width, 1))], axis=2) + p["where"]
+        n = normalised(z)
+        q, k, v = (jnp.einsum("ij,bjt->bit", p[name], n) for name in ("query", "key", "value"))
+        z = z + jnp.einsum("bit,bst->bis", v, jax.nn.softmax(jnp.einsum("bit,bis->bts", k, q).swapaxes(1, 2)))
+        return normalised(z)[:, :, -1] @ p["out.weight"].T + p["out.bias"]
+
+    return models.from_function(network, {"params": params}, image_shape=(8, 8, 1), num_classes=CLASSES)
+
+
+@pytest.mark.parametrize(("width", "determined", "error"), [(24, True, 1e-3), (16, False, 0.05)])
+def test_transformers_of_others_are_solved_wherever_their_positions_stand(smooth_image, width, determined, error):
+    """With as many patches as numbers in a token, normalisation leaves one direction open, which smoothness fills."""
+    model, variables = foreign(width)
+    batch = Batch(smooth_image[:, None], jnp.array([2]), jnp.arange(1))
+    payload = jax.jit(protocols.ClientShare(model))(variables, batch)
+    found, info = solve(model, Observation(jnp.zeros((), jnp.int32), variables, payload))
+    assert info["distance"] < 1e-5
+    assert found.y == 2
+    assert (bool(found.answered[0]), bool(found.gradient_matched[0])) == (determined, True)
+    assert float(jnp.abs(found.x - batch.x).max()) < error
 
 
 def test_bad_input():

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
@@ -45,8 +44,3 @@ def normalized(model: Classifier, mean: Sequence[float], std: Sequence[float]) -
         return model.rows(variables, (x - shift) / scale, **options)
 
     return model._replace(apply=apply, rows=rows, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
-
-
-def pixels_of(model: Classifier, x: jax.Array) -> jax.Array:
-    """What the network reads (..., channels), back in the units of its images."""
-    return x * jnp.array(model.std) + jnp.array(model.mean) if model.mean else x

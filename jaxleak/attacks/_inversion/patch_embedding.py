@@ -4,104 +4,209 @@ A learned position embedding is added to every token, so its gradient is that of
 by one linear layer, whose kernel has the gradient sum_t p_t d_t^T. Both are in the update, and with no more tokens than
 the width the second is a system of linear equations for the patches. That position embeddings give the gradient of the
 tokens away is from J. Lu et al., *APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers*, CVPR 2022, who
-solve for the input of the first attention instead.
+solve for the input of the first attention instead. Where some directions stay open, the smoothest image among the
+solutions is taken.
 """
 
-import functools
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.label_rules import infer_labels
+from jaxleak.attacks._inversion.rows import sizes_of_rows
 from jaxleak.attacks._observed import require_leaf
 from jaxleak.models import Classifier
-from jaxleak.models._normalized import pixels_of
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
 CONSISTENT_BELOW = 1e-4
+#: Distance of a pixel from [0, 1] above which an answer is no image: rounding where a token's gradient is nearly zero.
+OUTSIDE_BELOW = 0.1
+#: A position embedding may have so many rows besides those of the patches: class, distillation and register tokens.
+_OTHER_TOKENS = 16
+#: Steps of conjugate gradients towards the smoothest image among the solutions.
+_SMOOTHING_STEPS = 200
 
 
-_leaf = functools.partial(require_leaf, why="patch_embedding")
+class Position(NamedTuple):
+    """A leaf that may be the position embedding, and which of its rows would be the patches'."""
+
+    name: str
+    axis: int  # of the width
+    first: int  # row of the first patch
+
+
+class PatchLayer(NamedTuple):
+    """The linear layer that reads non-overlapping patches, and the leaves that may hold its tokens' gradients."""
+
+    kernel: str
+    tokens: int  # T
+    entries: int  # numbers in a patch
+    positions: tuple[Position, ...]  # the likeliest first
 
 
 class PatchEmbeddingState(NamedTuple):
     """The latest observation's solution."""
 
-    patches: jax.Array  # (T, p p c)
+    x: jax.Array  # (H, W, c)
     misfit: jax.Array  # () relative
     determined: jax.Array  # () bool, whether the tokens' gradients are linearly independent
+    outside: jax.Array  # () how far pixels lie outside of [0, 1]
 
 
 def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
-    """Solve for the patches of one image (FedSGD, a single sample); no iterations, no labels, no prior.
+    """Solve for the patches of one image (FedSGD, a single sample); no iterations, no labels.
 
-    Needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing else. The
-    attack says that it has no answer (`answered`) when there are more tokens than the width, or when the equations
-    disagree (`gradient_matched`), as those of several local steps or of noisy updates do. The label is that of the rule
-    "bias_rule", which is exact here.
+    Needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing else. Which
+    leaf is the position embedding is not taken from its name: it is the one that solves the equations. The attack says
+    that it has no answer (`answered`) when the equations disagree (`gradient_matched`), as those of several local steps
+    or of noisy updates do, when the solution is no image in [0, 1], or when they leave directions open, as with more
+    tokens than the width. Then the image is the smoothest of the solutions. The label is that of the rule "bias_rule",
+    which is exact here.
 
     Args:
-        model: from `models.vit`.
+        model: any network that reads patches which do not overlap by one linear layer, and adds a learned position
+            embedding to what it computes, such as `models.vit` or a transformer of another framework.
         batch_size: 1; gradients of several images add up in the position embedding.
 
     Returns:
         An `Attack`. Its info holds `distance`, the relative misfit of the linear system, which is also the score.
 
     Raises:
-        ValueError: if the model has no learned position embedding, the batch is not a single image, or, when an
-            observation is first seen, if the threat withholds a leaf that is read.
+        ValueError: if the model has no learned position embedding behind patches, the batch is not a single image, or,
+            when an observation is first seen, if the threat withholds a leaf that is read.
     """
     if batch_size != 1:
         raise ValueError(
             f"batch_size must be 1, got {batch_size}: gradients of images add up in the position embedding"
         )
-    params = jax.eval_shape(model.init, jax.random.key(0))["params"]
-    if "position" not in params or "embed" not in params:
-        raise ValueError("patch_embedding reads the gradient of a learned position embedding; this model has none")
-    tokens, entries = params["position"].shape[1] - 1, params["embed"]["kernel"].shape[0]
+    layer = _patch_layer(model)
+    image_of = _image_of(model, layer)
 
     def init(key: jax.Array, template: Batch) -> PatchEmbeddingState:
         del key, template
-        return PatchEmbeddingState(
-            jnp.zeros((tokens, entries)), jnp.full((), jnp.inf, jnp.float32), jnp.zeros((), bool)
-        )
+        unknown = jnp.full((), jnp.inf, jnp.float32)
+        return PatchEmbeddingState(jnp.zeros(model.image_shape), unknown, jnp.zeros((), bool), unknown)
 
     def step(
         key: jax.Array, state: PatchEmbeddingState, observation: Observation
     ) -> tuple[PatchEmbeddingState, dict[str, jax.Array]]:
         del key, state
-        token_gradients = _leaf(observation, "position")[0, 1:]  # the first token is the class token
-        kernel_gradient = _leaf(observation, "embed", "kernel")
-        patches, determined = _solve(token_gradients, kernel_gradient)
-        misfit = jnp.linalg.norm(patches.T @ token_gradients - kernel_gradient) / jnp.linalg.norm(kernel_gradient)
-        return PatchEmbeddingState(patches, misfit, determined), {"distance": misfit}
+        kernel_gradient = model.matrix(layer.kernel, _leaf(observation, layer.kernel))
+        solutions = [
+            _solve(_rows(_leaf(observation, where.name), where, layer.tokens), kernel_gradient, image_of)
+            for where in layer.positions
+        ]
+        found = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
+        # Where several explain the update, an image is taken, and of several images that at the likeliest place.
+        best = jnp.argmin(jnp.where(found.misfit < CONSISTENT_BELOW, found.outside, jnp.inf))
+        best = jnp.where(found.misfit.min() < CONSISTENT_BELOW, best, jnp.argmin(found.misfit))
+        state = jax.tree.map(lambda part: part[best], found)
+        return state, {"distance": state.misfit}
 
     def reconstruct(state: PatchEmbeddingState, observation: Observation) -> Reconstruction:
-        height, width, channels = model.image_shape
-        side = int((entries // channels) ** 0.5)
-        grid = state.patches.reshape(height // side, width // side, side, side, channels)
-        x = pixels_of(model, grid.transpose(0, 2, 1, 3, 4).reshape(1, 1, height, width, channels))
         head = model.head_of(observation.payload)
         y = infer_labels("bias_rule", head.kernel, head.bias, 1)
         matched = state.misfit < CONSISTENT_BELOW
-        return Reconstruction(x, y, state.misfit[None], (state.determined & matched)[None], matched[None])
+        answered = matched & state.determined & (state.outside < OUTSIDE_BELOW)
+        return Reconstruction(state.x[None, None], y, state.misfit[None], answered[None], matched[None])
 
     return Attack(init, step, reconstruct)
 
 
-def _solve(token_gradients: jax.Array, kernel_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and whether they are the only ones."""
+def _leaf(observation: Observation, name: str) -> jax.Array:
+    return require_leaf(observation, *name.split("/"), why="patch_embedding")
+
+
+def _rows(leaf: jax.Array, where: Position, tokens: int) -> jax.Array:
+    rows = jnp.moveaxis(leaf, where.axis, -1).reshape(-1, leaf.shape[where.axis])
+    return rows[where.first : where.first + tokens]
+
+
+def _patch_layer(model: Classifier) -> PatchLayer:
+    """The layer whose rows are as many numbers as the image, with the leaves of as many rows as it has tokens."""
+    leaves = named_leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])
+    sizes = sizes_of_rows(model, 1)
+    for kernel, (tokens, entries) in sizes.items():
+        if tokens == 1 or tokens * entries != math.prod(model.image_shape):
+            continue
+        width = leaves[kernel].size // entries
+        positions = [
+            Position(name, axis, first)
+            for name, leaf in leaves.items()
+            if name not in sizes and leaf.ndim > 1
+            for axis in range(leaf.ndim)
+            if leaf.shape[axis] == width and tokens <= leaf.size // width <= tokens + _OTHER_TOKENS
+            for first in range(leaf.size // width - tokens, -1, -1)  # other tokens mostly come first
+        ]
+        if positions:
+            return PatchLayer(kernel, tokens, entries, tuple(positions))
+    raise ValueError("patch_embedding reads the gradient of a learned position embedding; this model has none")
+
+
+def _image_of(model: Classifier, layer: PatchLayer) -> Callable[[jax.Array], jax.Array]:
+    """From patches (T, p p c), as the layer reads them, to the image (H, W, c)."""
+    # What the first linear layer reads depends on no parameter.
+    variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _shapes(model))
+    grey = jnp.zeros(model.image_shape)
+    offset, forward = jax.linearize(lambda x: model.rows(variables, x[None], mode="eval")[layer.kernel], grey)
+    (sizes,) = jax.linear_transpose(forward, grey)(forward(jnp.ones_like(grey)))
+
+    @jax.jit
+    def image_of(patches: jax.Array) -> jax.Array:
+        (back,) = jax.linear_transpose(forward, grey)(patches - offset)
+        return back / sizes
+
+    x = jax.random.uniform(jax.random.key(0), model.image_shape)
+    if not jnp.allclose(image_of(offset + forward(x)), x, atol=1e-4):
+        raise ValueError(f"patch_embedding: {layer.kernel} does not read patches that make up the image")
+    return image_of
+
+
+def _shapes(model: Classifier) -> Any:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def _solve(
+    token_gradients: jax.Array, kernel_gradient: jax.Array, image_of: Callable[[jax.Array], jax.Array]
+) -> PatchEmbeddingState:
+    """The image of the patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and whether it is the only one."""
     sizes = jnp.linalg.norm(token_gradients, axis=1, keepdims=True) + jnp.finfo(jnp.float32).tiny
-    left, values, right = jnp.linalg.svd(token_gradients / sizes, full_matrices=False)
-    kept = values > max(token_gradients.shape) * jnp.finfo(jnp.float32).eps * values[0]
-    inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+    tokens, width = token_gradients.shape
+    left, values, right = jnp.linalg.svd(token_gradients / sizes)
+    values = jnp.pad(values, (0, tokens - len(values)))  # more tokens than the width leave directions open
+    kept = values > max(tokens, width) * jnp.finfo(jnp.float32).eps * values[0]
+    inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)[: min(tokens, width)]
 
     def least_squares(g: jax.Array) -> jax.Array:
-        return left @ (inverse[:, None] * (right @ g.T)) / sizes
+        seen = inverse[:, None] * (right[: len(inverse)] @ g.T)
+        return left[:, : len(inverse)] @ seen / sizes
 
     patches = least_squares(kernel_gradient)
     # Once more for what rounding left.
     patches += least_squares(kernel_gradient - patches.T @ token_gradients)
-    return patches, (len(token_gradients) <= token_gradients.shape[1]) & kept.all()
+
+    def along(change: jax.Array) -> jax.Array:
+        # A change of what the equations fix is multiplied by zero, so that conjugate gradients never leaves the rest.
+        return left @ jnp.where(kept[:, None], 0, change) / sizes
+
+    def roughness(change: jax.Array) -> jax.Array:
+        x = image_of(patches + along(change))
+        return 0.5 * (jnp.sum(jnp.diff(x, axis=0) ** 2) + jnp.sum(jnp.diff(x, axis=1) ** 2))
+
+    def smoothest() -> jax.Array:
+        slope = jax.grad(roughness)
+        start = slope(jnp.zeros_like(patches))
+        change, _ = jax.scipy.sparse.linalg.cg(lambda v: slope(v) - start, -start, maxiter=_SMOOTHING_STEPS)
+        return patches + along(change)
+
+    determined = kept.all()
+    patches = jax.lax.cond(determined, lambda: patches, smoothest)
+    misfit = jnp.linalg.norm(patches.T @ token_gradients - kernel_gradient) / jnp.linalg.norm(kernel_gradient)
+    x = image_of(patches)
+    outside = jnp.maximum(jnp.maximum(-x, x - 1).max(), 0)
+    return PatchEmbeddingState(x, misfit, determined, outside)

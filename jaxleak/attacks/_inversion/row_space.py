@@ -7,7 +7,6 @@ in, of the first layers that have fewer output pixels than inputs of each: half 
 no labels.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from jaxleak import _tree, _validate
 from jaxleak._base import Observation, PyTree
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
+from jaxleak.attacks._inversion.rows import sizes_of_rows
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.models import Classifier
 from jaxleak.models._activations import Sharpness
@@ -68,30 +68,13 @@ class RowSpaces(NamedTuple):
         return DataTerm(compare, ROWS_MATCHED_BELOW)
 
 
-@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and a command asks several times
-def _sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """Rows and inputs of each, of every layer but the head, in the order of the forward pass."""
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((batch_size, *model.image_shape), jnp.float32)
-    order: list[str] = []
-
-    def rows(variables: PyTree, x: jax.Array) -> dict[str, jax.Array]:
-        found = model.rows(variables, x, mode="eval")
-        order.extend(found)  # a traced function gives dictionaries back in the order of their names
-        return found
-
-    shapes = jax.eval_shape(rows, variables, x)
-    # The last layer's row is the features of the image, which its gradient shows anyway.
-    return {name: shapes[name].shape for name in order if not model.head or name != model.head_names[0]}
-
-
 def informative_layers(model: Classifier, plan: RowSpaces, batch_size: int) -> tuple[str, ...]:
     """The layers whose row spaces are compared, by the names of their kernels.
 
     Raises:
         ValueError: if the model has none for so many images.
     """
-    sizes = _sizes_of_rows(model, batch_size)
+    sizes = sizes_of_rows(model, batch_size)
     fit = [name for name, (n, k) in sizes.items() if n <= LARGEST_SHARE * k]
     if not fit:
         least = min((n / k for n, k in sizes.values()), default=float("inf"))
