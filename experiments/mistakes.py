@@ -200,7 +200,8 @@ _MIRRORED: dict[int, protocols.ClientShare] = {}
 def main(args: Args) -> dict[str, Any]:
     """Make and check all mistakes; returns the metrics."""
     _validate.count(draws=args.draws)
-    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", asdict(args), fresh=args.fresh)
+    config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", config, fresh=args.fresh)
     folder.sources.bind(drawn(args.data, 256, 0))
     known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
@@ -231,7 +232,7 @@ def main(args: Args) -> dict[str, Any]:
     right = counts["none"]
     metrics: dict[str, Any] = total | {
         "right": right["made"], "false_alarms": right["failed"], "false_suspicions": right["suspicious"],
-        "by_mistake": {name.replace(",", "").replace(" ", "_"): row for name, row in mistakes.items()},
+        "by_mistake": {name.translate({ord(","): "", ord("."): "", ord(" "): "_"}): row for name, row in mistakes.items()},
     }  # fmt: skip
     print(table(mistakes))
     print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
