@@ -194,6 +194,8 @@ MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
     "noise, not stated": _noise,
     "pruned, not stated": _pruned,
 }
+#: Keys of metrics have no dots, which separate them.
+_AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 _MIRRORED: dict[int, protocols.ClientShare] = {}
 
 
@@ -232,7 +234,7 @@ def main(args: Args) -> dict[str, Any]:
     right = counts["none"]
     metrics: dict[str, Any] = total | {
         "right": right["made"], "false_alarms": right["failed"], "false_suspicions": right["suspicious"],
-        "by_mistake": {name.translate({ord(","): "", ord("."): "", ord(" "): "_"}): row for name, row in mistakes.items()},
+        "by_mistake": {name.translate(_AS_KEY): row for name, row in mistakes.items()},
     }  # fmt: skip
     print(table(mistakes))
     print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")

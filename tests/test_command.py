@@ -89,6 +89,19 @@ def test_a_models_names_and_shapes_are_printed(tmp_path, capsys):
     assert "has no 'other'" in capsys.readouterr().err
 
 
+def test_a_model_finds_its_neighbours_before_installed_modules_of_their_name(tmp_path, capsys, monkeypatch):
+    """As it does where its owner runs it: `tabnanny` is also a module of Python's."""
+    (tmp_path / "tabnanny.py").write_text("WIDTH = 7\n")
+    text = "from tabnanny import WIDTH\nfrom jaxleak import models\n\n"
+    text += "def net():\n    return models.mlp((4, 4, 1), 3, widths=(WIDTH,))\n"
+    (tmp_path / "beside.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    assert main(["models", "--model", f"{tmp_path / 'beside.py'}:net", "--image", "4", "4", "1", "--classes", "3"]) == 0
+    assert "(16, 7)" in capsys.readouterr().out
+    del sys.modules["tabnanny"], sys.modules["beside"]
+
+
 def test_help_imports_nothing_heavy():
     program = "import sys, jaxleak.__main__ as m\nbefore = set(sys.modules)\n"
     program += "try:\n    m.main(['audit', '--help'])\nexcept SystemExit:\n    pass\n"

@@ -142,6 +142,7 @@ CASES = [
     ("adaptive_avg_pool2d", (X, [5, 3]), {}),
     ("adaptive_avg_pool2d", (X, [3, 4]), {}),
     ("adaptive_avg_pool2d", (X, [1, 3]), {}),
+    ("adaptive_avg_pool2d", (X, [3, 1]), {}),
     ("_adaptive_avg_pool2d", (X, [2, 2]), {}),
     ("adaptive_max_pool2d", (X, [3, 4]), {}),
     ("upsample_nearest2d", (X, [10, 9]), {}),
