@@ -1,4 +1,4 @@
-"""The report of a study that puts the paper's numbers beside ours, cell by cell."""
+"""The reports of studies: of those that put the paper's numbers beside ours, cell by cell, and of all others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,3 +75,46 @@ def _printed(row: dict[str, Any]) -> list[str]:
         f"{row['ours'] - row['paper']:+.3g}" if printed else "-",
         row["unit"],
     ]
+
+
+def write_rows(
+    folder: RunFolder,
+    title: str,
+    options: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    seeds: Sequence[int],
+    captions: Mapping[str, str] | None = None,
+) -> None:
+    """Write report.md with one table, of all that the rows say in a number or a word.
+
+    Args:
+        folder: of the run, with its figures drawn.
+        title: of the report.
+        options: of the command.
+        rows: name to value; lists and trees are left to results.json.
+        seeds: that the numbers are over.
+        captions: of the figures, as in `write_markdown`.
+    """
+    names = [
+        name for name in dict.fromkeys(n for row in rows for n in row) if any(_is_short(row.get(name)) for row in rows)
+    ]
+    shown = [[_short(row.get(name)) for name in names] for row in rows]
+    write_markdown(
+        folder,
+        title,
+        command=command_line(f"python -m experiments.{folder.experiment}", options),
+        seeds=seeds,
+        sections=[Section("Results", (), [name.replace("_", " ") for name in names], shown)],
+        captions=captions,
+    )
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str | bool | int | float)
+
+
+def _short(value: Any) -> str:
+    if not _is_short(value):
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from experiments._report import write_rows
 from jaxleak import _validate, metrics
 from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
 from jaxleak.study.files import jsonable
@@ -143,6 +144,12 @@ def main(args: Args) -> dict[str, float]:
     found = judge(everything)
     show(rows)
     draw(folder, everything, found["threshold"])
+    seeds = sorted({row["seed"] for row in rows})
+    captions = {
+        "agreement.png": "Agreement of two starts against the truth, and rates along the threshold.",
+        "*": "Private images, the answer, and the second start.",
+    }
+    write_rows(folder, "When a reconstruction can be believed", args, rows, seeds=seeds, captions=captions)
     folder.finish(found, cells=rows)
     print_metrics(found)
     print(folder.contents())

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
+from experiments._report import write_rows
 from jaxleak import _validate, capture, data
 from jaxleak.__main__ import main as jaxleak
 from jaxleak.study import RunFolder, default_out, run_command
@@ -98,7 +99,9 @@ def main(args: Args) -> dict[str, Any]:
     print(table(rows))
     print("".join(f"largest difference of {what}: {value:.2g}\n" for what, value in differences.items()), end="")
     metrics: dict[str, Any] = {"by_case": rows, "differences": differences}
-    folder.finish(metrics, cells=[{"case": name} | row for name, row in rows.items()])
+    cells = [{"case": name} | row for name, row in rows.items()]
+    write_rows(folder, "Networks of others through jaxleak audit", args, cells, seeds=(args.seed,))
+    folder.finish(metrics, cells=cells)
     print(folder.contents())
     return metrics
 

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
+from experiments._report import write_rows
 from experiments._smoothing import ROWS
 from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
@@ -109,6 +110,8 @@ def main(args: Args) -> list[dict[str, Any]]:
             show(cells[-1], args.sharpness)
             draw(folder.figure(f"{row}.png"), cells[-1], args.sharpness)
     metrics = {f"reach_{level}_db/{cell['id']}": cell["reach"][f"{level} dB"] for cell in cells for level in NOISE}
+    captions = {"*": "How much closer the gradient of a noisy image is than another image's, by the noise's PSNR."}
+    write_rows(folder, "How far a gradient leads", args, cells, seeds=args.seeds, captions=captions)
     folder.finish(metrics, cells=cells)
     print(folder.contents())
     return cells

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
+from experiments._report import write_rows
 from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
@@ -160,6 +161,11 @@ def main(args: Args) -> list[dict[str, Any]]:
             draw(folder, row, outcomes)
     show_table(cells)
     metrics = {f"psnr/{cell['id']}": cell["ours"] for cell in cells}
+    captions = {
+        "*-distance.png": "Gradient distance over the iterations, by variant.",
+        "*": "Private images above their reconstructions.",
+    }
+    write_rows(folder, "What smoothing is worth", args, cells, seeds=args.seeds, captions=captions)
     folder.finish(metrics, cells=cells)
     print(folder.contents())
     return cells

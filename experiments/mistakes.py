@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments._report import write_rows
 from jaxleak import Batch, _validate, audit, data, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.study import Progress, RunFolder, default_out, run_command
@@ -238,7 +239,9 @@ def main(args: Args) -> dict[str, Any]:
     }  # fmt: skip
     print(table(mistakes))
     print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
-    folder.finish(metrics, cells=[{"model": name} | row for name, row in by_model.items()])
+    cells = [{"model": name} | row for name, row in by_model.items()]
+    write_rows(folder, "How many mistaken inputs an audit catches", args, cells, seeds=(args.seed,))
+    folder.finish(metrics, cells=cells)
     print(folder.contents())
     return metrics
 

@@ -9,7 +9,7 @@ import pytest
 import tyro
 
 from experiments import fedleak, vflrecon
-from experiments._report import write_cells
+from experiments._report import write_cells, write_rows
 from experiments._rows import value_of
 from jaxleak.study import RunFolder, plots
 from jaxleak.study.reports import Section, command_line, write_markdown
@@ -81,3 +81,13 @@ def test_cells_stand_beside_the_papers_and_one_seed_has_no_spread(tmp_path):
     assert "| b | - | 60.25 | - | - | % |" in text
     assert "with less: table2/b." in text
     assert "* no data: x: table2/c" in text
+
+
+def test_rows_of_any_study_show_their_numbers_and_words_and_leave_lists_out(tmp_path):
+    folder = RunFolder(tmp_path / "run", "basin", {}, fresh=False)
+    rows = [{"id": "a", "reach": 0.123456, "by_seed": [1.0], "right": True}, {"id": "b", "seeds_run": 3}]
+    write_rows(folder, "Any", vflrecon.Args(), rows, seeds=(7,))
+    text = (folder.path / "report.md").read_text()
+    assert "python -m experiments.basin\n" in text
+    assert "| id | reach | right | seeds run |\n" in text
+    assert "| a | 0.1235 | True | - |\n| b | - | - | 3 |" in text

@@ -1,0 +1,72 @@
+"""Pictures of vertical runs show what the arrays say: pixels at their places, labels over the steps."""
+
+import numpy as np
+import pytest
+
+from experiments._vfl import pictures
+from experiments._vfl.case import Case
+from experiments._vfl.problem import ADVERSARY, _rows, _table, vertical_problem
+from jaxleak.attacks import party_records
+
+CASE = Case("digits", shadow_records=64, victim_records=32, parties=3)
+
+
+@pytest.fixture
+def problem():
+    return vertical_problem(CASE, 0)
+
+
+def scaled(columns, table, rows, fitted):
+    """Columns of a table, scaled as the attacker's rows say."""
+    low, high = table.numeric[fitted].min(axis=0), table.numeric[fitted].max(axis=0)
+    return np.clip((table.numeric[rows][:, columns] - low[columns]) / (high - low)[columns], 0, 1)
+
+
+def test_every_party_knows_which_columns_of_the_table_it_holds(problem):
+    table = _table("digits")
+    rows = _rows(table.y, False, 0)
+    for party, columns in enumerate(problem.columns):
+        held = np.asarray(problem.shadow.x)[:, party, : problem.model.widths[party]]
+        np.testing.assert_allclose(held, scaled(columns, table, rows[:64], rows[:64]), atol=1e-6)
+    everything = np.concatenate(problem.columns)
+    assert len(set(everything)) == len(everything) == sum(problem.model.widths)
+
+
+def test_images_have_every_pixel_at_its_place(problem, monkeypatch, tmp_path):
+    drawn = {}
+    monkeypatch.setattr(pictures.sheets, "comparison_sheet", lambda path, rows, **_: drawn.update(rows))
+    victims = np.asarray(party_records.victims_features(problem.model, problem.victim.x, ADVERSARY))
+    arrays = {
+        "own": problem.own(problem.victim), "victims": victims, "estimate": victims, "baseline": np.zeros_like(victims),
+    }  # fmt: skip
+    captions = pictures.draw(tmp_path, "digits", CASE, [{}], [arrays])
+    assert set(captions) == {"digits-features.png", "digits-images.png"}
+    table = _table("digits")
+    rows = _rows(table.y, False, 0)
+    everything = np.sort(np.concatenate(problem.columns))
+    truth = np.zeros((pictures.SHOWN, 64))
+    truth[:, everything] = scaled(everything, table, rows[64:96], rows[:64])[: pictures.SHOWN]
+    np.testing.assert_allclose(drawn["private"].reshape(-1, 64), truth, atol=1e-6)
+    exact, regression = (next(images for label, images in drawn.items() if name in label) for name in ("VFL", "tuned"))
+    np.testing.assert_array_equal(exact, drawn["private"])
+    own = regression.reshape(-1, 64) != 0
+    assert not own[:, np.concatenate(problem.columns[1:])].any()
+    held = drawn["what the attacker holds"].reshape(-1, 64)
+    assert (held[:, np.concatenate(problem.columns[1:])] == 0.5).all()
+
+
+def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_path):
+    shown = {}
+    monkeypatch.setattr(pictures.plots, "curves", lambda path, series, **options: shown.update(series, **options))
+    first, second = np.zeros((30, 2), bool), np.zeros((30, 2), bool)
+    first[15:], second[15:, 0] = True, True
+    scores = [{"label_accuracy_baseline": 0.5}, {"label_accuracy_baseline": 0.7}]
+    arrays = [{"right_free": first}, {"right_free": second}]
+    captions = pictures.draw(tmp_path, "adult", Case("adult"), scores, arrays)
+    assert set(captions) == {"adult-labels.png"}
+    steps, percent = shown["initialisation-free"]
+    assert (steps[0], steps[-1], len(steps)) == (3, 30, 28)
+    np.testing.assert_allclose(percent[:13], 0, atol=1e-9)
+    np.testing.assert_allclose(percent[13:16], [25, 50, 75])
+    np.testing.assert_allclose(percent[16:], 75)
+    assert shown["levels"] == {"own features alone, tuned": pytest.approx(60)}
