@@ -6,7 +6,8 @@
 Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's
 syntax tree says which tests mention what the mutated module defines, themselves or through helpers of their file. These
 are run until one fails, first those that mention what few others do; then whole test files of the same area. A mutant
-survives if all of them pass. Results are kept line by line, and a second call goes on after the last.
+survives if all of them pass. Results are kept line by line, and a second call goes on after the last; in the end a file
+of the same name that ends in .json sums them up.
 """
 
 import argparse
@@ -292,6 +293,12 @@ def main() -> None:
         shutil.rmtree(copy)
     survivors = [row for row in rows if row["outcome"] != "killed"]
     print(f"{len(rows) - len(survivors)} of {len(rows)} mutants noticed, drawn with seed {args.seed} of {everything}")
+    metrics = {"made": len(rows), "noticed": len(rows) - len(survivors), "places": everything}
+    kept = [{name: row[name] for name in ("mutant", "outcome", "by")} for row in rows]
+    command = f"python tests/mutants.py --count {args.count} --seed {args.seed}"
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    summary = {"command": command, "commit": commit.stdout.strip(), "metrics": metrics, "mutants": kept}
+    args.out.with_suffix(".json").write_text(json.dumps(summary, indent=1) + "\n")
     for row in survivors:
         print(f"\n{row['outcome']}: {row['mutant']}\n{row['diff']}")
 
