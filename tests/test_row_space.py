@@ -57,7 +57,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * ("net1" in n)) for n in MODELS])
+#: Of the full size, which takes many seconds to compile.
+LARGE = ("densenet121", "mobilenet_v2", "vit_tiny")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in MODELS])
 def test_gradients_of_kernels_lie_in_the_rows(name):
     """Of every layer that is reported: the gradient is the rows' transpose times something."""
     model = models.build(name, (16, 16, 3), CLASSES, **MODELS[name])
