@@ -6,6 +6,7 @@ import pytest
 from experiments._vfl import pictures
 from experiments._vfl.case import Case
 from experiments._vfl.problem import ADVERSARY, _rows, _table, vertical_problem
+from experiments._vfl.study import print_table
 from jaxleak.attacks import party_records
 
 CASE = Case("digits", shadow_records=64, victim_records=32, parties=3)
@@ -70,3 +71,10 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     np.testing.assert_allclose(percent[13:16], [25, 50, 75])
     np.testing.assert_allclose(percent[16:], 75)
     assert shown["levels"] == {"own features alone, tuned": pytest.approx(60)}
+
+
+def test_one_seed_has_no_spread(capsys):
+    print_table({"digits": [{"a": 0.5}], "adult": [{"b": 0.25}]})
+    assert capsys.readouterr().out.split() == ["digits", "adult", "a", "0.5000", "-", "b", "-", "0.2500"]
+    print_table({"digits": [{"a": 0.5}, {"a": 0.7}]})
+    assert capsys.readouterr().out.split() == ["digits", "a", "0.6000", "+-", "0.1000"]

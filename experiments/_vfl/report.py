@@ -36,7 +36,7 @@ def write_study(
     """
     names = sorted({name for scores in runs.values() for score in scores for name in score if "seconds" not in name})
     rows = [
-        [name, *(_cell([score[name] for score in scores if name in score]) for scores in runs.values())]
+        [name, *(with_spread([score[name] for score in scores if name in score]) for scores in runs.values())]
         for name in names
     ]
     write_markdown(
@@ -55,7 +55,8 @@ def write_tables(folder: RunFolder, args: Any, rows: Sequence[dict[str, Any]]) -
     write_cells(folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=seeds, captions=_TABLE_CAPTIONS)
 
 
-def _cell(values: list[float]) -> str:
+def with_spread(values: Sequence[float]) -> str:
+    """The mean over seeds, and their deviation where there are several."""
     if not values:
         return "-"
     return f"{np.mean(values):.4f}" + (f" +- {np.std(values):.4f}" if len(values) > 1 else "")

@@ -149,7 +149,7 @@ def print_table(runs: dict[str, list[dict[str, float]]]) -> None:
         cells = []
         for scores in runs.values():
             values = [score[metric] for score in scores if metric in score]
-            cells.append(f"{np.mean(values):.4f} +- {np.std(values):.4f}" if values else "-")
+            cells.append(vfl_report.with_spread(values))
         print(f"{metric:{width}}  " + "  ".join(f"{cell:>17}" for cell in cells))
 
 

@@ -28,6 +28,10 @@ _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 def audit(options: argparse.Namespace) -> int:
     """Run the audit, print the verdict, and write results.json, reconstruction.npz and report.html."""
     begin = time.perf_counter()
+    for name in ("weights", "update", "truth"):  # before anything is built from one of them
+        path = getattr(options, name)
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"--{name} {path} does not exist or is not a file")
     model = model_of(options)
     variables = read_weights(options.weights, model)
     sent = capture.load(options.update)
@@ -92,14 +96,7 @@ def read_weights(path: Path, model: Classifier) -> PyTree:
 
 
 def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Images and, where the file has them, labels.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no npz file, or has no array x.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"--truth {path} does not exist or is not a file")
+    """Images and, where the file has them, labels; `ValueError` if it is no npz file, or has no array x."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return arrays["x"], arrays.get("y")
