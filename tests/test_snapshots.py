@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import cafe_tables
+from experiments._defenses import report as defenses_report
 from experiments._fedleak import report as fedleak_report
 from experiments._vfl import tables as vfl_tables
 from jaxleak.__main__ import main
@@ -146,6 +147,23 @@ def test_table_of_a_study(name, show, more, capsys):
     long = "table4/a cell whose name is longer than what is left of a line/mnist"
     show([ROW | more | {"id": "table2/cafe/mnist"}, ROW | more | {"id": long, "paper": None}, NOT_RUN | {"table": "t"}])
     assert widest(compare(f"table-{name}", capsys.readouterr().out)) <= WIDTH
+
+
+def test_table_of_the_defenses(capsys):
+    scores = (
+        "accuracy", "accuracy_change", "psnr", "psnr_adaptive", "leak_change", "ssim", "ssim_adaptive", "recognised",
+        "recognised_adaptive", "psnr_grey", "cosine_distance", "label_accuracy", "label_accuracy_adaptive",
+        "bits_per_entry",
+    )  # fmt: skip
+    row = {"clients": 1, "local_steps": 12, "diverged": False, "seeds": [0, 1], "true_epsilon": 3.5e9}
+    row |= dict.fromkeys(scores, 0.25) | {f"{name}_spread": 0.125 for name in scores}
+    rows = [
+        row | {"defense": None, "strength": 0.0, "id": "none"},
+        row | {"defense": "stochastic_quantization", "strength": 8.0, "id": "bits"},
+        {"id": "guardian/10", "not_run": "beyond the budget"},
+    ]
+    defenses_report.show(rows)
+    assert widest(compare("table-defenses", capsys.readouterr().out)) <= WIDTH
 
 
 def test_scores_have_the_names_that_a_person_would_say(capsys):

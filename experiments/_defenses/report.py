@@ -5,23 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import Runner
-from experiments._rows import grouped, print_grouped
+from experiments._rows import console, grouped, print_grouped
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder, plots, reports, sheets
 from jaxleak.study.files import write_text
 
-_WIDTH = 190  # columns; a narrower terminal wraps lines, which is better than cut numbers
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
     "adaptive SSIM", "recognised", "adaptive recognised", "grey, dB", "cosine distance", "labels", "adaptive labels",
     "bits/entry", "true epsilon",
 )  # fmt: skip
+#: Columns of a terminal that show all of these beside each other; a narrower one gets them in parts.
+_WIDTH = 190
+_PARTS = ((3, 4), (5, 6, 7), (8, 9, 12), (10, 11), (13, 14, 15), (16, 17))
 #: Reconstructions that a contact sheet shows at most.
 _SHEET_ROWS = 12
 
@@ -59,15 +60,27 @@ def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print what was run, then what was not and why."""
-    console = Console()
-    console.width = max(console.width, _WIDTH)
-    table = Table(Column(_HEADER[0], no_wrap=True), *_HEADER[1:])
-    for row in rows:
-        if "accuracy" in row:
-            table.add_row(*cells_of(row))
-    console.print(table)
+    """Print what was run, as one table where the terminal is wide enough for it, then what was not and why."""
+    ran = [cells_of(row) for row in rows if "accuracy" in row]
+    terminal = console()
+    if ran and terminal.width >= _WIDTH:
+        table = Table(*_HEADER)
+        for cells in ran:
+            table.add_row(*cells)
+        terminal.print(table)
+    for part in _PARTS if ran and terminal.width < _WIDTH else ():
+        table = Table(
+            Column(_HEADER[0], overflow="fold", min_width=24), *(Column(_HEADER[n], overflow="fold") for n in part)
+        )
+        for cells in ran:
+            table.add_row(_named(*cells[:3]), *(cells[n] for n in part))
+        terminal.print(table)
     print_grouped("not run", _reasons(rows))
+
+
+def _named(defense: str, strength: str, steps: str) -> str:
+    """A point of a study in a few words."""
+    return " ".join(filter(None, (defense, strength))) + ("" if steps == "1" else f", {steps} steps")
 
 
 def _reasons(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
