@@ -86,13 +86,12 @@ def test_more_tokens_than_the_width_are_not_answered():
     assert not found.answered
 
 
-@pytest.fixture(scope="module")
-def smooth_image():
-    rows, columns = np.mgrid[:8, :8] / 8
+def smooth_image(side):
+    rows, columns = np.mgrid[:side, :side] / side
     return jnp.asarray(0.5 + 0.3 * np.sin(3 * rows + 1) * np.cos(2 * columns), jnp.float32)[None, ..., None]
 
 
-def foreign(width):
+def foreign(width, side):
     """A transformer of one block as others write it: width first, a position embedding of that layout, tokens last."""
     keys = iter(jax.random.split(jax.random.key(0), 8))
 
@@ -100,7 +99,7 @@ def foreign(width):
         return 0.3 * jax.random.normal(next(keys), shape)
 
     params = {
-        "stem": draw(width, 1, 2, 2), "where": draw(1, width, 17), "summary": draw(1, width, 1),
+        "stem": draw(width, 1, 2, 2), "where": draw(1, width, (side // 2) ** 2 + 1), "summary": draw(1, width, 1),
         "query": draw(width, width) / 5, "key": draw(width, width) / 5, "value": draw(width, width),
         "out.weight": draw(CLASSES, width), "out.bias": draw(CLASSES),
     }  # fmt: skip
@@ -121,19 +120,21 @@ def foreign(width):
         z = z + jnp.einsum("bit,bst->bis", v, jax.nn.softmax(jnp.einsum("bit,bis->bts", k, q).swapaxes(1, 2)))
         return normalised(z)[:, :, -1] @ p["out.weight"].T + p["out.bias"]
 
-    return models.from_function(network, {"params": params}, image_shape=(8, 8, 1), num_classes=CLASSES)
+    return models.from_function(network, {"params": params}, image_shape=(side, side, 1), num_classes=CLASSES)
 
 
-@pytest.mark.parametrize(("width", "determined", "error"), [(24, True, 1e-3), (16, False, 0.05)])
-def test_transformers_of_others_are_solved_wherever_their_positions_stand(smooth_image, width, determined, error):
+@pytest.mark.parametrize(
+    ("width", "side", "answered", "error"), [(24, 8, True, 1e-3), (16, 8, False, 0.05), (25, 10, True, 0.05)]
+)
+def test_transformers_of_others_are_solved_wherever_their_positions_stand(width, side, answered, error):
     """With as many patches as numbers in a token, normalisation leaves one direction open, which smoothness fills."""
-    model, variables = foreign(width)
-    batch = Batch(smooth_image[:, None], jnp.array([2]), jnp.arange(1))
+    model, variables = foreign(width, side)
+    batch = Batch(smooth_image(side)[:, None], jnp.array([2]), jnp.arange(1))
     payload = jax.jit(protocols.ClientShare(model))(variables, batch)
     found, info = solve(model, Observation(jnp.zeros((), jnp.int32), variables, payload))
     assert info["distance"] < 1e-5
     assert found.y == 2
-    assert (bool(found.answered[0]), bool(found.gradient_matched[0])) == (determined, True)
+    assert (bool(found.answered[0]), bool(found.gradient_matched[0])) == (answered, True)
     assert float(jnp.abs(found.x - batch.x).max()) < error
 
 

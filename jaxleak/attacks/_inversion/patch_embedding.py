@@ -26,6 +26,8 @@ from jaxleak.models import Classifier
 CONSISTENT_BELOW = 1e-4
 #: Distance of a pixel from [0, 1] above which an answer is no image: rounding where a token's gradient is nearly zero.
 OUTSIDE_BELOW = 0.1
+#: Share of the directions that the equations must fix for an answer: smoothness fills the others.
+FIXED_ABOVE = 0.95
 #: A position embedding may have so many rows besides those of the patches: class, distillation and register tokens.
 _OTHER_TOKENS = 16
 #: Steps of conjugate gradients towards the smoothest image among the solutions.
@@ -54,7 +56,7 @@ class PatchEmbeddingState(NamedTuple):
 
     x: jax.Array  # (H, W, c)
     misfit: jax.Array  # () relative
-    determined: jax.Array  # () bool, whether the tokens' gradients are linearly independent
+    fixed: jax.Array  # () share of the directions that the equations fix: 1 where tokens' gradients are independent
     outside: jax.Array  # () how far pixels lie outside of [0, 1]
 
 
@@ -64,9 +66,9 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
     Needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing else. Which
     leaf is the position embedding is not taken from its name: it is the one that solves the equations. The attack says
     that it has no answer (`answered`) when the equations disagree (`gradient_matched`), as those of several local steps
-    or of noisy updates do, when the solution is no image in [0, 1], or when they leave directions open, as with more
-    tokens than the width. Then the image is the smoothest of the solutions. The label is that of the rule "bias_rule",
-    which is exact here.
+    or of noisy updates do, when the solution is no image in [0, 1], or when they leave more than a twentieth of the
+    directions open, as with many more tokens than the width. What they leave open is filled by the smoothest image. The
+    label is that of the rule "bias_rule", which is exact here.
 
     Args:
         model: any network that reads patches which do not overlap by one linear layer, and adds a learned position
@@ -90,7 +92,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
     def init(key: jax.Array, template: Batch) -> PatchEmbeddingState:
         del key, template
         unknown = jnp.full((), jnp.inf, jnp.float32)
-        return PatchEmbeddingState(jnp.zeros(model.image_shape), unknown, jnp.zeros((), bool), unknown)
+        return PatchEmbeddingState(jnp.zeros(model.image_shape), unknown, jnp.zeros(()), unknown)
 
     def step(
         key: jax.Array, state: PatchEmbeddingState, observation: Observation
@@ -112,7 +114,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         head = model.head_of(observation.payload)
         y = infer_labels("bias_rule", head.kernel, head.bias, 1)
         matched = state.misfit < CONSISTENT_BELOW
-        answered = matched & state.determined & (state.outside < OUTSIDE_BELOW)
+        answered = matched & (state.fixed >= FIXED_ABOVE) & (state.outside < OUTSIDE_BELOW)
         return Reconstruction(state.x[None, None], y, state.misfit[None], answered[None], matched[None])
 
     return Attack(init, step, reconstruct)
@@ -174,7 +176,7 @@ def _shapes(model: Classifier) -> Any:
 def _solve(
     token_gradients: jax.Array, kernel_gradient: jax.Array, image_of: Callable[[jax.Array], jax.Array]
 ) -> PatchEmbeddingState:
-    """The image of the patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and whether it is the only one."""
+    """The image of the patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and how much of it they fix."""
     sizes = jnp.linalg.norm(token_gradients, axis=1, keepdims=True) + jnp.finfo(jnp.float32).tiny
     tokens, width = token_gradients.shape
     left, values, right = jnp.linalg.svd(token_gradients / sizes)
@@ -204,9 +206,8 @@ def _solve(
         change, _ = jax.scipy.sparse.linalg.cg(lambda v: slope(v) - start, -start, maxiter=_SMOOTHING_STEPS)
         return patches + along(change)
 
-    determined = kept.all()
-    patches = jax.lax.cond(determined, lambda: patches, smoothest)
+    patches = jax.lax.cond(kept.all(), lambda: patches, smoothest)
     misfit = jnp.linalg.norm(patches.T @ token_gradients - kernel_gradient) / jnp.linalg.norm(kernel_gradient)
     x = image_of(patches)
     outside = jnp.maximum(jnp.maximum(-x, x - 1).max(), 0)
-    return PatchEmbeddingState(x, misfit, determined, outside)
+    return PatchEmbeddingState(x, misfit, kept.mean(), outside)
