@@ -20,6 +20,7 @@ from experiments._ledger.measurement import Measurement, Pictures
 from experiments._ledger.verdict import printed_cells
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
+from jaxleak.study.updates import Case
 
 #: What stands for SVHN, which could not be had.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")
@@ -39,8 +40,9 @@ _SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
 #: The clients draw from so many samples at most.
 _POOL = 512
 #: Tables of unlike clients, for which three lung classes with 498 images are too few: four clients with images of
-#: CIFAR-10 instead, of which 1,000 are theirs and the others may be public.
+#: CIFAR-10 instead, of which 1,000 are theirs and the others may be public. Feature skew makes five groups of clients.
 _UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
+_FEATURE_GROUPS = 5
 UNLIKE_DATA = ("cifar10", "CIFAR-10 for Lung-Colon Cancer")
 
 
@@ -119,14 +121,13 @@ class FedLeakStudy:
         method = self.printed[plan.id].get("method", "")
         if variant == "ours" and not method.startswith("FedLeak"):
             return
-        jobs = tuple(_without_public_half(job) for job in plan.jobs)
+        jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in plan.jobs)
         if variant == "reduced":
             jobs = tuple(_reduced(job) for job in jobs)
         notes = [plan.note] if plan.note else []
         if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
             notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
-        if any(job.case.federation == UNLIKE_FEDERATION for job in jobs):
-            notes.append(f"{UNLIKE_FEDERATION} clients for 100")
+        notes.extend(sorted({f"{job.case.federation} clients for 100" for job in jobs if _few_clients(job)}))
         for spec, note in (SVHN, LUNG, SMALL_LUNG, UNLIKE_DATA):
             dataset = "SVHN" if note == SVHN[1] else "Lung-Colon Cancer"
             if any(job.case.data == spec for job in jobs) and dataset in self._dataset(plan.id):
@@ -178,9 +179,20 @@ def _without_public_half(job: Job) -> Job:
     """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
     if unavailable(job.case.data):  # which is said where the job is run, and not of cells that nobody asked for
         return job
-    if job.kind != "invert" or job.case.attack in presets.GENERATIVE or job.case.federation == UNLIKE_FEDERATION:
+    if job.kind != "invert" or job.case.attack in presets.GENERATIVE or _few_clients(job):
         return job
     return replace(job, case=replace(job.case, pool=min(_POOL, samples_in(job.case.data))))
+
+
+def _few_clients(job: Job) -> bool:
+    return job.case.federation != Case.federation
+
+
+def _with_enough_clients(job: Job) -> Job:
+    """The same job with a client for every group of feature skew."""
+    if not job.case.partition.startswith("feature_skew"):
+        return job
+    return replace(job, case=replace(job.case, federation=max(job.case.federation, _FEATURE_GROUPS)))
 
 
 def _reduced(job: Job) -> Job:
