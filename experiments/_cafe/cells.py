@@ -36,6 +36,8 @@ CENSORED = 240.0
 #: The same where only the order is left, mostly sorting in every round.
 ORDINAL = 600.0
 STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0.12
+#: The least that a round of training or of Step III takes, however small its batch, and what fake gradients add.
+ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
 
 
 @dataclass
@@ -153,14 +155,15 @@ def cost(setting: Setting) -> float:
             informed = CENSORED * share**3 if cafe_runs.KNOWLEDGE[setting.defense] == "clamped" else ORDINAL * share
         return EXACT_SETUP * setting.num_samples / 800 + EXACT_PER_IMAGE * setting.images + informed
     if setting.kind == "training":
-        return TRAINING_PER_ROUND * setting.iterations
+        round_ = max(ROUND_AT_LEAST, TRAINING_PER_ROUND * setting.batch_size / 40)
+        return (round_ + FAKE_PER_ROUND * (setting.defense in cafe_runs.FAKE)) * setting.iterations
     rounds = setting.iterations * (3 if setting.method == "gc" else 1)
     steps_one_two = (
         2 * cafe_runs.cap(setting.dataset) * STEPS_ONE_TWO_PER_ROUND
         if setting.kind == "descent" and setting.method.startswith("cafe")
         else 0.0
     )
-    return steps_one_two + STEP_THREE_PER_ROUND * rounds * setting.batch_size / 40
+    return steps_one_two + rounds * max(ROUND_AT_LEAST, STEP_THREE_PER_ROUND * setting.batch_size / 40)
 
 
 def available(spec: str) -> str | None:
