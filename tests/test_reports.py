@@ -2,21 +2,30 @@
 
 import dataclasses
 import importlib
+import json
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tyro
+from tiny_studies import studies  # noqa: F401
 
-from experiments import fedleak, vflrecon
+from experiments import cafe_scale, fedleak, invert, vflrecon
 from experiments._report import write_cells, write_rows
 from experiments._rows import value_of
 from jaxleak.study import RunFolder, plots
+from jaxleak.study.distributed import Devices
 from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.updates import Case
 
 CHANGED = {
     "cafe_tables": {"table": ("table2",), "seeds": (1, 2), "datasets": ("mnist",), "budget": 2.5},
     "fedleak": {"table": ("table15",), "exact_kinks": True, "only": "a b"},
+    "invert": {"case": Case(model="mlp", tv=0.5, mean=(0.1, 0.2), far=True), "seeds": (1, 2), "devices": 2},
+    "cafe_scale": {"preset": "mnist", "num_samples": 9, "where": Devices(coordinator="a:1", num_processes=2)},
     "vflrecon": {"features": False, "shadow_init": ("shared",), "data": ("npz:a file",)},
 }
 
@@ -46,14 +55,16 @@ def test_a_report_has_the_sections_the_reasons_and_every_picture_with_its_captio
         Section("Nothing", (), ("what",)),
     ]
     write_markdown(
-        folder, "A study", command="study --a 1", seeds=(0, 3), sections=sections, not_run={"no data": ["b", "c"]},
+        folder, "A study", command="study --a 1", seeds=(0, 3), sections=sections, answer="It is one.",
+        method=("A method.",), not_run={"no data": ["b", "c"]},
         captions={"loss-*": "The loss.", "nothing.png": "Not drawn."},
     )  # fmt: skip
     text = (folder.path / "report.md").read_text()
-    assert text.startswith("# A study\n\n```\nstudy --a 1\n```\n\nSeeds: 0, 3. Commit ")
-    assert "## Found\n\nA sentence.\n\n| what | value |\n| --- | --- |\n| one | 1 |\n" in text
-    assert "## Nothing\n\n## What was not run\n\n* no data: b, c\n" in text
-    assert "![The loss.](figures/loss-a.png)\n\n*The loss.*" in text
+    found = "## Found\n\nA sentence.\n\n| what | value |\n| --- | --- |\n| one | 1 |\n"
+    assert text.startswith(f"# A study\n\n**It is one.**\n\n{found}")
+    assert "## Nothing\n\n## Pictures\n\n![The loss.](figures/loss-a.png)\n\n*The loss.*" in text
+    assert "\n## What was not run\n\n* no data: b, c\n\n## How it was made\n\nA method.\n\nSeeds: 0, 3. " in text
+    assert text.endswith("\n```\nstudy --a 1\n```\n")
     assert "![other.png](figures/other.png)" in text
     assert "Not drawn" not in text
     assert str(folder.path / "report.md") in folder.contents()
@@ -91,3 +102,77 @@ def test_rows_of_any_study_show_their_numbers_and_words_and_leave_lists_out(tmp_
     assert "python -m experiments.basin\n" in text
     assert "| id | reach | right | seeds run |\n" in text
     assert "| a | 0.1235 | True | - |\n| b | - | - | 3 |" in text
+
+
+def _opens_with_the_answer_and_ends_with_the_command(text, answer, command):
+    assert re.match(rf"# [^\n]+\n\n\*\*{answer}[^\n]+\*\*\n\n## Found\n", text)
+    assert text.endswith(f"\n```\n{command}\n```\n")
+    order = ("\n| ", "## Pictures", "## How it was made", "Seeds: ")
+    assert sorted(order, key=text.index) == list(order)
+
+
+def _pictures_are_there_and_captioned(folder):
+    shown = re.findall(r"!\[(.+)\]\(figures/(.+)\)\n\n\*(.+)\*", (folder / "report.md").read_text())
+    assert {name for _, name, _ in shown} == {path.name for path in (folder / "figures").glob("*.png")} != set()
+    assert all(caption != name for caption, name, _ in shown)
+
+
+def test_an_inversion_leaves_a_report(studies):  # noqa: F811
+    studies.draw("invert", 0)
+    studies.run("invert", seeds=(5, 7))
+    text = (studies.out / "report.md").read_text()
+    command = f"jaxleak invert --iterations 2 --model mlp --data {studies.spec} --pool 8 --seeds 5 7"
+    _opens_with_the_answer_and_ends_with_the_command(text, "The attack recovered [0-2] of 2 images", command)
+    _pictures_are_there_and_captioned(studies.out)
+    assert re.findall(r"^\| (\d) \|", text, re.MULTILINE) == ["5", "7"]
+
+
+def test_an_inversion_of_a_captured_update_leaves_a_report_without_a_truth(tmp_path):
+    weights, payload, out = tmp_path / "w.safetensors", tmp_path / "p.npz", tmp_path / "out"
+    case = Case(data="digits", model="mlp", pool=8, iterations=2)
+    invert.main(invert.Args(case, save_payload=payload, save_weights=weights, out=tmp_path / "client"))
+    args = invert.Args(dataclasses.replace(case, weights=weights), payload=payload, image_shape=(8, 8, 1), out=out)
+    invert.main(args)
+    text = (out / "report.md").read_text()
+    _opens_with_the_answer_and_ends_with_the_command(
+        text, "The attack found 1 image ", command_line("jaxleak invert", args)
+    )
+    _pictures_are_there_and_captioned(out)
+    assert "PSNR" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["exact", "nested"])
+def test_cafe_at_scale_leaves_a_report(solver, tmp_path):
+    args = cafe_scale.Args(
+        data="digits", num_samples=8, batch_size=4, images=8, iterations=2, solver=solver, out=tmp_path
+    )
+    cafe_scale.main(args)
+    text = (tmp_path / "report.md").read_text()
+    command = f"jaxleak demo --data digits --num-samples 8 --batch-size 4 --solver {solver} --images 8 --iterations 2"
+    _opens_with_the_answer_and_ends_with_the_command(text, "Gradients summed over batches of 4 samples", command)
+    _pictures_are_there_and_captioned(tmp_path)
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert f"| PSNR, mean over the samples, dB | {metrics['psnr_mean']:.1f} |" in text
+
+
+def test_cafe_at_several_sizes_leaves_a_report(tmp_path, monkeypatch):
+    started = subprocess.run
+
+    def run(command, **how):
+        if command[0] != sys.executable:
+            return started(command, **how)
+        size = int(command[command.index("--num-samples") + 1])
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        names = ("seconds_steps_1_2", "peak_memory_gb", "psnr_mean", "answered_fraction", "feature_relative_error")
+        (out / "results.json").write_text(json.dumps({"metrics": dict.fromkeys(names, size / 10_000)}))
+        return subprocess.CompletedProcess([], returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    cafe_scale.main(cafe_scale.Args(preset="scale", out=tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    answer = "At N = 10000 the attacker has an answer for 100.0% of the private samples"
+    _opens_with_the_answer_and_ends_with_the_command(text, answer, "jaxleak demo --preset scale")
+    _pictures_are_there_and_captioned(tmp_path)
+    assert re.findall(r"^\| (\d+) \|", text, re.MULTILINE) == ["1000", "3000", "10000"]

@@ -59,17 +59,26 @@ def save_figure(figure: "Figure", path: Path) -> None:
     plt.close(figure)
 
 
-def residual_scatter(path: Path, residual: np.ndarray, psnr: np.ndarray, *, unanswered: int = 0) -> None:
+def residual_scatter(
+    path: Path, residual: np.ndarray, psnr: np.ndarray, *, certified_below: float, unanswered: int = 0
+) -> None:
     """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample.
 
     Args:
         path: PNG to write.
         residual: (I,) of the worst slice of each sample.
         psnr: (I,) dB.
+        certified_below: the residual below which the attacker trusts a sample, a dotted line.
         unanswered: samples without an answer, which have no point; the title says how many.
     """
     figure, axes = subplots(size=(6, 4))
     axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", alpha=0.6)
+    axes.axvline(
+        certified_below, color="black", linewidth=1, linestyle=":", label=f"certified below {certified_below:g}"
+    )
+    # From nothing on, so that a few decibels among exact images do not fill the panel.
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.legend(loc="lower left")
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
     axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
     axes.set_title(

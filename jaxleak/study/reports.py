@@ -1,10 +1,13 @@
-"""A study's report.md, for a colleague: its command, what was found, what was not run and why, and its pictures."""
+"""A study's report.md, for a colleague: the answer, its numbers and pictures, what was not run, and how it was made."""
 
 import dataclasses
 import shlex
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
+
+import tyro
 
 from jaxleak.study._folder import RunFolder
 from jaxleak.study._provenance import provenance
@@ -37,6 +40,7 @@ def command_line(program: str, options: Any) -> str:
 
 def _words(options: Any, prefix: str) -> list[str]:
     words = []
+    hints = typing.get_type_hints(type(options), include_extras=True)
     for field in dataclasses.fields(options):
         value, default = getattr(options, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -45,7 +49,8 @@ def _words(options: Any, prefix: str) -> list[str]:
         if value == default or field.name in _WHERE:
             continue
         if dataclasses.is_dataclass(value):
-            words += _words(value, f"{name}.")
+            unnamed = tyro.conf.OmitArgPrefixes in getattr(hints[field.name], "__metadata__", ())
+            words += _words(value, prefix if unnamed else f"{name}.")
         elif isinstance(value, bool):
             words.append(f"--{name}" if value else f"--{prefix}no-{name.removeprefix(prefix)}")
         else:
@@ -65,10 +70,14 @@ def write_markdown(
     command: str,
     seeds: Sequence[int],
     sections: Sequence[Section],
+    answer: str = "",
+    method: Sequence[str] = (),
     not_run: Mapping[str, Sequence[str]] | None = None,
     captions: Mapping[str, str] | None = None,
 ) -> None:
     """Write report.md into a run folder, whose figures it shows.
+
+    What a reader wants first comes first: the answer, the numbers, the pictures; how they were made is at the end.
 
     Args:
         folder: of the run, with its figures drawn.
@@ -76,6 +85,8 @@ def write_markdown(
         command: that gives the same numbers.
         seeds: that the numbers are over.
         sections: what was found.
+        answer: a sentence or two that say what was found, above everything else.
+        method: paragraphs that say what was done, above the seeds and the command.
         not_run: reason to what was not run for it.
         captions: what the figures show, by a pattern of their names such as `*-distance.png`; the first that fits is
             taken, and a figure that no pattern fits has its name.
@@ -85,22 +96,28 @@ def write_markdown(
     """
     if not folder.writes:
         return
-    made = provenance()
-    lines = [f"# {title}", "", "```", command, "```", ""]
-    lines += [f"Seeds: {', '.join(map(str, seeds))}. Commit {made['commit']}, {made['device']}.", ""]
+    lines = [f"# {title}", ""]
+    if answer:
+        lines += [f"**{answer}**", ""]
     for section in sections:
         lines += [f"## {section.heading}", ""]
         for paragraph in section.text:
             lines += [paragraph, ""]
         if section.rows:
             lines += [*markdown_table(section.header, section.rows), ""]
-    if not_run:
-        lines += ["## What was not run", ""]
-        lines += [f"* {reason}: {', '.join(names)}" for reason, names in not_run.items()] + [""]
     figures = sorted(path.name for path in (folder.path / "figures").glob("*.png"))
     if figures:
         lines += ["## Pictures", ""]
     for name in figures:
         caption = next((text for pattern, text in (captions or {}).items() if fnmatch(name, pattern)), name)
         lines += [f"![{caption}](figures/{name})", "", f"*{caption}*", ""]
+    if not_run:
+        lines += ["## What was not run", ""]
+        lines += [f"* {reason}: {', '.join(names)}" for reason, names in not_run.items()] + [""]
+    made = provenance()
+    lines += ["## How it was made", ""]
+    for paragraph in method:
+        lines += [paragraph, ""]
+    lines += [f"Seeds: {', '.join(map(str, seeds))}. Commit {made['commit']}, {made['device']}.", ""]
+    lines += ["```", command, "```", ""]
     write_text(folder.path / "report.md", "\n".join(lines))

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxleak import _validate
-from jaxleak._command.cafe_scale import descent, exact, sizes
+from jaxleak._command.cafe_scale import descent, exact, report, sizes
 from jaxleak._command.cafe_scale.options import Args
 from jaxleak.study import RunFolder, distributed, print_metrics
 from jaxleak.study.rounds import require_memory_of_rounds
@@ -30,8 +30,9 @@ def main(options: Args) -> dict[str, float]:
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
     folder = distributed.together(lambda: RunFolder(args.out, "cafe_scale", config, fresh=args.fresh))
     if sweep:
-        return sizes.run(args, folder)
+        return sizes.run(options, args, folder)
     results = exact.run(args, folder, config, mesh) if args.solver == "exact" else descent.run(args, folder, config)
+    report.write(folder, options, args, results)
     folder.finish(results)
     print_metrics(results)
     print(folder.contents())

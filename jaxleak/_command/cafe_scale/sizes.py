@@ -3,18 +3,20 @@
 import subprocess
 import sys
 
-from jaxleak._command.cafe_scale.options import Config
+from jaxleak._command.cafe_scale import report
+from jaxleak._command.cafe_scale.options import Args, Config
 from jaxleak.study import RunFolder, plots, print_metrics
 from jaxleak.study.files import read_numbers
 
 SIZES = (1_000, 3_000, 10_000)
 
 
-def run(args: Config, folder: RunFolder) -> dict[str, float]:
+def run(options: Args, args: Config, folder: RunFolder) -> dict[str, float]:
     """Run all sizes, one process each, so that each has a peak memory of its own; draw and return what they measured.
 
     Args:
-        args: the settled options of the command.
+        options: of the command, as they were given.
+        args: what they amount to.
         folder: of the sweep; the run of size N goes to `nN` in it.
 
     Raises:
@@ -39,8 +41,10 @@ def run(args: Config, folder: RunFolder) -> dict[str, float]:
         folder.figure("scaling.png"), sizes, column["seconds_steps_1_2"], column["peak_memory_gb"], column["psnr_mean"]
     )
     merged = {f"{name}_n{size}": results[size][name] for size in sizes for name in sorted(results[size])}
+    report.write_sizes(folder, options, args, results)
     folder.finish(merged)
     for size in sizes:
         print(f"N = {size}:")
         print_metrics({name: results[size][name] for name in (*column, "feature_relative_error", "answered_fraction")})
+    print(folder.contents())
     return merged

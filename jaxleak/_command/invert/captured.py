@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak import attacks, audit, capture, models, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
+from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
@@ -57,7 +58,8 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     folder.sources.bind({**contents("the payload", args.payload), **contents("the weights", case.weights)})
     if generator is not None:
         folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
-    print(f"the attacker is granted: {granted(case, model)}")
+    threat = granted(case, model)
+    print(f"the attacker is granted: {threat}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     with folder.phase("attack"):
         observation = Observation(jnp.zeros((), jnp.int32), variables, payload)
@@ -87,8 +89,10 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
     sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    report.write_captured(folder, args, threat, metrics)
     folder.finish(metrics, cells=cells or None)
     print_metrics(metrics)
+    print(folder.contents())
     return metrics
 
 

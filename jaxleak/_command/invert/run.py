@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxleak import _validate, metrics, models
+from jaxleak._command.invert import report
 from jaxleak._command.invert.captured import captured, save_payload
 from jaxleak._command.invert.options import Args
 from jaxleak.attacks import presets
@@ -28,6 +29,9 @@ from jaxleak.study.updates import (
     sources_of_update,
     victim,
 )
+
+#: Pixels that an image of a contact sheet is wide at least.
+_LEAST_WIDTH = 96
 
 
 def main(args: Args) -> dict[str, float]:
@@ -61,10 +65,10 @@ def main(args: Args) -> dict[str, float]:
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
         for seed in args.seeds
     }
-    model = _attackable(case, args.seeds[0])
+    threat = granted(case, _attackable(case, args.seeds[0]))
     for seed in args.seeds:
         folder.sources.bind(sources_of_update(case, seed))
-    print(f"the attacker is granted: {granted(case, model)}")
+    print(f"the attacker is granted: {threat}")
     outcomes = []
     folder.log_again()
     with Progress() as progress:
@@ -78,7 +82,8 @@ def main(args: Args) -> dict[str, float]:
                 outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
     metrics = summary(outcomes)
-    draw(folder, args.seeds, outcomes)
+    draw(folder, case, args.seeds, outcomes)
+    report.write(folder, args, threat, outcomes)
     cells = [
         {"seed": seed, **o.scores} | ({} if o.second is None else {"agreement_of_each": o.second.value})
         for seed, o in zip(args.seeds, outcomes, strict=True)
@@ -117,7 +122,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
 
 
-def draw(folder: RunFolder, seeds: Sequence[int], outcomes: list[Outcome]) -> None:
+def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Outcome]) -> None:
     """Contact sheet and curves."""
     truth = np.concatenate([o.truth for o in outcomes])
     estimate = np.concatenate([o.estimate for o in outcomes])
@@ -127,8 +132,10 @@ def draw(folder: RunFolder, seeds: Sequence[int], outcomes: list[Outcome]) -> No
     texts = [
         f"{psnr:.1f} dB\n{own}" for psnr, own in zip(metrics.psnr(truth, estimate), captions(outcomes), strict=True)
     ]
-    title = f"seeds {', '.join(map(str, seeds))}; PSNR, and what the attack says of itself"
-    sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=4)
+    drawn = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image, and what the attack says of it"
+    zoom = max(4, _LEAST_WIDTH // truth.shape[2])
+    sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=zoom)
     series = {
         f"seed {seed}": (np.arange(len(o.curve)), o.curve)
         for seed, o in zip(seeds, outcomes, strict=True)

@@ -1,0 +1,135 @@
+"""What an inversion leaves as report.md: the answer, its numbers, the pictures in words, and how it was done."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxleak._command.invert.options import Args
+from jaxleak.study import RunFolder
+from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome
+
+_AGREEMENT = (
+    "Agreement is the SSIM between the images of the two best independent starts: evidence that an image is right "
+    "which needs no truth."
+)
+_MATCHED = (
+    "A matched gradient (cosine distance below .01) says that the answer explains the update, and not that it is the "
+    "image."
+)
+_CAPTIONS = {
+    "contact_sheet.png": "Private images above their reconstructions (and those of the second best start, where there "
+    "is one). Below each are the PSNR, which needs the truth, and what the attack says of its answer without it.",
+    "distance.png": "The distance between the client's gradient and that of the candidate images along the search, a "
+    "colour per seed; lower is a closer match.",
+}
+_CAPTIONS_CAPTURED = {
+    "contact_sheet.png": "Images that the attack found, in no particular order, and below them those of the second "
+    "best start, where there is one. No private image is known to compare with."
+}
+#: Columns of the table: what a person calls a score, its name in results.json, and how it is printed.
+_COLUMNS = (
+    ("PSNR, dB", "psnr", ".1f"),
+    ("PSNR of a grey image, dB", "psnr_grey", ".1f"),
+    ("SSIM", "ssim", ".2f"),
+    ("recognised", "recognised", ".0%"),
+    ("labels right", "label_accuracy", ".0%"),
+    ("gradient matched", "gradient_matched", ".0%"),
+    ("agreement", "agreement", ".2f"),
+)
+_ROWS_CAPTURED = (
+    ("images with an answer", "answered", ".0%"),
+    ("gradient matched", "gradient_matched", ".0%"),
+    ("cosine distance of the gradients", "cosine_distance", ".2g"),
+    ("the attack's own score (lower is better)", "score", ".3g"),
+    ("agreement of two starts, mean", "agreement", ".2f"),
+)
+
+
+def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Outcome]) -> None:
+    """Write the report of attacks on simulated clients.
+
+    Args:
+        folder: of the run, with its figures drawn.
+        options: of the command.
+        granted: what the attacker is granted, in words.
+        outcomes: one per seed.
+    """
+    case, scores = options.case, [outcome.scores for outcome in outcomes]
+    columns = [column for column in _COLUMNS if column[1] in scores[0]]
+    rows = [
+        [str(seed), *(f"{of_seed[name]:{form}}" for _, name, form in columns)]
+        for seed, of_seed in zip(options.seeds, scores, strict=True)
+    ]
+    recognised = sum(round(of_seed["recognised"] * case.images) for of_seed in scores)
+    mean = {name: np.mean([of_seed[name] for of_seed in scores]) for name in ("psnr", "psnr_grey", "ssim")}
+    write_markdown(
+        folder,
+        f"{case.attack} on {case.model}, {case.data}",
+        answer=f"The attack recovered {recognised} of {len(outcomes) * case.images} images so well that a person would "
+        f"recognise them: the mean PSNR is {mean['psnr']:.1f} dB, where grey images have {mean['psnr_grey']:.1f} dB, "
+        f"and the mean SSIM is {mean['ssim']:.2f}.",
+        command=command_line("jaxleak invert", options),
+        seeds=options.seeds,
+        sections=[
+            Section(
+                "Found",
+                (
+                    "Each row is one client, whose data, weights and start are drawn with the seed; its scores are "
+                    f"means over its images. Recognised is the share with an SSIM above {RECOGNISED_ABOVE:g}.",
+                    *_reading("agreement" in scores[0]),
+                ),
+                ("seed", *(name for name, _, _ in columns)),
+                rows,
+            )
+        ],
+        method=(_method(options, granted),),
+        captions=_CAPTIONS,
+    )
+
+
+def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapping[str, float]) -> None:
+    """Write the report of an attack on an update from elsewhere.
+
+    Args:
+        folder: of the run, with its figures drawn.
+        options: of the command.
+        granted: what the attacker is granted, in words.
+        metrics: of results.json.
+    """
+    count, verb = options.case.images, "matches" if metrics["gradient_matched"] > 0 else "does not match"
+    answer = (
+        f"The attack found {count} image{'s' * (count > 1)} whose gradient {verb} the update; the truth is not known, "
+        "so that nothing here says by itself that they are the client's."
+    )
+    write_markdown(
+        folder,
+        f"{options.case.attack} on a captured update",
+        answer=answer,
+        command=command_line("jaxleak invert", options),
+        seeds=options.seeds,
+        sections=[
+            Section(
+                "Found",
+                _reading("agreement" in metrics),
+                ("measure", "value"),
+                [[name, f"{metrics[key]:{form}}"] for name, key, form in _ROWS_CAPTURED if key in metrics],
+            )
+        ],
+        method=(_method(options, granted),),
+        captions=_CAPTIONS_CAPTURED,
+    )
+
+
+def _reading(agreement: bool) -> tuple[str, ...]:
+    return (_MATCHED, _AGREEMENT) if agreement else (_MATCHED,)
+
+
+def _method(options: Args, granted: str) -> str:
+    case = options.case
+    client = f"A client computed its update of {case.model} from {case.images} image{'s' * (case.images > 1)}"
+    if case.defense is not None:
+        knows = "which the attacker knows" if case.adaptive else "which the attacker does not know"
+        client += f" and defended it with {case.defense} of strength {case.strength:g}, {knows}"
+    starts = "one start" if case.restarts == 1 else f"{case.restarts} independent starts"
+    return f"{client}. The attacker is granted {granted}. The attack {case.attack} searched from {starts}."
