@@ -22,17 +22,19 @@ defense (a quarter of an hour); `--table fig7 --iterations 1000` has training lo
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cafe.cells import DATASETS, Cell, Runner, available, cost, with_seed
+from experiments._cafe.cells import DATASETS, CafeJobs, available, setting_of
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
+from experiments._cells import Budget, Cell, Results, run_cells
 from experiments._report import write_cells
-from experiments._rows import BEYOND_BUDGET, NO_DATA, NOT_ASKED, require_match, require_runs, show_cells
+from experiments._rows import NO_DATA, NOT_ASKED, require_match, require_runs, show_cells
+from experiments._runner import Result, Runner, runner_in
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.files import write_json
@@ -100,30 +102,12 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     missing = {name: why for name, spec in specs.items() if (why := available(spec))}
     if not args.linnaeus5:
         missing["linnaeus5"] = "linnaeus5 needs --linnaeus5, for example folder:DIR?size=32"
-    runner = Runner(specs, folder.path / "cells", fresh=args.fresh)
-    left, rows = 60.0 * args.budget, list[dict[str, Any]]()
-    for cell in chosen:
-        if _asked_for(args, cell) and cell.setting.dataset not in missing:
-            for seed in args.seeds:
-                folder.sources.check(runner.sources(with_seed(cell.setting, seed)))
-    folder.log_again()
-    for cell in chosen:
-        row: dict[str, Any] = {"id": cell.id, "paper": cell.paper, "unit": cell.unit, "ours": None}
-        if not _asked_for(args, cell):
-            row["not_run"] = NOT_ASKED
-        elif cell.setting.dataset in missing:
-            row["not_run"] = NO_DATA + missing[cell.setting.dataset]
-        elif (need := _need(runner, cell, args.seeds)) > max(left, 0.0):
-            row["not_run"] = f"needs about {need / 60:.0f} minutes, {BEYOND_BUDGET}"
-        else:
-            before = sum(folder.seconds.values())
-            row |= _measured(runner, folder, cell, args.seeds)
-            left -= sum(folder.seconds.values()) - before
-            folder.log(**row)
-        rows.append(row)
+    chosen = [replace(cell, reason=_reason(args, cell, missing)) for cell in chosen]
+    runner = runner_in(folder, CafeJobs(specs), fresh=args.fresh)
+    rows = run_cells(chosen, runner, folder, seeds=args.seeds, budget=Budget(60.0 * args.budget), beside=_beside)
     show(rows)
     _draw_curves(folder, runner)
-    for name, images in pictured(runner, [cell for cell in chosen if _asked_for(args, cell)], args.seeds[0]).items():
+    for name, images in pictured(runner, [cell for cell in chosen if not cell.reason], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
     ran = [row for row in rows if row["ours"] is not None]
     write_cells(folder, "The tables of the CAFE papers", args, rows, BESIDE, seeds=args.seeds, captions=CAPTIONS)
@@ -134,37 +118,19 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def _asked_for(args: Args, cell: Cell) -> bool:
-    return cell.setting.dataset in args.datasets and args.only in cell.id
+def _reason(args: Args, cell: Cell, missing: Mapping[str, str]) -> str:
+    """Why a cell is not run whatever the budget, or nothing."""
+    dataset = setting_of(cell).dataset
+    if dataset not in args.datasets or args.only not in cell.id:
+        return NOT_ASKED
+    return NO_DATA + missing[dataset] if dataset in missing else ""
 
 
-def _measured(runner: Runner, folder: RunFolder, cell: Cell, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """What a cell's row says after its runs, or why they cannot be made on this machine."""
-    settings = [with_seed(cell.setting, seed) for seed in seeds]
-    for setting in settings:
-        folder.sources.bind(runner.sources(setting))
-    try:
-        with folder.phase(cell.id.split("/")[0]):
-            results = [runner(setting) for setting in settings]
-    except (MemoryError, ValueError) as error:  # too large for this machine, or for the data at hand
-        return {"not_run": str(error)}
-    values = [cell.read(result) for result in results]
-    return {
-        "ours": float(np.mean(values)),
-        "spread": float(np.std(values)),
-        "seeds": list(seeds),
-        "values": values,
-        "solver": cell.setting.kind,
-        "iterations": cell.setting.iterations or None,
-        **{name: [result.get(name) for result in results] for name in PER_SEED},
-        "note": cell.note,
-    }
-
-
-def _need(runner: Runner, cell: Cell, seeds: tuple[int, ...]) -> float:
-    """Estimated seconds of what is not done."""
-    settings = (with_seed(cell.setting, seed) for seed in seeds)
-    return sum(cost(setting) for setting in settings if not runner.done(setting))
+def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
+    """What else a row says: how it was run, and of every seed what `PER_SEED` names."""
+    setting = setting_of(cell)
+    per_seed = {name: [of_seed[0].scores.get(name) for of_seed in results] for name in PER_SEED}
+    return {"solver": setting.kind, "iterations": setting.iterations or None, **per_seed}
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -180,7 +146,7 @@ def _images(row: dict[str, Any]) -> str:
     """How many images the mean of a row is over, all seeds together, and how many there were."""
     if None in (*row["images"], *row["images_asked"]):
         return ""
-    return f"{sum(row['images'])} of {sum(row['images_asked'])}"
+    return f"{sum(row['images']):.0f} of {sum(row['images_asked']):.0f}"
 
 
 #: What stands beside a cell: heading to its text.
@@ -193,22 +159,23 @@ def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dic
     A row of a sheet is labelled with the rest of its cell's id and its mean PSNR. The samples are the first ones for
     which every row has a reconstruction: the exact engine leaves out those for which it has no answer.
     """
-    found: dict[str, dict[str, tuple[Cell, dict[str, np.ndarray]]]] = {}
+    found: dict[str, dict[str, Result]] = {}
     for cell in chosen:
-        setting = with_seed(cell.setting, seed)
-        if setting in runner.results and (drawn := runner.pictures(setting)) is not None:
+        setting = setting_of(cell)
+        result = runner.memory.get((setting, seed))
+        if result is not None and "truth" in result.arrays:
             table, _, row = cell.id.partition("/")
-            found.setdefault(f"{table}-{setting.dataset}", {})[row] = (cell, drawn)
+            found.setdefault(f"{table}-{setting.dataset}", {})[row] = result
     drawn_sheets = {}
     for name, rows in found.items():
-        common = functools.reduce(np.intersect1d, (drawn["index"] for _, drawn in rows.values()))
+        common = functools.reduce(np.intersect1d, (result.arrays["index"] for result in rows.values()))
         if not len(common):
             continue
-        first = next(drawn for _, drawn in rows.values())
+        first = next(iter(rows.values())).arrays
         sheet = {"truth": first["truth"][np.isin(first["index"], common)]}
-        for row, (cell, drawn) in rows.items():
-            psnr = runner.results[with_seed(cell.setting, seed)]["psnr"]
-            sheet[f"{row}, {psnr:.1f} dB"] = drawn["estimate"][np.isin(drawn["index"], common)]
+        for row, result in rows.items():
+            drawn = result.arrays
+            sheet[f"{row}, {result.scores['psnr']:.1f} dB"] = drawn["estimate"][np.isin(drawn["index"], common)]
         drawn_sheets[name] = sheet
     return drawn_sheets
 
@@ -221,14 +188,14 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
         ("training", "training loss"),
     ):
         series = {}
-        for setting, results in runner.results.items():
+        for (setting, seed), result in runner.memory.items():
             if setting.kind != kind:
                 continue
-            points = np.array(results["curve"])
+            points = result.arrays["curve"]
             name = setting.defense if kind == "training" else setting.method
             label = " ".join([setting.dataset, name, *(f"{k}={v:g}" for k, v in setting.overrides)])
-            series[f"{label}, seed {setting.seed}"] = (points[:, 0], points[:, 1])
-            stored.append({"kind": kind, "label": label, "seed": setting.seed, "curve": points})
+            series[f"{label}, seed {seed}"] = (points[:, 0], points[:, 1])
+            stored.append({"kind": kind, "label": label, "seed": seed, "curve": points})
         if series:
             # Losses of defended training span many orders of magnitude.
             log = kind == "training"

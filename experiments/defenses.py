@@ -27,13 +27,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments._cells import Budget
 from experiments._defenses import delegated, report, studies
-from experiments._defenses.runs import Budget, attack_job, jobs_of, run_points
-from experiments._defenses.utility import Utility
+from experiments._defenses.runs import attack_job, jobs_of, run_points
+from experiments._defenses.utility import Utilities, Utility, utility_of
 from experiments._fedleak.federation import Federation
-from experiments._fedleak.runs import Runner
+from experiments._fedleak.jobs import Job
+from experiments._fedleak.runs import UpdateJobs
 from experiments._rows import BEYOND_BUDGET, require_runs
+from experiments._runner import ByType, Runner, runner_in
 from jaxleak import _validate, data
+from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import Progress, RunFolder, default_out, provenance, run_command
@@ -130,12 +134,16 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
     left, sections, cells = 60.0 * args.budget, list[str](), list[dict[str, Any]]()
     with Progress() as progress:
-        utility = Utility(folder.path / "utility", args.federation, fresh=args.fresh)
-        runner = Runner(folder, fresh=args.fresh, watch=progress.update, federated=utility.variables)
+        utilities = Utilities(args.federation, folder.path / "utility")
+
+        def federated(case: Case, seed: int) -> PyTree:
+            runner(utility_of(case), seed)
+            return utilities.variables(utility_of(case), seed)
+
+        updates = UpdateJobs(folder, fresh=args.fresh, watch=progress.update, federated=federated)
+        runner = runner_in(folder, ByType({Job: updates, Utility: utilities}), fresh=args.fresh)
         for point in itertools.chain(*planned.values()):
-            for seed in args.seeds:
-                folder.sources.check(args.federation.sources(point.case.data, seed))
-            runner.check(jobs_of(point, args.federation, None).values(), args.seeds)
+            runner.check([utility_of(point.case), *jobs_of(point, args.federation, None).values()], args.seeds)
         folder.log_again()
         for number, study in enumerate(chosen):
             share = left / (len(chosen) - number)  # what a study does not need goes to those after it
@@ -143,7 +151,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
             if study in delegated.DELEGATED:
                 rows, section = _delegated(args, study, folder, budget)
             else:
-                rows, section = _here(args, study, planned[study], folder, runner, utility, budget)
+                rows, section = _here(args, study, planned[study], folder, runner, utilities, budget)
             left -= share - budget.left
             sections.append(section)
             cells += [{"study": study, **row} for row in rows]
@@ -214,11 +222,11 @@ def _here(
     points: list[studies.Point],
     folder: RunFolder,
     runner: Runner,
-    utility: Utility,
+    utilities: Utilities,
     budget: Budget,
 ) -> tuple[list[dict[str, Any]], str]:
     known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
-    rows = run_points(points, folder, runner, utility, seeds=args.seeds, budget=budget, adaptive=known)
+    rows = run_points(points, folder, runner, utilities, seeds=args.seeds, budget=budget, adaptive=known)
     report.show(rows)
     jobs = {}
     for point in points:

@@ -26,20 +26,23 @@ and the final cosine distance. Finished runs are not run again: the same command
 starts over.
 """
 
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments._cells import Budget, Cell, Results, run_cells
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak.cells import names, over_rounds, plans
-from experiments._fedleak.jobs import DATASETS, Plan, Sizes
-from experiments._fedleak.runs import Runner, samples_in, unavailable
+from experiments._fedleak.cells import cells, names, over_rounds
+from experiments._fedleak.jobs import DATASETS, Sizes
+from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
 from experiments._fedleak.weights import Training
 from experiments._report import write_cells
-from experiments._rows import BEYOND_BUDGET, NO_DATA, require_match, require_runs
+from experiments._rows import NO_DATA, NOT_ASKED, require_match, require_runs
+from experiments._runner import runner_in
 from jaxleak import _validate, attacks, models
 from jaxleak.study import Progress, RunFolder, default_out, run_command
 from jaxleak.study.files import jsonable
@@ -160,28 +163,20 @@ def tables(args: Args) -> dict[str, float]:
     _validate.positive(budget=budget)
     sizes = [sizes_of(args, attack_round) for attack_round in dict.fromkeys(args.attack_round)]
     chosen = [
-        (table, over_rounds(of_rounds))
+        over_rounds(of_rounds)
         for table in wanted
-        for of_rounds in zip(*(plans(table, of_round) for of_round in sizes), strict=True)
+        for of_rounds in zip(*(cells(table, of_round) for of_round in sizes), strict=True)
     ]
-    require_match(args.only, (plan.id for _, plan in chosen))
-    if args.substitute and args.substitute not in {job.case.data for _, plan in chosen for job in plan.jobs}:
+    require_match(args.only, (cell.id for cell in chosen))
+    if args.substitute and args.substitute not in {job.case.data for cell in chosen for job in cell.jobs}:
         print(f"note: --substitute {args.substitute} is not used: every cell's own data are there, or it has no run")
+    chosen = [replace(cell, reason=reason_against(args, cell)) for cell in chosen]
     out = args.out or default_out("fedleak", "-".join(args.table) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(out, "fedleak", jsonable(config), fresh=args.fresh)
-    left, rows = 60.0 * budget, []
     with Progress() as progress:
-        runner = Runner(folder, fresh=args.fresh, watch=progress.update)
-        for _, plan in chosen:
-            if not reason_against(args, plan):
-                runner.check(plan.jobs, args.seeds)
-        folder.log_again()
-        for table, plan in chosen:
-            before = sum(folder.seconds.values())
-            row = run_cell(args, plan, runner, folder, left)
-            left -= sum(folder.seconds.values()) - before
-            rows.append({"table": table, **row})
+        runner = runner_in(folder, UpdateJobs(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
+        rows = run_cells(chosen, runner, folder, seeds=args.seeds, budget=Budget(60.0 * budget), beside=_beside)
     fedleak_report.show(rows)
     rules = fedleak_report.label_rules(runner)
     fedleak_report.show_label_rules(rules)
@@ -198,41 +193,17 @@ def tables(args: Args) -> dict[str, float]:
     return metrics
 
 
-def run_cell(args: Args, plan: Plan, runner: Runner, folder: RunFolder, left: float) -> dict[str, Any]:
-    """One row of the results: the cell's number over the seeds, or why it has none."""
-    row: dict[str, Any] = {"id": plan.id, "paper": plan.paper, "unit": plan.unit, "ours": None}
-    if reason := reason_against(args, plan):
-        return {**row, "not_run": reason}
-    need = sum(runner.cost(job, args.seeds) for job in plan.jobs)
-    if need > max(left, 0.0):
-        return {**row, "not_run": f"{BEYOND_BUDGET}: about {need / 60:.0f} minutes"}
-    try:
-        with folder.phase(plan.id.split("/")[0]):
-            results = [[runner(job, seed) for job in plan.jobs] for seed in args.seeds]
-    except (ValueError, FloatingPointError, MemoryError) as error:
-        return {**row, "not_run": str(error)}
-    scores = [[result.scores for result in of_seed] for of_seed in results]
-    if plan.compare is None:
-        values = [plan.read(of_seed) for of_seed in scores]
-    else:
-        pairs = [[result.images for result in of_seed] for of_seed in results]
-        values = [
-            float(np.mean([plan.compare(images["truth"], images["estimate"]) for images in of_seed]))
-            for of_seed in pairs
-        ]
-    psnr = ("psnr", "psnr_up_to_scale", "psnr_grey")
-    beside = (*psnr, "ssim", "cosine_distance", "label_accuracy", "test_accuracy", "seconds")
-    row |= {"ours": float(np.mean(values)), "spread": float(np.std(values)), "seeds": list(args.seeds)}
-    row |= {"values": values, "note": plan.note}
-    row |= {name: float(np.mean([s[0][name] for s in scores])) for name in beside if name in scores[0][0]}
-    folder.log(**row)
-    return row
+def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
+    """What else a row says: means over the seeds."""
+    scores = [of_seed[0].scores for of_seed in results]
+    names = ("psnr", "psnr_up_to_scale", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "test_accuracy")
+    return {name: float(np.mean([s[name] for s in scores])) for name in (*names, "seconds") if name in scores[0]}
 
 
-def reason_against(args: Args, plan: Plan) -> str:
+def reason_against(args: Args, cell: Cell) -> str:
     """Why a cell is not run whatever the budget, or nothing."""
-    reason = plan.reason or ("not asked for" if args.only not in plan.id else "")
-    for job in plan.jobs:
+    reason = cell.reason or (NOT_ASKED if args.only not in cell.id else "")
+    for job in cell.jobs:
         reason = reason or missing(job.case.data)
     return reason
 

@@ -132,11 +132,10 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
                 ledger.record(reasons)
             wanted = [m for m in measurements if m.variant in args.variant and _asked(args, m.cell)]
             share = left / (len(ledgers) - number)
-            before = queue.spent
             for entry in queue.run(wanted, args.seeds, share, progress):
                 made.append(entry)
                 print(line(entry), flush=True)
-            left -= queue.spent - before
+            left -= study.runner.spent
     ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
     print(f"{len(ran)} cells and variants were run, {len(made) - len(ran)} were not")
     return made

@@ -9,11 +9,14 @@ import pytest
 from experiments import _paper, cafe_tables
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
-from experiments._cafe.cells import Runner, at_iteration, available, cost, iterations_to
+from experiments._cafe.cells import CafeJobs, at_iteration, available, iterations_to, seconds, setting_of
 from experiments._cafe.runs import Setting
+from experiments._runner import Result, Runner
 from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.study import rounds
+from jaxleak.study.files import write_json
+from jaxleak.study.sources import Sources
 
 ALL = tables.NEURIPS + tables.FACES + tables.ICLR
 
@@ -36,19 +39,19 @@ def test_every_printed_cell_is_planned(table, solver):
         if table == "table11":  # training stops at --iterations of the printed 8,000
             printed = {name for name in printed if int(name.rsplit("iter", 1)[1]) <= tables.Options().iterations}
     assert names == printed
-    assert all(np.isfinite(cost(cell.setting)) and cost(cell.setting) > 0 for cell in planned)
+    assert all(np.isfinite(seconds(setting_of(cell))) and seconds(setting_of(cell)) > 0 for cell in planned)
 
 
 def test_the_training_curves_are_planned_without_printed_numbers():
     planned = list(tables.cells(("fig7",), tables.Options(iterations=500, num_samples=200)))
-    assert {cell.setting.dataset for cell in planned} == {"cifar10", "mnist", "linnaeus5"}
-    assert {cell.setting.defense for cell in planned} == {"none", "fake-capped"}
-    assert all((c.paper, c.setting.iterations, c.setting.num_samples) == (None, 500, 200) for c in planned)
+    assert {setting_of(cell).dataset for cell in planned} == {"cifar10", "mnist", "linnaeus5"}
+    assert {setting_of(cell).defense for cell in planned} == {"none", "fake-capped"}
+    assert all((c.paper, setting_of(c).iterations, setting_of(c).num_samples) == (None, 500, 200) for c in planned)
 
 
 def test_cells_that_share_a_run_share_its_setting():
     loss, accuracy = (
-        [cell.setting for cell in tables.cells(("table8",), tables.Options()) if kind in cell.id]
+        [setting_of(cell) for cell in tables.cells(("table8",), tables.Options()) if kind in cell.id]
         for kind in ("loss", "accuracy")
     )
     assert len(set(loss) | set(accuracy)) == 1
@@ -94,13 +97,13 @@ def test_steps_one_and_two_have_the_workers_too(asked):
 
 
 def test_the_papers_solver_is_that_of_the_paper():
-    iclr = [c.setting for c in tables.cells(("iclr-table1b", "iclr-table3b"), tables.Options(solver="paper"))]
+    iclr = [setting_of(c) for c in tables.cells(("iclr-table1b", "iclr-table3b"), tables.Options(solver="paper"))]
     assert {s.method for s in iclr if s.kind == "single"} == {"cafe-iclr"}
     assert not any(s.kind == "exact" for s in iclr)
-    fake = [c.setting for c in tables.cells(("fake-gradients",), tables.Options(solver="paper"))]
+    fake = [setting_of(c) for c in tables.cells(("fake-gradients",), tables.Options(solver="paper"))]
     assert {s.kind for s in fake} == {"descent"}
     assert {s.defense for s in fake} == {"none", *cafe_runs.FAKE}
-    single = [c.setting for c in tables.cells(("table5",), tables.Options()) if "single" in c.id]
+    single = [setting_of(c) for c in tables.cells(("table5",), tables.Options()) if "single" in c.id]
     assert {s.switch for s in single} == {True, False}
 
 
@@ -108,7 +111,7 @@ def test_the_papers_solver_is_that_of_the_paper():
 def no_data(monkeypatch):
     """Tables whose runs are made up need no data, and so no fingerprints of any."""
     monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
-    monkeypatch.setattr(Runner, "sources", lambda self, setting: {})
+    monkeypatch.setattr(CafeJobs, "sources", lambda self, setting, seed: {})
 
 
 def test_a_cell_that_asks_for_too_many_images_does_not_end_the_table(tmp_path, monkeypatch, capsys, no_data):
@@ -117,7 +120,7 @@ def test_a_cell_that_asks_for_too_many_images_does_not_end_the_table(tmp_path, m
             raise ValueError("mnist has 2000 samples, n=9000 were asked for")
 
     monkeypatch.setattr(cafe_runs, "exact", lambda setting, problem: {"psnr": 100.0})
-    monkeypatch.setattr(Runner, "_problem", problem)
+    monkeypatch.setattr(CafeJobs, "_problem", problem)
     rows = cafe_tables.main(cafe_tables.Args(table=("table3",), only="cafe", out=tmp_path))
     assert {row["ours"] for row in rows if "cifar10" in row["id"]} == {100.0}
     assert "n=9000 were asked for" in capsys.readouterr().out
@@ -141,7 +144,7 @@ def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_pa
         return {"psnr": 100.0}
 
     monkeypatch.setattr(cafe_runs, "exact", exact)
-    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    monkeypatch.setattr(CafeJobs, "_problem", lambda self, setting: None)
     args = cafe_tables.Args(table=("table3",), only="cafe", seeds=(0, 1), out=tmp_path)
     rows = {row["id"]: row for row in cafe_tables.main(args) if "cafe" in row["id"] and "linnaeus" not in row["id"]}
     assert any(row["ours"] == 100.0 for row in rows.values())
@@ -163,7 +166,7 @@ def ran(monkeypatch, no_data):
         return {"psnr": 100.0 + setting.batch_size, "answered": np.float32(0.5), "curve": [(1, float("nan"))]}
 
     monkeypatch.setattr(cafe_runs, "exact", exact)
-    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    monkeypatch.setattr(CafeJobs, "_problem", lambda self, setting: None)
     return made
 
 
@@ -184,7 +187,7 @@ def test_a_killed_table_goes_on_where_it_was(ran, tmp_path):
 
 
 def test_a_row_says_how_many_images_its_mean_is_over_and_keeps_every_seed(monkeypatch, tmp_path, capsys, no_data):
-    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    monkeypatch.setattr(CafeJobs, "_problem", lambda self, setting: None)
 
     def exact(setting, problem):
         return {"psnr": 100.0 + setting.seed, "images": 30 - setting.seed, "images_asked": 32, "answered": 0.5}
@@ -199,14 +202,18 @@ def test_a_row_says_how_many_images_its_mean_is_over_and_keeps_every_seed(monkey
 
 
 def test_finished_results_are_read_back_as_they_were(ran, tmp_path):
-    specs, setting = {"mnist": "mnist"}, Setting("exact")
-    first = Runner(specs, tmp_path / "cells", fresh=False)(setting)
-    again = Runner(specs, tmp_path / "cells", fresh=False)
-    assert again.done(setting)
-    np.testing.assert_equal(again(setting), {**first, "curve": [list(point) for point in first["curve"]]})
-    assert not again.done(Setting("exact", seed=1))
-    assert not Runner({"mnist": "npz:other"}, tmp_path / "cells", fresh=False).done(setting)
-    assert not Runner(specs, tmp_path / "cells", fresh=True).done(setting)
+    sources, setting = Sources(tmp_path, fresh=False, write=write_json), Setting("exact")
+
+    def runner(spec="mnist", fresh=False):
+        return Runner(CafeJobs({"mnist": spec}), tmp_path / "cells", sources, fresh=fresh)
+
+    first, again = runner()(setting, 0), runner()
+    assert again.done(setting, 0)
+    assert again(setting, 0).scores == first.scores
+    np.testing.assert_array_equal(again(setting, 0).arrays["curve"], [[1, np.nan]])
+    assert not again.done(setting, 1)
+    assert not runner(spec="npz:other").done(setting, 0)
+    assert not runner(fresh=True).done(setting, 0)
 
 
 def test_a_table_without_data_ends_with_an_error_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
@@ -241,7 +248,7 @@ def test_bad_options_are_refused(tmp_path, options, message):
 
 
 def test_curves_are_read_at_the_last_point_before():
-    results = {"curve": [(25, 8.0), (50, 20.0), (75, 31.0)]}
+    results = [Result({}, {"curve": np.array([(25, 8.0), (50, 20.0), (75, 31.0)])})]
     assert at_iteration(60, 1)(results) == 20.0
     assert iterations_to(30.0)(results) == 75
     assert np.isnan(iterations_to(40.0)(results))
@@ -252,20 +259,21 @@ def test_steps_end_at_the_first_iteration_below_their_threshold():
     points = cafe_runs._passing(104, infos)
     assert points == [(102, 1e-10, 1.0), (104, 1.0, 1e-9)]
     by_id = {c.id: c for c in tables.cells(("table5",), tables.Options(solver="paper", iterations=8000))}
-    history = {"f_history": [(100, 1.0, 1.0), (102, 1e-10, 1.0), (8102, np.inf, 1e-9), (20_000, 1.0, 1.0)]}
+    points = [(100, 1.0, 1.0), (102, 1e-10, 1.0), (8102, np.inf, 1e-9), (20_000, 1.0, 1.0)]
+    history = [Result({}, {"f_history": np.array(points)})]
     assert by_id["table5/nested/step1/mnist"].read(history) == 102
     assert by_id["table5/nested/step2/mnist"].read(history) == 102
     assert by_id["table5/nested/step2/linnaeus5"].read(history) == 20_000  # of at most as many
-    assert by_id["table5/single/linnaeus5"].setting.iterations == 20_000
+    assert setting_of(by_id["table5/single/linnaeus5"]).iterations == 20_000
 
 
 def test_cost_grows_with_the_work():
-    assert cost(Setting("descent", iterations=600)) > cost(Setting("descent", method="dlg", iterations=600))
-    assert cost(Setting("exact", images=64)) > cost(Setting("exact", images=8))
+    assert seconds(Setting("descent", iterations=600)) > seconds(Setting("descent", method="dlg", iterations=600))
+    assert seconds(Setting("exact", images=64)) > seconds(Setting("exact", images=8))
 
 
 def test_a_table_of_images_gets_a_sheet_of_the_samples_that_all_rows_have(monkeypatch, tmp_path, no_data):
-    monkeypatch.setattr(Runner, "_problem", lambda self, setting: None)
+    monkeypatch.setattr(CafeJobs, "_problem", lambda self, setting: None)
     level = {"dlg": 0.1, "cosine": 0.2, "sapag": 0.3, "bn": 0.4, "gc": 0.5}
 
     def made(index, estimate):

@@ -16,7 +16,7 @@ from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
 from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import points_of
-from experiments._defenses.utility import Utility
+from experiments._defenses.utility import Utilities, utility_of
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
@@ -140,8 +140,8 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a finished run was run again")
 
-    monkeypatch.setattr("experiments._defenses.utility.Utility._train", refuse)
-    monkeypatch.setattr("experiments._fedleak.runs.Runner._run", refuse)
+    monkeypatch.setattr("experiments._defenses.utility.Utilities.run", refuse)
+    monkeypatch.setattr("experiments._fedleak.runs.UpdateJobs.run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
 
@@ -156,10 +156,10 @@ def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path)
     ran = [row for row in rows.values() if "accuracy" in row]
     assert len(ran) == 2
     assert all(np.isfinite([row["psnr"], row.get("psnr_adaptive", 0.0)]).all() for row in ran)
-    utility = Utility(tmp_path / "utility", defenses.Args(**args).federation, fresh=False)
+    utilities = Utilities(defenses.Args(**args).federation, tmp_path / "utility")
     case = Case(data="digits", model="mlp", attacked_round=1, learning_rate=0.5)
-    plain = utility.variables(case, 0)
-    noisy = utility.variables(replace(case, defense="outpost", strength=0.5), 0)
+    plain = utilities.variables(utility_of(case), 0)
+    noisy = utilities.variables(utility_of(replace(case, defense="outpost", strength=0.5)), 0)
     start = models.build("mlp", data.load("digits", 1).x.shape[1:], 10).init(jax.random.key(0))
     assert len(list((tmp_path / "utility").glob("*.safetensors"))) == 2
     ends = [ravel_pytree(of["params"])[0] for of in (plain, noisy, start)]

@@ -11,10 +11,11 @@ from experiments import _paper, fedleak
 from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
 from experiments._fedleak import runs as fedleak_runs
-from experiments._fedleak.cells import NOT_MEASURED, names, over_rounds, plans
+from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
 from experiments._fedleak.jobs import Job, Sizes
-from experiments._fedleak.runs import Runner, cost, unavailable
+from experiments._fedleak.runs import UpdateJobs, seconds, unavailable
 from experiments._fedleak.weights import Training, trained
+from experiments._runner import Result, runner_in
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
 from jaxleak.study.updates import Case, check, settings, victim
@@ -34,15 +35,15 @@ def no_lpips(monkeypatch):
 
 
 def _all(sizes):
-    return [plan for name in names() for plan in plans(name, sizes)]
+    return [cell for name in names() for cell in cells(name, sizes)]
 
 
 def test_every_printed_cell_has_a_run_or_a_reason():
     planned = _all(EVERYTHING)
     printed = [cell["id"] for table in _paper.tables("fedleak").values() for cell in table["cell"]]
-    assert Counter(plan.id for plan in planned if plan.paper is not None) == Counter(printed)
-    assert all(bool(plan.jobs) != bool(plan.reason) for plan in planned)
-    without = {plan.id for plan in planned if plan.reason}
+    assert Counter(cell.id for cell in planned if cell.paper is not None) == Counter(printed)
+    assert all(bool(cell.jobs) != bool(cell.reason) for cell in planned)
+    without = {cell.id for cell in planned if cell.reason}
     methods = {cell["id"]: cell["method"] for table in _paper.tables("fedleak").values() for cell in table["cell"]}
     by_hand = {name for name, method in methods.items() if method in ("GGL", "ROGS")}
     never = {c["id"] for name in (*NOT_MEASURED, "table10-lpips") for c in _paper.tables("fedleak")[name]["cell"]}
@@ -51,7 +52,7 @@ def test_every_printed_cell_has_a_run_or_a_reason():
 
 
 def test_cells_ask_for_what_is_printed():
-    by_id = {plan.id: plan for plan in _all(EVERYTHING)}
+    by_id = {cell.id: cell for cell in _all(EVERYTHING)}
 
     def case(name):
         return by_id[name].jobs[0].case
@@ -76,14 +77,16 @@ def test_cells_ask_for_what_is_printed():
     assert "mean TV" not in printed.note
     assert case("table18/beta0.01").activation_penalty == 0.01
     assert case("table19/without-cos").terms == ("relative_l1",)
-    assert by_id["text-overdetermination/b1"].read([{"parameters": 4902090.0}]) == pytest.approx(6252, abs=1)
+    assert by_id["text-overdetermination/b1"].read([Result({"parameters": 4902090.0}, {})]) == pytest.approx(
+        6252, abs=1
+    )
     assert by_id["text-capacity-gain/depth/b32"].read(
-        [{"psnr_best_match": 10.0}, {"psnr_best_match": 12.5}]
+        [Result({"psnr_best_match": psnr}, {}) for psnr in (10.0, 12.5)]
     ) == pytest.approx(2.5)
 
 
 def test_every_case_has_settings_that_the_threat_grants():
-    cases = {job.case for plan in _all(EVERYTHING) for job in plan.jobs if job.kind == "invert"}
+    cases = {job.case for cell in _all(EVERYTHING) for job in cell.jobs if job.kind == "invert"}
     assert len(cases) > 80
     assert all(settings(case).labels != "given" for case in cases)
 
@@ -99,7 +102,7 @@ def test_tables_without_data_end_with_an_error(tmp_path, monkeypatch, capsys):
 
 
 def test_missing_data_are_a_reason():
-    reasons = {plan.reason for plan in plans("table5", Sizes())}
+    reasons = {cell.reason for cell in cells("table5", Sizes())}
     assert len(reasons) == 1
     assert "no data: Lung-Colon Cancer" in reasons.pop()
     assert "imagenet_nowhere" in unavailable("imagenet_nowhere")
@@ -107,7 +110,7 @@ def test_missing_data_are_a_reason():
 
 def test_reductions_are_named_in_the_note():
     sizes = Sizes(model="convnet", batch_size=2, iterations=7, specs=EVERYTHING.specs)
-    note = next(plans("table15", sizes)).note
+    note = next(cells("table15", sizes)).note
     for part in ("convnet for resnet10", "B 2 for B 32", "7 iterations for 10000", "random weights for pretrained"):
         assert part in note
 
@@ -117,20 +120,20 @@ def test_the_gpu_preset_runs_fedleak_as_printed():
     assert (printed.fedleak, printed.labels) == ("fedleak_paper", "fedleak")
     assert (ours.fedleak, ours.labels) == ("fedleak", "calibrated")
     assert fedleak.sizes_of(fedleak.Args(preset="gpu", fedleak="fedleak", labels="joint")).labels == "joint"
-    assert "the printed preset" in next(plans("table15", replace(EVERYTHING, fedleak="fedleak_paper"))).note
-    assert "our preset (relative L1" in next(plans("table15", EVERYTHING)).note
+    assert "the printed preset" in next(cells("table15", replace(EVERYTHING, fedleak="fedleak_paper"))).note
+    assert "our preset (relative L1" in next(cells("table15", EVERYTHING)).note
 
 
 def test_a_cell_over_several_rounds_is_their_mean():
     rounds = [None, Training(rounds=2000), Training(rounds=4000)]
-    same = [next(plans("table15", replace(EVERYTHING, attack_round=training))) for training in rounds]
+    same = [next(cells("table15", replace(EVERYTHING, attack_round=training))) for training in rounds]
     mean = over_rounds(same)
     assert [job.training for job in mean.jobs] == rounds
-    assert mean.read([{"psnr_best_match": psnr} for psnr in (10.0, 11.0, 18.0)]) == 13.0
+    assert mean.read([Result({"psnr_best_match": psnr}, {}) for psnr in (10.0, 11.0, 18.0)]) == 13.0
     assert "first round; " in mean.note
     assert mean.note.endswith("round 2000; round 4000; mean over 3 rounds")
     assert over_rounds(same[:1]) is same[0]
-    labels = [next(plans("table14", replace(EVERYTHING, attack_round=training))) for training in rounds]
+    labels = [next(cells("table14", replace(EVERYTHING, attack_round=training))) for training in rounds]
     assert over_rounds(labels).jobs == labels[0].jobs  # always of random weights
 
 
@@ -143,7 +146,7 @@ def digits(monkeypatch):
 
 
 def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
-    of_cell = lambda: next(p for p in plans("table10", EVERYTHING) if p.id == "table10-lpips/fedleak")  # noqa: E731
+    of_cell = lambda: next(p for p in cells("table10", EVERYTHING) if p.id == "table10-lpips/fedleak")  # noqa: E731
     assert of_cell().reason == NO_LPIPS
     monkeypatch.setattr(metrics, "lpips", lambda truth, estimate: np.abs(truth - estimate).mean(axis=(1, 2, 3)))
     args = {"model": "mlp", "batch_size": 2, "iterations": 2, "table": ("table10",), "substitute": "digits"}
@@ -165,7 +168,7 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
     assert {"spread", "psnr_grey", "cosine_distance", "label_accuracy", "note"} <= row.keys()
     assert len(list((tmp_path / "figures").glob("*.png"))) == 2
     assert "not run (not asked for)" in capsys.readouterr().out
-    monkeypatch.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(UpdateJobs, "run", lambda *_: pytest.fail("a finished run was run again"))
     fedleak.main(args)
     again = json.loads((tmp_path / "results.json").read_text())
     assert again["cells"] == stored["cells"]
@@ -195,7 +198,7 @@ def test_cost_grows_with_the_work():
     case = Case(data="digits", model="mlp", iterations=1000)
     dearer = [{"iterations": 2000}, {"restarts": 4}, {"blend": 0.7}, {"attack": "idlg"}]
     for change in dearer:
-        assert cost(Job("invert", Case(**vars(case) | change))) > cost(Job("invert", case))
+        assert seconds(Job("invert", Case(**vars(case) | change))) > seconds(Job("invert", case))
 
 
 def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):
@@ -266,13 +269,17 @@ def test_a_trend_is_judged_by_its_best_cell_and_its_order():
     assert "tau of the two orders +0.33" in verdict
 
 
+def _runner(folder, fresh=False):
+    return runner_in(folder, UpdateJobs(folder, fresh=fresh), fresh=fresh)
+
+
 def test_results_survive_in_the_folder(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
     job = Job("parameters", Case(data="digits", model="mlp"))
-    first = Runner(folder, fresh=False)(job, 0)
+    first = _runner(folder)(job, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(Runner, "_run", lambda *_: pytest.fail("a finished run was run again"))
-        assert Runner(folder, fresh=False)(job, 0).scores == first.scores
+        patched.setattr(UpdateJobs, "run", lambda *_: pytest.fail("a finished run was run again"))
+        assert _runner(folder)(job, 0).scores == first.scores
 
 
 @pytest.mark.slow
@@ -281,7 +288,7 @@ def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
     job = Job("invert", Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
     for _ in range(2):
-        assert Runner(folder, fresh=True)(job, 0).images["curve"].shape == (3,)
+        assert _runner(folder, fresh=True)(job, 0).arrays["curve"].shape == (3,)
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import sweep
-from experiments._cafe import cells as cafe_cells
-from experiments._cafe.runs import Setting
-from experiments._defenses.utility import Utility
 from experiments._fedleak import jobs
-from experiments._fedleak import runs as fedleak_runs
-from experiments._fedleak.federation import Federation
-from experiments._vfl import tables as vfl_tables
+from experiments._fedleak.runs import UpdateJobs
+from experiments._runner import runner_in
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder
 from jaxleak.study.updates import Case
 
 WORDS = NAMES | st.sampled_from(
-    ["scores", "results", "key", "attack", "round", "psnr", "status", "metrics", "study", "options", "diverged"]
+    ["scores", "results", "arrays", "attack", "round", "psnr", "status", "metrics", "study", "options", "diverged"]
 )
 JSON = st.recursive(
     st.none() | st.booleans() | INTEGERS | FLOATS | WORDS,
@@ -37,10 +33,9 @@ JSON = st.recursive(
 GOOD = [
     {"attack": 1.5},
     {"scores": {"psnr": 30.0}},
-    {"results": {"psnr": "nan", "curve": [[1, 2.0]]}},
-    {"key": "a", "scores": {"label_accuracy": 1}},
+    {"scores": {"psnr": "nan"}, "arrays": []},
+    {"scores": {"psnr": 1}, "arrays": ["truth"]},
     {"status": "complete", "metrics": {"psnr": 1.0}},
-    {"test_accuracy": 0.5, "train_accuracy": "nan", "diverged": 0.0},
     {"study": "invert", "options": {}},
 ]
 CONTENT = st.one_of(
@@ -51,8 +46,8 @@ CONTENT = st.one_of(
     st.binary(max_size=30),
     st.sampled_from([b"[" * 100_000, b"", b"\n", b"NaN", b"1e999", b"\xff\xfe"]),
 )
-JOB, CASE = jobs.Job("parameters", Case(data="digits", model="mlp")), Case(data="digits", model="mlp")
-FILES = ("timing.json", "metrics.jsonl", "config.json", "results.json", "cases.jsonl", ".lock", "line.json")
+JOB = jobs.Job("parameters", Case(data="digits", model="mlp"))
+FILES = ("timing.json", "metrics.jsonl", "config.json", "results.json", ".lock", "line.json")
 
 
 def _npz(scores):
@@ -86,21 +81,12 @@ def test_run_folders(files, cell, images, fresh, limit):
                 run.log(round=1)
             assert all(isinstance(value, float) for value in json.loads((folder / "timing.json").read_text()).values())
             run.finish({})
-            done = clear("cases of vertical runs", lambda: vfl_tables.Runner(run, {}).done)
-            assert done is None or all(map(_numbers, done.values()))
-            runner = fedleak_runs.Runner(run, fresh=False)
-            runner._path(JOB, 0).write_bytes(cell)
-            runner._path(JOB, 0).with_suffix(".npz").write_bytes(images)
+            runner = runner_in(run, UpdateJobs(run, fresh=False), fresh=False)
+            runner.path(JOB, 0).write_bytes(cell)
+            runner.path(JOB, 0).with_suffix(".npz").write_bytes(images)
             found = clear("finished cells", lambda: runner(JOB, 0), mentions=(str(folder),))
             assert found is None or _numbers(found.scores)
-        cafe = cafe_cells.Runner({"mnist": "mnist"}, folder / "cafe", fresh=False)
-        cafe._path(Setting("exact")).write_bytes(cell)
-        clear("finished runs", lambda: cafe(Setting("exact")), mentions=(str(cafe._path(Setting("exact"))),))
-        utility = Utility(folder / "utility", Federation(rounds=1), fresh=False)
-        utility.path(CASE, 0).write_bytes(cell)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Utility, "_train", lambda *_: {"test_accuracy": 0.0, "diverged": 0.0})
-            clear("trainings", lambda: utility(CASE, 0)["test_accuracy"], mentions=(str(utility.path(CASE, 0)),))
+            assert found is None or all(isinstance(array, np.ndarray) for array in found.arrays.values())
 
 
 @fuzz(25, 600)

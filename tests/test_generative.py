@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import fedleak, invert
-from experiments._fedleak.cells import plans
+from experiments._fedleak.cells import cells
 from experiments._fedleak.jobs import Sizes
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
@@ -177,7 +177,7 @@ def test_invert_runs_a_generative_attack(tmp_path):
 
 def test_printed_cells_run_where_public_data_are_named():
     sizes = Sizes(specs={"ImageNet": "digits"}, substitute="digits", public_data="held_out")
-    jobs = {plan.id: plan.jobs[0].case for table in ("table4", "table8") for plan in plans(table, sizes)}
+    jobs = {plan.id: plan.jobs[0].case for table in ("table4", "table8") for plan in cells(table, sizes)}
     assert jobs["table4/ggl/b16/imagenet"].attack == "ggl"
     assert jobs["table4/rogs/b16/imagenet"].attack == "rog"
     assert jobs["table8/rogs/b32/resnet10"].public_data == "held_out"

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from experiments import reproduce
+from experiments._cells import score
 from experiments._ledger import check, pages, queue, sheets, status, studies
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.verdict import agrees, better, verdict
+from experiments._runner import Result
 from jaxleak.study import Progress
 
 CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
@@ -21,10 +23,10 @@ PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}
 
 
 class FakeStudy:
-    """Jobs are the numbers that they give, plus the seed; one that is an error is raised."""
+    """Jobs are the numbers that they give, plus the seed; one that is an error is raised. It is its own runner."""
 
     def __init__(self, *measurements, slow=()):
-        self.own, self.slow, self.ran = measurements, slow, []
+        self.own, self.slow, self.ran, self.runner = measurements, slow, [], self
 
     def measurements(self):
         return iter(self.own)
@@ -32,26 +34,29 @@ class FakeStudy:
     def impossible(self):
         return {THIRD: "a statement about other cells"}
 
-    def cost(self, job):
+    def each(self, job):
         return 100.0 if job in self.slow else 1.0
+
+    def lacking(self, jobs, seeds):
+        return sum(self.each(job) for job in jobs for seed in seeds if not self.done(job, seed))
+
+    cost = lacking
 
     def done(self, job, seed):
         return (job, seed) in self.ran
 
-    def pictures(self, job, seed):
-        truth = np.full((3, 4, 4, 1), 0.1 if job < 20 else 0.9)
-        return None if job == 9.0 else {"truth": truth, "estimate": np.full_like(truth, job / 100)}
-
-    def run(self, job, seed):
+    def __call__(self, job, seed):
         if isinstance(job, Exception):
             raise job
         if not self.done(job, seed):
             self.ran.append((job, seed))
-        return job + seed
+        truth = np.full((3, 4, 4, 1), 0.1 if job < 20 else 0.9)
+        images = {} if job == 9.0 else {"truth": truth, "estimate": np.full_like(truth, job / 100)}
+        return Result({"value": job + seed}, images)
 
 
 def measurement(cell, job, variant="printed", **fields):
-    return Measurement(cell, variant, "", (job,), lambda results: results[0], **fields)
+    return Measurement(cell, variant, "", (job,), score("value"), **fields)
 
 
 @pytest.fixture
@@ -179,7 +184,7 @@ def test_compiled_programs_are_given_up_between_jobs_before_they_fill_the_memory
 
 def test_a_job_that_serves_several_cells_goes_first(ledger, tmp_path):
     study = FakeStudy(measurement(THIRD, 1.0), measurement(CELL, 40.0), measurement(OTHER, 40.0))
-    study.cost = lambda job: {1.0: 3.0, 40.0: 4.0}[job]
+    study.each = {1.0: 3.0, 40.0: 4.0}.get
     run(study, ledger, tmp_path)
     assert study.ran == [(40.0, 0), (1.0, 0)]
 

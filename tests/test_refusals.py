@@ -13,11 +13,10 @@ import pytest
 from rich.console import Console
 
 from experiments import cafe_scale, fedleak, invert, sweep, vflrecon
-from experiments._cafe import cells as cafe_cells
-from experiments._cafe.runs import Setting
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
-from experiments._vfl import tables as vfl_tables
+from experiments._fedleak.runs import UpdateJobs
+from experiments._runner import runner_in
 from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
@@ -36,6 +35,11 @@ SEVERAL = {
     "invert": {},
 }
 DAMAGED = ["", "null", "[1]", '"text"', '{"scores": 1', '{"scores": [1]}', "[" * 100_000]
+
+
+def _runner(folder):
+    run = RunFolder(folder, "study", {}, fresh=False)
+    return runner_in(run, UpdateJobs(run, fresh=False), fresh=False)
 
 
 @pytest.fixture
@@ -111,38 +115,28 @@ class TestFilesOfARunFolder:
 
     @pytest.mark.parametrize("content", DAMAGED)
     def test_finished_cells_are_read_or_named(self, content, tmp_path):
-        folder = RunFolder(tmp_path, "study", {}, fresh=False)
-        runner = fedleak_runs.Runner(folder, fresh=False)
-        job = jobs.Job("parameters", Case(data="digits", model="mlp"))
-        runner._path(job, 0).write_text(content)
-        cafe = cafe_cells.Runner({"mnist": "mnist"}, tmp_path / "cafe", fresh=False)
-        cafe._path(Setting("exact")).write_text(content.replace("scores", "results"))
-        for read in (lambda: runner(job, 0), lambda: cafe(Setting("exact"))):
-            with pytest.raises(ValueError, match=r"\.json is damaged"):
-                read()
-        (tmp_path / "cases.jsonl").write_text(content + "\n{}\n")
-        with pytest.raises(ValueError, match=r"cases.jsonl, line \d, is damaged"):
-            vfl_tables.Runner(folder, {})
+        runner, job = _runner(tmp_path), jobs.Job("parameters", Case(data="digits", model="mlp"))
+        runner.path(job, 0).write_text(content)
+        with pytest.raises(ValueError, match=r"\.json is damaged"):
+            runner(job, 0)
 
     def test_a_number_that_is_not_there_names_the_file(self, tmp_path):
-        runner = fedleak_runs.Runner(RunFolder(tmp_path, "study", {}, fresh=False), fresh=False)
-        job = jobs.Job("invert", Case(data="digits", model="mlp"))
-        path = runner._path(job, 0)
-        path.write_text('{"scores": {"psnr": "nan"}}')
+        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        path = runner.path(job, 0)
+        path.write_text('{"scores": {"psnr": "nan"}, "arrays": ["truth"]}')
         np.savez(path.with_suffix(".npz"), truth=np.zeros(1))
         found = runner(job, 0)
         assert np.isnan(found.scores["psnr"])
         with pytest.raises(ValueError, match=rf"{path.name} is damaged \(it lacks ssim\)"):
             found.scores["ssim"]
         with pytest.raises(ValueError, match=r"\.npz is damaged \(it lacks curve\)"):
-            found.images["curve"]
+            found.arrays["curve"]
 
-    def test_a_case_that_was_being_written_is_run_again(self, tmp_path):
-        (tmp_path / "cases.jsonl").write_text('{"key": "a", "scores": {"x": "inf"}}\n{"key": "b", "sco')
-        done = vfl_tables.Runner(RunFolder(tmp_path, "study", {}, fresh=False), {}).done
-        assert done == {"a": {"x": np.inf}}
-        assert (tmp_path / "cases.jsonl").read_text().count("\n") == 1
-        assert "sco" not in (tmp_path / "cases.jsonl").read_text().splitlines()[-1].removeprefix('{"key": "a", "sco')
+    def test_arrays_that_were_deleted_are_named(self, tmp_path):
+        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        runner.path(job, 0).write_text('{"scores": {"psnr": 1.0}, "arrays": ["truth"]}')
+        with pytest.raises(FileNotFoundError, match=rf"{runner.path(job, 0).stem}\.npz"):
+            runner(job, 0)
 
     @pytest.mark.parametrize("shape", [(2**70,), (2**40, 2**40), (2**62,), (10**9, 10**6)])
     @pytest.mark.parametrize("load", [data.load, data.load_table])
@@ -179,7 +173,7 @@ class TestData:
         sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), substitute="digits"))
         fedleak_runs.unavailable.cache_clear()
         assert set(sizes.specs.values()) == {"digits"}
-        plan = next(iter(fedleak.plans("table15", sizes)))
+        plan = next(iter(fedleak.cells("table15", sizes)))
         assert plan.jobs[0].case.data == "digits"
         assert "digits in place of" in plan.note
 

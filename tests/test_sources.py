@@ -14,6 +14,7 @@ from experiments._fedleak.jobs import Job
 from experiments._ledger.studies import study_of
 from experiments._vfl.problem import Case as VerticalCase
 from experiments._vfl.runs import Runs
+from experiments._vfl.tables import CaseJob
 from jaxleak import audit, models
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
@@ -75,15 +76,15 @@ def test_finished_runs_behind_the_ledger_are_bound_to_their_data(studies, paper)
     job = {
         "cafe": Setting("exact", num_samples=8),
         "fedleak": Job("invert", dataclasses.replace(TINY, data=studies.spec)),
-        "vflrecon": (VerticalCase("sensorless"), Runs(("shared",), True)),
+        "vflrecon": CaseJob(VerticalCase("sensorless"), Runs(("shared",), True)),
     }[paper]
     studies.draw(paper, 0)
-    study_of(paper, studies.out).run(job, 0)
-    study_of(paper, studies.out).run(job, 0)
+    study_of(paper, studies.out).runner(job, 0)
+    study_of(paper, studies.out).runner(job, 0)
     assert studies.calls == 1
     studies.draw(paper, 1)
     with pytest.raises(ConfigMismatchError, match="results on other contents of the data"):
-        study_of(paper, studies.out).run(job, 0)
+        study_of(paper, studies.out).runner(job, 0)
 
 
 def test_given_weights_and_payloads_are_told_apart(tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ import pytest
 
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl.cell import validated
-from experiments._vfl.cells import cells
+from experiments._vfl.cells import readings
 from experiments._vfl.problem import ADVERSARY, Case, vertical_problem
 from experiments._vfl.runs import Runs
-from experiments._vfl.tables import cost
+from experiments._vfl.tables import seconds
 from experiments._vfl.truth import Truth
 from jaxleak import attacks, audit, defenses, models
 from jaxleak._base import Batch, Observation, PartyRecord
@@ -175,12 +175,12 @@ def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
 
 
 def test_validated_rows_stand_beside_the_plain_ones():
-    listed = {cell.id: cell for cell in cells("fig3", Case("sensorless"))}
+    listed = {cell.id: cell for cell in readings("fig3", Case("sensorless"))}
     cell = listed["fig3/adult#validated"]
     assert cell.case == validated(listed["fig3/adult"].case)
     assert (cell.case.select, cell.case.shadow_runs) == ("validation", 6)
     runs = Runs(("shared",), features=False)
-    assert cost(cell.case, runs) > 2 * cost(listed["fig3/adult"].case, runs)
+    assert seconds(cell.case, runs) > 2 * seconds(listed["fig3/adult"].case, runs)
 
 
 def test_what_experiments_need_is_public():

@@ -11,12 +11,12 @@ from experiments._rows import require_runs
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl import tables as vfl_tables
-from experiments._vfl.cell import Cell
-from experiments._vfl.cells import TABLES, cells
+from experiments._vfl.cell import Reading
+from experiments._vfl.cells import TABLES, readings
 from experiments._vfl.figures import draw
 from experiments._vfl.problem import Case
 from experiments._vfl.runs import Runs
-from experiments._vfl.tables import cost, plan, run_cells, show
+from experiments._vfl.tables import plan, run_readings, seconds, show
 from experiments._vfl.truth import correlations
 from jaxleak.study import RunFolder
 
@@ -26,7 +26,7 @@ TINY = Case("breast_cancer", shadow_records=48, victim_records=48, network_epoch
 
 @pytest.mark.parametrize("table", ["table3", "table4", "table5", "table6", "fig3", "fig5", "fig6"])
 def test_no_printed_number_is_dropped(table):
-    listed = {cell.id: cell for cell in cells(table, BASE)}
+    listed = {cell.id: cell for cell in readings(table, BASE)}
     printed = [
         entry
         for name, content in _paper.tables("vflrecon").items()
@@ -41,11 +41,11 @@ def test_no_printed_number_is_dropped(table):
 
 
 def test_cells_ask_for_what_they_are_called():
-    by_id = {cell.id: cell for table in TABLES for cell in cells(table, BASE)}
-    assert len(by_id) == sum(len(cells(table, BASE)) for table in TABLES)
+    by_id = {cell.id: cell for table in TABLES for cell in readings(table, BASE)}
+    assert len(by_id) == sum(len(readings(table, BASE)) for table in TABLES)
     four = by_id["table4-participants-label/enc/4"]
     assert (four.case.parties, four.case.cipher, four.metric, four.factor) == (4, "ckks", "label_accuracy_shared", 100)
-    (algebra,) = [c for c in cells("table4", dataclasses.replace(BASE, cipher="plain")) if c.id == four.id]
+    (algebra,) = [c for c in readings("table4", dataclasses.replace(BASE, cipher="plain")) if c.id == four.id]
     assert algebra.case.cipher == "plain"
     assert by_id["fig7/label_accuracy/0.75"].case.cipher == by_id["fig8/feature_mse/128"].case.cipher == "ckks"
     assert by_id["fig7/label_accuracy/0.5"].case.cipher == by_id["fig8/feature_mse/64"].case.cipher == "none"
@@ -61,20 +61,20 @@ def test_cells_ask_for_what_they_are_called():
     assert (private.case.data, private.case.defense, private.case.strength) == ("criteo", "dp_sgd", 100.0)
     assert private.metric == "task_accuracy_change"
     assert by_id["table3/li/celeba"].missing == "no data: CelebA"
-    ciphers = {cell.case.cipher for cell in cells("encryption", BASE)}
+    ciphers = {cell.case.cipher for cell in readings("encryption", BASE)}
     assert ciphers == {"none", "plain", "ckks"}
-    real = {cell.case.cipher for cell in cells("table4", dataclasses.replace(BASE, cipher="ckks"))}
+    real = {cell.case.cipher for cell in readings("table4", dataclasses.replace(BASE, cipher="ckks"))}
     assert real == {"none", "ckks"}
 
 
 def test_cases_run_what_any_of_their_cells_needs():
-    attacked = Cell("a", TINY, "label_accuracy_shared")
-    runs = plan([attacked, Cell("b", TINY, "feature_mse_shared"), Cell("c", TINY, "task_accuracy")], ("shared",))
+    attacked = Reading("a", TINY, "label_accuracy_shared")
+    runs = plan([attacked, Reading("b", TINY, "feature_mse_shared"), Reading("c", TINY, "task_accuracy")], ("shared",))
     assert runs == {TINY: Runs(("shared",), True, True)}
-    only_task = plan([Cell("c", TINY, "task_accuracy_change")], ("shared",))[TINY]
+    only_task = plan([Reading("c", TINY, "task_accuracy_change")], ("shared",))[TINY]
     assert only_task == Runs((), False, True)
-    assert cost(TINY, only_task) < cost(TINY, plan([attacked], ("shared",))[TINY])
-    assert plan([Cell("d", TINY, "label_accuracy_li_norm")], ("shared",))[TINY].comparisons
+    assert seconds(TINY, only_task) < seconds(TINY, plan([attacked], ("shared",))[TINY])
+    assert plan([Reading("d", TINY, "label_accuracy_li_norm")], ("shared",))[TINY].comparisons
     assert plan([dataclasses.replace(attacked, missing="no data")], ("shared",)) == {}
 
 
@@ -90,23 +90,22 @@ def counted(monkeypatch):
     return calls
 
 
-def _run(tmp_path, cells, **options):
+def _run(tmp_path, wanted, **options):
     folder = RunFolder(tmp_path, "vflrecon", {}, fresh=False)
     options = {"seeds": (0, 1), "budget": 60.0, "shadow_init": ("shared",), **options}
-    return run_cells(cells, folder, **options)[0]
+    return run_readings(wanted, folder, **options)[0]
 
 
 def test_rows_hold_paper_ours_difference_and_spread_and_runs_resume(tmp_path, counted, capsys):
     wanted = [
-        Cell("t/one", TINY, "label_accuracy_shared", 50.0, "%"),
-        Cell("t/two", TINY, "label_accuracy_free", None, "%"),
-        Cell("t/three", dataclasses.replace(TINY, data="nowhere"), "label_accuracy_shared", 1.0, "%"),
-        Cell("t/four", TINY, "", 9.0, "%", missing="no data: CelebA"),
+        Reading("t/one", TINY, "label_accuracy_shared", 50.0, "%"),
+        Reading("t/two", TINY, "label_accuracy_free", None, "%"),
+        Reading("t/three", dataclasses.replace(TINY, data="nowhere"), "label_accuracy_shared", 1.0, "%"),
+        Reading("t/four", TINY, "", 9.0, "%", missing="no data: CelebA"),
     ]
     one, two, three, four = _run(tmp_path, wanted)
-    assert (one["ours"], one["difference"], one["spread"], one["free"]) == pytest.approx((55.0, 5.0, 5.0, 100.0))
+    assert (one["ours"], one["spread"], one["free"]) == pytest.approx((55.0, 5.0, 100.0))
     assert two["ours"] == 100
-    assert "difference" not in two
     assert three["ours"] is None
     assert "nowhere" in three["not_run"]
     assert four["not_run"] == "no data: CelebA"
@@ -120,8 +119,8 @@ def test_rows_hold_paper_ours_difference_and_spread_and_runs_resume(tmp_path, co
 
 
 def test_what_does_not_fit_the_budget_is_listed(tmp_path, counted):
-    wanted = [Cell("t/one", TINY, "label_accuracy_shared", 50.0, "%")]
-    (row,) = _run(tmp_path, wanted, budget=cost(TINY, plan(wanted, ("shared",))[TINY]) / 60)  # for one seed of two
+    wanted = [Reading("t/one", TINY, "label_accuracy_shared", 50.0, "%")]
+    (row,) = _run(tmp_path, wanted, budget=seconds(TINY, plan(wanted, ("shared",))[TINY]) / 60)  # for one seed of two
     assert row["ours"] is None
     assert row["not_run"].startswith("beyond the budget")
     assert counted == []

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import basin, cafe_scale, cafe_tables, defenses, fedleak, homotopy, invert, vflrecon
 from experiments._cafe import runs as cafe_runs
-from experiments._defenses.utility import Utility
+from experiments._defenses.utility import Utilities
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
 from experiments._vfl import problem as vfl_problem
@@ -206,7 +206,7 @@ def studies(monkeypatch, tmp_path):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
     for module in (vfl_study, vfl_tables):
         monkeypatch.setattr(module, "run_case", found.run_case)
-    monkeypatch.setattr(Utility, "_train", lambda _, case, seed: found.train(case, seed))
+    monkeypatch.setattr(Utilities, "_train", lambda _, job, seed: found.train(job.case, seed))
     monkeypatch.setattr(basin, "distances", found.distances)
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
     for module in (cafe_exact, cafe_descent):

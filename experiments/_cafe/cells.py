@@ -1,12 +1,10 @@
 """What has to run for a cell of the CAFE tables, and about how long that takes on two CPU cores.
 
-Cells that come from the same run (one curve read at several iterations, say) share it. Finished runs are kept in the
-run folder, so that a killed command does not run them again.
+Cells that come from the same run (one curve read at several iterations, say) share it.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -14,9 +12,9 @@ import numpy as np
 
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe.runs import NestedTables, Setting
+from experiments._cells import Cell, Results, score
+from experiments._runner import Cost, Result
 from jaxleak import data
-from jaxleak.study import digest
-from jaxleak.study.files import Stored, read_json, read_npz, write_json, write_npz
 from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
 from jaxleak.study.sources import Arrays, drawn
 
@@ -40,83 +38,54 @@ STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0
 ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
 
 
-@dataclass
-class Cell:
-    """A cell that can be run: its setting, and how its number is read off the run's results."""
-
-    id: str
-    paper: float | None  # None: a figure's, without a printed number
-    unit: str
-    setting: Setting
-    read: Callable[[dict[str, Any]], float]
-    note: str = ""
+#: Curves (points, iteration and values), and the first images: `index` (I,), `truth` and `estimate` (I, H, W, C).
+ARRAYS = ("curve", "f_history", "index", "truth", "estimate")
 
 
-class Runner:
-    """Runs settings, each once, and remembers them, in memory and in a folder."""
+class CafeJobs:
+    """Settings as jobs: every seed of one runs with that seed in place of its own."""
 
-    def __init__(self, specs: dict[str, str], folder: Path, *, fresh: bool):
-        """Results go to `folder`.
+    def __init__(self, specs: Mapping[str, str]):
+        """`specs` has a data specification by dataset name."""
+        self.specs = specs
+        self._tables: dict[Setting, NestedTables] = {}  # V and H by what they depend on
 
-        Args:
-            specs: data specification by dataset name.
-            folder: of this runner alone.
-            fresh: forget the results that are there.
-        """
-        self.specs, self.folder = specs, folder
-        self.tables: dict[Setting, Any] = {}  # V and H by what they depend on
-        self.results: dict[Setting, dict[str, Any]] = {}  # of all settings asked for in this sitting
-        folder.mkdir(exist_ok=True)
-        if fresh:
-            for file in (*folder.glob("*.json"), *folder.glob("*.npz")):
-                file.unlink()
+    def identity(self, setting: Setting, seed: int) -> dict[str, Any]:
+        """The setting and its data."""
+        return asdict(replace(setting, seed=seed)) | {"data": self.specs[setting.dataset]}
 
-    def done(self, setting: Setting) -> bool:
-        """Whether the results are at hand."""
-        return setting in self.results or self._path(setting).exists()
+    def sources(self, setting: Setting, seed: int) -> Arrays:
+        """The private and held-out samples that the results come from."""
+        return drawn(self.specs[setting.dataset], setting.num_samples + _held_out(setting), seed)
 
-    def __call__(self, setting: Setting) -> dict[str, Any]:
-        """Results of `setting`, at least `psnr`."""
-        if setting not in self.results:
-            path = self._path(setting)
-            if path.exists():
-                stored = read_json(path, lambda content: dict(_numbers(content["results"])))
-                self.results[setting] = Stored(path, stored)
-            else:
-                results = self._run(setting)
-                if (drawn_images := results.pop(cafe_runs.PICTURE_KEY, None)) is not None:
-                    write_npz(path.with_suffix(".npz"), drawn_images)
-                self.results[setting] = results
-                write_json(path, {"setting": asdict(setting), "results": results})
-        return self.results[setting]
+    def require(self, setting: Setting, seed: int) -> None:
+        """Nothing is known before the problem is built."""
 
-    def pictures(self, setting: Setting) -> dict[str, np.ndarray] | None:
-        """The first images of a finished run: `index` (I,), `truth` and `estimate` (I, H, W, C); None without any."""
-        path = self._path(setting).with_suffix(".npz")
-        return read_npz(path) if path.exists() else None
+    def cost(self, setting: Setting) -> Cost:
+        """As `seconds` says."""
+        return Cost(seconds(setting))
 
-    def sources(self, setting: Setting) -> Arrays:
-        """The private and held-out samples that a setting's results come from."""
-        return drawn(self.specs[setting.dataset], setting.num_samples + _held_out(setting), setting.seed)
-
-    def _path(self, setting: Setting) -> Path:
-        return self.folder / f"{digest(asdict(setting) | {'data': self.specs[setting.dataset]})}.json"
-
-    def _run(self, setting: Setting) -> dict[str, Any]:
+    def run(self, setting: Setting, seed: int) -> Result:
+        """Scores have `psnr`, but for a training; arrays are those of `ARRAYS` that the kind of setting has."""
+        setting = replace(setting, seed=seed)
         problem = self._problem(setting)
         if setting.kind == "descent":
-            return cafe_runs.descent(setting, problem, self._tables(setting, problem))
-        run = {"exact": cafe_runs.exact, "single": cafe_runs.single, "training": cafe_runs.training}[setting.kind]
-        return run(setting, problem)
+            found = cafe_runs.descent(setting, problem, self._nested(setting, problem))
+        else:
+            run = {"exact": cafe_runs.exact, "single": cafe_runs.single, "training": cafe_runs.training}[setting.kind]
+            found = run(setting, problem)
+        found |= found.pop(cafe_runs.PICTURE_KEY, {})
+        arrays = {name: np.asarray(found.pop(name)) for name in ARRAYS if name in found}
+        return Result(found, arrays)
 
-    def _tables(self, setting: Setting, problem: Problem) -> NestedTables | None:
+    def _nested(self, setting: Setting, problem: Problem) -> NestedTables | None:
         if setting.method not in ("cafe", "cafe-cosine") or dict(setting.overrides).get("gamma") == 0.0:
             return None  # nothing reads H
         # Steps I and II do not depend on what Step III does afterwards.
         same = replace(setting, method="cafe", overrides=(), iterations=0)
-        if same not in self.tables:
-            self.tables[same] = cafe_runs.nested_tables(setting, problem)
-        return self.tables[same]
+        if same not in self._tables:
+            self._tables[same] = cafe_runs.nested_tables(setting, problem)
+        return self._tables[same]
 
     def _problem(self, setting: Setting) -> Problem:
         key = jax.random.key(setting.seed)
@@ -134,20 +103,29 @@ class Runner:
         )
 
 
+def cell_of(
+    identifier: str,
+    paper: float | None,
+    unit: str,
+    setting: Setting,
+    read: Callable[[Results], float],
+    note: str = "",
+) -> Cell:
+    """A cell that runs one setting."""
+    return Cell(identifier, paper, unit, (setting,), read, note)
+
+
+def setting_of(cell: Cell) -> Setting:
+    """What a cell of the CAFE tables runs, which is one setting."""
+    setting: Setting = cell.jobs[0]
+    return setting
+
+
 def _held_out(setting: Setting) -> int:
     return 100 if setting.kind == "training" and not setting.workers else 0
 
 
-def _numbers(stored: Any) -> Any:
-    # JSON has no NaN, so the harness stores it as text.
-    if isinstance(stored, dict):
-        return {name: _numbers(value) for name, value in stored.items()}
-    if isinstance(stored, list):
-        return [_numbers(value) for value in stored]
-    return float(stored) if isinstance(stored, str) else stored
-
-
-def cost(setting: Setting) -> float:
+def seconds(setting: Setting) -> float:
     """Estimated seconds of a setting on two CPU cores."""
     if setting.kind == "exact":
         informed, share = 0.0, setting.num_samples / 200
@@ -175,30 +153,24 @@ def available(spec: str) -> str | None:
     return None
 
 
-def at_iteration(iteration: int, column: int) -> Callable[[dict[str, Any]], float]:
+def at_iteration(iteration: int, column: int) -> Callable[[Results], float]:
     """Read a run's curve at the last point not after `iteration`."""
 
-    def read(results: dict[str, Any]) -> float:
-        return [point for point in results["curve"] if point[0] <= iteration][-1][column]
+    def read(results: Results) -> float:
+        return float([point for point in results[0].arrays["curve"] if point[0] <= iteration][-1][column])
 
     return read
 
 
-def iterations_to(threshold: float) -> Callable[[dict[str, Any]], float]:
+def iterations_to(threshold: float) -> Callable[[Results], float]:
     """First recorded iteration at which the truth-side PSNR reaches `threshold`; NaN if it never does."""
 
-    def read(results: dict[str, Any]) -> float:
-        reached = [iteration for iteration, psnr in results["curve"] if psnr >= threshold]
+    def read(results: Results) -> float:
+        reached = [iteration for iteration, value in results[0].arrays["curve"] if value >= threshold]
         return float(reached[0]) if reached else float("nan")
 
     return read
 
 
-def psnr(results: dict[str, Any]) -> float:
-    """The final mean PSNR."""
-    return results["psnr"]
-
-
-def with_seed(setting: Setting, seed: int) -> Setting:
-    """The same setting with another seed."""
-    return replace(setting, seed=seed)
+#: The final mean PSNR.
+psnr = score("psnr")

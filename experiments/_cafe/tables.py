@@ -1,12 +1,13 @@
 """Which run gives the number of a printed cell, for the tables of both CAFE papers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments import _paper
-from experiments._cafe.cells import DATASETS, Cell, at_iteration, iterations_to, psnr
+from experiments._cafe.cells import DATASETS, at_iteration, cell_of, iterations_to, psnr, setting_of
 from experiments._cafe.runs import CAP, FAKE, KNOWLEDGE, THRESHOLDS, Setting, cap
+from experiments._cells import Cell, Results
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
 #: The faces of the running text and of Figure 8.
@@ -71,8 +72,9 @@ def cells(names: Iterable[str], options: Options) -> Iterator[Cell]:
         for table in printed:
             for printed_cell in neurips[table]["cell"]:
                 for cell in _neurips_cells(options, table, printed_cell):
-                    size = min(options.num_samples, SAMPLES_AT_MOST.get(cell.setting.dataset, options.num_samples))
-                    yield replace(cell, setting=replace(cell.setting, num_samples=size))
+                    setting = setting_of(cell)
+                    size = min(options.num_samples, SAMPLES_AT_MOST.get(setting.dataset, options.num_samples))
+                    yield replace(cell, jobs=(replace(setting, num_samples=size),))
 
 
 def _frozen(options: Options, **fields: Any) -> Setting:
@@ -102,36 +104,36 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
         setting = (
             _frozen(options, dataset=dataset) if method == "cafe" else _descent(options, dataset=dataset, method=method)
         )
-        yield Cell(*base, setting, psnr, "" if setting.kind == "exact" else reduced)
+        yield cell_of(*base, setting, psnr, "" if setting.kind == "exact" else reduced)
     elif table == "table3":
-        yield Cell(*base, _frozen(options, dataset=dataset, batch_size=cell["batch_size"]), psnr)
+        yield cell_of(*base, _frozen(options, dataset=dataset, batch_size=cell["batch_size"]), psnr)
     elif table == "table4":
         overrides = tuple((name, 0.0) for name in ABLATIONS[cell["id"].split("/")[1]])
-        yield Cell(*base, _descent(options, dataset=dataset, overrides=overrides), psnr, reduced)
+        yield cell_of(*base, _descent(options, dataset=dataset, overrides=overrides), psnr, reduced)
     elif table == "table5":
         single = cell["id"].split("/")[1] == "single"
         if single:
             setting = Setting("single", dataset=dataset, iterations=_capped(options, dataset))
-            yield Cell(*base, setting, iterations_to(STOP_DB[dataset]), "NaN: not reached in the iterations run")
+            yield cell_of(*base, setting, iterations_to(STOP_DB[dataset]), "NaN: not reached in the iterations run")
             # Section 4.2 has thresholds for passing on, of which Algorithm 4 says nothing.
             switching = replace(setting, switch=True)
             note = "one step per iteration, passing on by thresholds; NaN: not reached"
-            yield Cell(f"{cell['id']}#switching", *base[1:], switching, iterations_to(STOP_DB[dataset]), note)
+            yield cell_of(f"{cell['id']}#switching", *base[1:], switching, iterations_to(STOP_DB[dataset]), note)
         elif cell["id"].split("/")[2] == "step3":
-            yield Cell(
+            yield cell_of(
                 *base, _descent(options, dataset=dataset), iterations_to(STOP_DB[dataset]), "Step III of nested loops"
             )
         else:
             step = int(cell["id"].split("/")[2].removeprefix("step"))
             read, most = _step_iterations(step, cap(dataset)), f"capped at {cap(dataset)}"
-            yield Cell(*base, _descent(options, dataset=dataset), read, most)
+            yield cell_of(*base, _descent(options, dataset=dataset), read, most)
     elif table == "table6":
         parties = int(cell["id"].split("/")[2].removeprefix("m"))
-        yield Cell(*base, _frozen(options, dataset=dataset, parties=parties), psnr)
+        yield cell_of(*base, _frozen(options, dataset=dataset, parties=parties), psnr)
     elif table == "table7":
         rate = cell["model_learning_rate"]
         setting = Setting("single", dataset=dataset, iterations=options.iterations, model_learning_rate=rate)
-        yield Cell(*base, setting, psnr, f"optimiser not printed: SGD; {reduced}")
+        yield cell_of(*base, setting, psnr, f"optimiser not printed: SGD; {reduced}")
     elif table.startswith("table8"):
         iteration = cell["iterations"]
         adam: dict[str, Any] = {
@@ -141,33 +143,35 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             "iterations": 20_000,
         }
         if table == "table8-psnr":
-            yield Cell(*base, Setting("single", **adam), at_iteration(iteration, 1))
+            yield cell_of(*base, Setting("single", **adam), at_iteration(iteration, 1))
         else:
             column = 1 if table == "table8-loss" else 2
-            yield Cell(*base, Setting("training", **adam), at_iteration(iteration, column))
+            yield cell_of(*base, Setting("training", **adam), at_iteration(iteration, column))
     elif table == "table10":
         rounds = cell["epoch"] * 800 // cell["batch_size"]
         setting = Setting(
             "descent", dataset=dataset, batch_size=cell["batch_size"], iterations=350 * 800 // cell["batch_size"]
         )
-        yield Cell(*base, setting, at_iteration(rounds, 1))
+        yield cell_of(*base, setting, at_iteration(rounds, 1))
     elif table == "text-yale":
         size = SAMPLES_AT_MOST["yale32"]
-        yield Cell(*base, _frozen(options, dataset=dataset), psnr, f"{size} of 165 faces; iterations are not printed")
+        yield cell_of(
+            *base, _frozen(options, dataset=dataset), psnr, f"{size} of 165 faces; iterations are not printed"
+        )
     elif table == "table11":
         yield from _table11(options, cell, base)
     elif table == "text-fake-gradients":
         engine = "exact engine" if options.solver == "exact" else reduced
         note = f"{options.num_samples} images, pool of 1 instead of 1000; {engine}, nothing left out"
         if cell["defense"] == "none":
-            yield Cell(*base, _frozen(options, dataset="cifar10"), psnr)
+            yield cell_of(*base, _frozen(options, dataset="cifar10"), psnr)
         else:
             for reading in FAKE:
                 setting = _frozen(options, dataset="cifar10", defense=reading)
-                yield Cell(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
+                yield cell_of(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
                 if reading in KNOWLEDGE and options.solver == "exact":  # the descent has no attacker who knows
                     known = replace(setting, adaptive=True)
-                    yield Cell(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
+                    yield cell_of(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
 
 
 def _figure7(options: Options) -> Iterator[Cell]:
@@ -178,7 +182,7 @@ def _figure7(options: Options) -> Iterator[Cell]:
         for defense in ("none", "fake-capped"):
             setting = replace(_training(options, defense), dataset=dataset, num_samples=options.num_samples)
             read = at_iteration(options.iterations, 1)
-            yield Cell(f"fig7/{dataset}/{defense}", None, "loss", setting, read, "quarter of the channels")
+            yield cell_of(f"fig7/{dataset}/{defense}", None, "loss", setting, read, "quarter of the channels")
 
 
 def _training(options: Options, defense: str) -> Setting:
@@ -205,7 +209,7 @@ def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str
         note = "quarter of the channels; delta 1e-5" if row.startswith("dp") else "quarter of the channels"
         if cell["iterations"] <= options.iterations:
             read = at_iteration(cell["iterations"], 1)
-            yield Cell(base[0] + suffix, base[1], base[2], _training(options, defense), read, note)
+            yield cell_of(base[0] + suffix, base[1], base[2], _training(options, defense), read, note)
 
 
 def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
@@ -238,14 +242,14 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
             setting = Setting("descent", method=method, iterations=10 * options.iterations, **fields)
         else:
             setting = _iclr_descent(options, iterations=10 * options.iterations, **fields)
-        return Cell(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total, note)
+        return cell_of(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total, note)
     if method != "cafe":
         setting = _descent(options, method=method, **fields)
     elif options.solver == "exact":
         setting = _frozen(options, **fields)
     else:
         setting = _iclr_descent(options, iterations=options.iterations, **fields)
-    return Cell(identifier, cell["value"], cell["unit"], setting, psnr)
+    return cell_of(identifier, cell["value"], cell["unit"], setting, psnr)
 
 
 def _iclr_descent(options: Options, **fields: Any) -> Setting:
@@ -255,9 +259,9 @@ def _iclr_descent(options: Options, **fields: Any) -> Setting:
     return Setting("single", method="cafe-iclr", overrides=overrides, **fields)
 
 
-def _step_iterations(step: int, most: int) -> Any:
-    def read(results: dict[str, Any]) -> float:
-        history = results["f_history"]
+def _step_iterations(step: int, most: int) -> Callable[[Results], float]:
+    def read(results: Results) -> float:
+        history = results[0].arrays["f_history"]
         begin = 0 if step == 1 else most
         reached = [
             point[0] - begin

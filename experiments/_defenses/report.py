@@ -9,8 +9,8 @@ from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import Runner
 from experiments._rows import console, grouped, print_grouped
+from experiments._runner import Runner
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder, plots, reports, sheets
 from jaxleak.study.files import write_text
@@ -137,10 +137,10 @@ def _reconstructions(folder: RunFolder, runner: Runner, jobs: dict[str, Job], se
             continue
         result = runner(job, seed)
         # Batches of other sizes draw other images, which a common sheet cannot compare.
-        if rows and result.images["truth"].shape != rows["truth"].shape:
+        if rows and result.arrays["truth"].shape != rows["truth"].shape:
             continue
-        rows.setdefault("truth", result.images["truth"])
-        rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.images["estimate"]
+        rows.setdefault("truth", result.arrays["truth"])
+        rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.arrays["estimate"]
     return rows
 
 

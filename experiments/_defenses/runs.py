@@ -1,33 +1,27 @@
 """Runs the points of a study within a budget: training with the defense, and the attack without and with knowing it."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from experiments._cells import Budget
 from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import Point
-from experiments._defenses.utility import Utility
+from experiments._defenses.utility import Utilities, utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import Runner, unavailable
-from experiments._rows import BEYOND_BUDGET, NO_DATA
+from experiments._fedleak.runs import unavailable
+from experiments._rows import NO_DATA
+from experiments._runner import Runner
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder
 from jaxleak.study.updates import Case, check, require_memory_of_update
 
-#: Seconds of a training before one has been measured.
-_TRAINING = 20.0
 #: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
 SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
-
-
-@dataclass
-class Budget:
-    """Seconds that are left, for all studies of a command."""
-
-    left: float
 
 
 def attack_job(case: Case, federation: Federation) -> Job:
@@ -47,7 +41,7 @@ def run_points(
     points: Sequence[Point],
     folder: RunFolder,
     runner: Runner,
-    utility: Utility,
+    utilities: Utilities,
     *,
     seeds: tuple[int, ...],
     budget: Budget,
@@ -58,8 +52,8 @@ def run_points(
     Args:
         points: in the order in which they get the budget.
         folder: told of every row.
-        runner: of the attacks.
-        utility: of the trainings.
+        runner: of the attacks and utilities.
+        utilities: says what the trainings are of.
         seeds: each changes data, weights, batch, noise and start together.
         budget: is charged with what was needed.
         adaptive: defenses that are also attacked by who knows them; None takes all.
@@ -76,38 +70,31 @@ def run_points(
             "attacked_round": point.case.attacked_round,
         }
         rows.append(row)
-        jobs = jobs_of(point, utility.federation, adaptive)
-        why = unavailable(point.case.data)
-        need = 0.0 if why else _cost(point, jobs, runner, utility, seeds)
-        if why or need > max(budget.left, 0.0):
-            row["not_run"] = NO_DATA + why if why else f"{BEYOND_BUDGET}: about {need / 60:.1f} minutes"
+        if why := unavailable(point.case.data):
+            row["not_run"] = NO_DATA + why
             continue
-        before = sum(folder.seconds.values())
-        try:
-            with folder.phase(point.curve.replace("/", "-")):
-                for seed in seeds:
-                    folder.sources.bind(utility.federation.sources(point.case.data, seed))
-                row |= _measure(point, jobs, runner, utility, seeds)
-        except (ValueError, FloatingPointError, MemoryError) as error:
-            row["not_run"] = str(error)
-        budget.left -= sum(folder.seconds.values()) - before
-        _add_change(rows)
-        folder.log(**row)
+        jobs = jobs_of(point, utilities.federation, adaptive)
+        need = runner.cost([utility_of(point.case), *jobs.values()], seeds)
+        phase = point.curve.replace("/", "-")
+        measure = functools.partial(_measure, point, jobs, runner, utilities, seeds, rows)
+        budget.fill(row, folder, phase, need, measure)
     return rows
 
 
-def _cost(point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]) -> float:
-    trainings = sum(not utility.path(point.case, seed).exists() for seed in seeds)
-    return trainings * (utility.slowest or _TRAINING) + sum(runner.cost(job, seeds) for job in jobs.values())
-
-
 def _measure(
-    point: Point, jobs: dict[str, Job], runner: Runner, utility: Utility, seeds: tuple[int, ...]
+    point: Point,
+    jobs: dict[str, Job],
+    runner: Runner,
+    utilities: Utilities,
+    seeds: tuple[int, ...],
+    rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
+    """What the last one of the rows gets."""
     check(point.case)
     require_memory_of_update(point.case)
-    row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", _accuracies(point, utility, seeds))}
-    row["bits_per_entry"] = utility.bits_per_entry(point.case)
+    accuracies = [runner(utility_of(point.case), seed).scores["test_accuracy"] for seed in seeds]
+    row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", accuracies)}
+    row["bits_per_entry"] = utilities.bits_per_entry(point.case)
     row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
     for suffix, job in jobs.items():
         scores = [runner(job, seed).scores for seed in seeds]
@@ -118,7 +105,7 @@ def _measure(
     # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
     row |= _statistics("leak", max(leaks, key=np.mean))
     if point.case.defense is not None and CLIENT_DEFENSES[point.case.defense].private:
-        f = utility.federation
+        f = utilities.federation
         try:
             row["true_epsilon"] = true_epsilon(
                 point.case.defense,
@@ -134,26 +121,23 @@ def _measure(
         | {"ours": row["accuracy" if metric == "test_accuracy" else "leak"]}
         for name, metric, relation, value in point.paper
     ]
-    return row
-
-
-def _accuracies(point: Point, utility: Utility, seeds: tuple[int, ...]) -> list[float]:
-    return [utility(point.case, seed)["test_accuracy"] for seed in seeds]
+    return row | _change(rows, {**rows[-1], **row})
 
 
 def _statistics(name: str, values: list[float]) -> dict[str, Any]:
     return {name: float(np.mean(values)), f"{name}_spread": float(np.std(values)), f"{name}_values": values}
 
 
-def _add_change(rows: list[dict[str, Any]]) -> None:
-    """Put the newest row's accuracy and leak beside those of the undefended run with the same local steps.
+def _change(rows: list[dict[str, Any]], new: dict[str, Any]) -> dict[str, Any]:
+    """The new row's accuracy and leak against those of the undefended run with the same local steps.
 
     Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
     """
-    new = rows[-1]
-    for row in rows:
+    change: dict[str, Any] = {}
+    for row in [*rows, new]:
         plain = row["defense"] is None and row["clients"] == 1 and row["local_steps"] == new["local_steps"]
-        if plain and "accuracy" in row and "accuracy" in new:
+        if plain and "accuracy" in row:
             for name in ("accuracy", "leak"):
                 pairs = zip(new[f"{name}_values"], row[f"{name}_values"], strict=True)
-                new |= _statistics(f"{name}_change", [own - without for own, without in pairs])
+                change |= _statistics(f"{name}_change", [own - without for own, without in pairs])
+    return change

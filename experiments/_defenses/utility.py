@@ -1,75 +1,88 @@
 """What a defense costs: the same federation, trained with it and without, scored on held-out samples."""
 
 import functools
-import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from experiments._fedleak.federation import Federation
+from experiments._runner import Cost, Result
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.study import digest
-from jaxleak.study.files import naming, read_numbers, write_json
+from jaxleak.study.files import naming
+from jaxleak.study.sources import Arrays
 from jaxleak.study.updates import Case, build_model, defense_of
 
+#: Seconds of a training at one local step on two CPU cores, a rough guess.
+_SECONDS = 20.0
 
+
+@dataclass(frozen=True)
 class Utility:
-    """Trains each (case, seed) once and keeps its accuracies in a folder."""
+    """A job: the accuracies of the federation that trains with a case's defense; `utility_of` makes it."""
 
-    def __init__(self, folder: Path, federation: Federation, *, fresh: bool):
-        """Results go to `folder`; `fresh` forgets those that are there."""
-        self.folder, self.federation = folder, federation
-        self.slowest = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            for file in folder.glob("*.json"):
-                file.unlink()
+    case: Case
 
-    def path(self, case: Case, seed: int) -> Path:
-        """The file of a result."""
-        case = _trained_as(case)
-        names = ("model", "activation", "width", "init", "data", "local_steps", "batch_norm", "defense", "strength")
-        of_case = {name: getattr(case, name) for name in names}
-        return self.folder / f"{digest(of_case | asdict(self.federation) | {'seed': seed})}.json"
 
-    def weights_path(self, case: Case, seed: int) -> Path:
-        """The file of the global model before the case's attacked round."""
-        return self.path(case, seed).with_suffix(f".round{case.attacked_round}.safetensors")
+def utility_of(case: Case) -> Utility:
+    """The training behind a case: equal ones are one job, whatever else the cases attack.
 
-    def __call__(self, case: Case, seed: int) -> dict[str, float]:
-        """`test_accuracy` and `train_accuracy` in [0, 1]; NaN, and `diverged` 1, where the weights became infinite.
+    No model changes by what only hides entries from the server, or by noise that cancels over the clients, as the
+    server takes nothing but their mean.
+    """
+    if case.defense is not None:
+        place = defenses.client_defense(case.defense, case.strength).place
+        if place in ("server_view", "client_payloads"):
+            case = replace(case, defense=None, strength=0.0)
+    names = ("model", "activation", "width", "init", "data", "local_steps", "batch_norm", "attacked_round")
+    return Utility(Case(**{name: getattr(case, name) for name in (*names, "defense", "strength")}))
 
-        Samples are disjoint from each other: the first `samples` of the data are the clients', the next the test's.
 
-        Raises:
-            ValueError: if the data have too few samples, or the training ends before the case's attacked round.
-        """
-        _validate.in_range(0, self.federation.rounds, attacked_round=case.attacked_round)
-        path = self.path(case, seed)
-        scores = read_numbers(path) if path.exists() else {}
-        stored = not case.attacked_round or self.weights_path(case, seed).exists()
-        if not scores or not (stored or scores["diverged"]):
-            begin = time.perf_counter()
-            scores = self._train(_trained_as(case), seed)
-            self.slowest = max(self.slowest, time.perf_counter() - begin)
-            write_json(path, scores)
-        return scores
+class Utilities:
+    """The trainings of one federation. Scores are `test_accuracy` and `train_accuracy` in [0, 1].
 
-    def variables(self, case: Case, seed: int) -> PyTree:
-        """The global model before the case's attacked round of this training, which trains if need be.
+    Where the weights became infinite both are NaN, and `diverged` is 1. Samples are disjoint from each other: the first
+    `samples` of the data are the clients', the next the test's.
+    """
+
+    def __init__(self, federation: Federation, folder: Path):
+        """Weights of attacked rounds go to `folder`."""
+        self.federation, self.folder = federation, folder
+
+    def identity(self, job: Utility, seed: int) -> dict[str, Any]:
+        """The case and the federation."""
+        return {"case": asdict(job.case), "federation": asdict(self.federation), "seed": seed}
+
+    def sources(self, job: Utility, seed: int) -> Arrays:
+        """The samples of clients and test."""
+        return self.federation.sources(job.case.data, seed)
+
+    def require(self, job: Utility, seed: int) -> None:
+        """Refuse to attack a round that the training does not reach."""
+        _validate.in_range(0, self.federation.rounds, attacked_round=job.case.attacked_round)
+
+    def cost(self, job: Utility) -> Cost:
+        """A guess: what a training of 200 rounds takes."""
+        return Cost(_SECONDS * job.case.local_steps)
+
+    def variables(self, job: Utility, seed: int) -> PyTree:
+        """The global model before the attacked round of a finished training.
 
         Raises:
             FloatingPointError: if its weights were not finite by then.
         """
-        self(case, seed)
-        path = self.weights_path(case, seed)
+        path = self._weights_path(job, seed)
         if not path.exists():
-            raise FloatingPointError(f"training with seed {seed} diverged before round {case.attacked_round}")
-        model, _ = self._model(case, seed)
+            raise FloatingPointError(f"training with seed {seed} diverged before round {job.case.attacked_round}")
+        model, _ = self._model(job.case, seed)
         return models.load_weights(path, jax.eval_shape(model.init, jax.random.key(0)))
+
+    def _weights_path(self, job: Utility, seed: int) -> Path:
+        return self.folder / f"{digest(self.identity(job, seed))}.safetensors"
 
     def bits_per_entry(self, case: Case) -> float:
         """What an upload takes on the wire, in bits per entry of the model; 32 without a defense."""
@@ -83,8 +96,12 @@ class Utility:
         dataset = data.load(case.data, f.samples + f.test_samples, seed)
         return build_model(case, dataset.x.shape[1:], len(dataset.classes)), dataset
 
-    def _train(self, case: Case, seed: int) -> dict[str, float]:
-        f = self.federation
+    def run(self, job: Utility, seed: int) -> Result:
+        """Train."""
+        return Result(self._train(job, seed), {})
+
+    def _train(self, job: Utility, seed: int) -> dict[str, float]:
+        f, case = self.federation, job.case
         model, dataset = self._model(case, seed)
         x, y = jnp.asarray(dataset.x), jnp.asarray(dataset.y, jnp.int32)
         parts = data.partition_clients("iid", seed, dataset.x[: f.samples], dataset.y[: f.samples], f.clients)
@@ -103,8 +120,10 @@ class Utility:
         try:
             state = run(federation.init(key), private, case.attacked_round)
             if case.attacked_round:
-                with naming(self.weights_path(case, seed)):
-                    models.save_weights(self.weights_path(case, seed), state.variables)
+                path = self._weights_path(job, seed)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with naming(path):
+                    models.save_weights(path, state.variables)
             state = run(state, private, f.rounds - case.attacked_round)
         except FloatingPointError:
             return {"test_accuracy": float("nan"), "train_accuracy": float("nan"), "diverged": 1.0}
@@ -113,14 +132,3 @@ class Utility:
             "train_accuracy": federation.evaluate(state.variables, x[: f.samples], y[: f.samples]),
             "diverged": 0.0,
         }
-
-
-def _trained_as(case: Case) -> Case:
-    """The case whose training this one's equals: no model changes by what only hides entries from the server.
-
-    The same holds for noise that cancels over the clients, as the server takes nothing but their mean.
-    """
-    if case.defense is None:
-        return case
-    hides_only = defenses.client_defense(case.defense, case.strength).place in ("server_view", "client_payloads")
-    return replace(case, defense=None, strength=0.0) if hides_only else case

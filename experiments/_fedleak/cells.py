@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._fedleak.jobs import DATASETS, Job, Plan, Scores, Sizes
+from experiments._cells import Cell, Results, score
+from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from jaxleak import _validate, metrics
 from jaxleak.study.updates import Case
 
@@ -73,7 +74,7 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(grouped.get(name, name) for name in printed))
 
 
-def plans(table: str, sizes: Sizes) -> Iterator[Plan]:
+def cells(table: str, sizes: Sizes) -> Iterator[Cell]:
     """The cells of one table (or group of tables), in print order.
 
     Raises:
@@ -83,45 +84,45 @@ def plans(table: str, sizes: Sizes) -> Iterator[Plan]:
     printed = _paper.tables("fedleak")
     for name in GROUPS.get(table, (table,)):
         for cell in printed[name]["cell"]:
-            yield _plan(name, printed[name]["setting"], cell, sizes)
+            yield _cell(name, printed[name]["setting"], cell, sizes)
     if table == "fig1":
         yield from _paths(sizes)
     elif table == "table14":
         yield from _label_rules(sizes)
 
 
-def over_rounds(same: Sequence[Plan]) -> Plan:
-    """The mean of one cell over several attacked rounds, given its plan for each of them."""
+def over_rounds(same: Sequence[Cell]) -> Cell:
+    """The mean of one cell over several attacked rounds, given the cell of each of them."""
     first = same[0]
-    if len(same) == 1 or first.reason or all(plan.jobs == first.jobs for plan in same):
+    if len(same) == 1 or first.reason or all(cell.jobs == first.jobs for cell in same):
         return first
     size = len(first.jobs)
 
-    def read(scores: Sequence[Scores]) -> float:
-        own = [scores[size * number : size * (number + 1)] for number in range(len(same))]
-        return float(np.mean([plan.read(part) for plan, part in zip(same, own, strict=True)]))
+    def read(results: Results) -> float:
+        own = [results[size * number : size * (number + 1)] for number in range(len(same))]
+        return float(np.mean([cell.read(part) for cell, part in zip(same, own, strict=True)]))
 
-    notes = dict.fromkeys(part for plan in same for part in plan.note.split("; "))
+    notes = dict.fromkeys(part for cell in same for part in cell.note.split("; "))
     return replace(
         first,
-        jobs=tuple(job for plan in same for job in plan.jobs),
+        jobs=tuple(job for cell in same for job in cell.jobs),
         read=read,
         note=_join(*notes, f"mean over {len(same)} rounds"),
     )
 
 
-def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Sizes) -> Plan:
-    base = Plan(cell["id"], float(cell["value"]), cell["unit"])
+def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Sizes) -> Cell:
+    base = Cell(cell["id"], float(cell["value"]), cell["unit"])
     if table in NOT_MEASURED:
         return replace(base, reason=NOT_MEASURED[table])
     if table == "table10-lpips":
         if why := _no_lpips():
             return replace(base, reason=why)
-        base = replace(base, compare=metrics.lpips)
+        base = replace(base, read=_lpips)
     if table == "text-overdetermination":
         case = Case(model="resnet10", data="mnist")
         unknowns = float(cell["input_dimension"])
-        return replace(base, jobs=(Job("parameters", case),), read=lambda s: s[0]["parameters"] / unknowns)
+        return replace(base, jobs=(Job("parameters", case),), read=score("parameters", 1 / unknowns))
     if cell["method"] in GENERATIVE and sizes.public_data is None:
         return replace(base, reason=_NO_PUBLIC_DATA)
     if table.startswith("text-fig1"):
@@ -132,14 +133,13 @@ def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
     if table == "text-pearson":
         jobs = (Job("fig9", Case(model="resnet10", width=sizes.width, data=spec, pool=setting["samples"])),)
         note = "" if sizes.width is None else f"width {sizes.width} for 64"
-        return replace(base, jobs=jobs, read=lambda s: s[0]["pearson"], note=_join(note, "random weights"))
+        return replace(base, jobs=jobs, read=score("pearson"), note=_join(note, "random weights"))
     if table == "text-capacity-gain":
         ends = cell["change"].split(" to ")
         jobs, notes = zip(*(_inversion(setting, {**cell, "model": end}, spec, sizes) for end in ends), strict=True)
         if sizes.model is not None:
             return replace(base, reason="compares two models; --model would make them one")
-        difference = lambda s: s[1]["psnr_best_match"] - s[0]["psnr_best_match"]  # noqa: E731
-        return replace(base, jobs=jobs, read=difference, note=_join(data_note, notes[0]))
+        return replace(base, jobs=jobs, read=_gain, note=_join(data_note, notes[0]))
     if table == "table8" and sizes.model is not None:
         return replace(base, reason="compares models; --model would make them one")
     if table == "table7" and cell["weights"] == "pretrained" and sizes.warm is None and sizes.pretrained is None:
@@ -152,9 +152,18 @@ def _plan(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job("labels", case)
-        return replace(base, jobs=(job,), read=lambda s: 100 * s[0]["fedleak"], note=_join(data_note, note))
-    metric = {"table10-ssim": "ssim", "table11-gd": _distance(cell["method"])}.get(table, "psnr_best_match")
-    return replace(base, jobs=(job,), read=lambda s: s[0][metric], note=_join(data_note, note))
+        return replace(base, jobs=(job,), read=score("fedleak", 100), note=_join(data_note, note))
+    other = {"table10-ssim": score("ssim"), "table11-gd": score(_distance(cell["method"]))}.get(table, base.read)
+    return replace(base, jobs=(job,), read=other, note=_join(data_note, note))
+
+
+def _lpips(results: Results) -> float:
+    return float(np.mean(metrics.lpips(results[0].arrays["truth"], results[0].arrays["estimate"])))
+
+
+def _gain(results: Results) -> float:
+    first, second = (result.scores["psnr_best_match"] for result in results)
+    return second - first
 
 
 def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: Sizes) -> tuple[Job, str]:
@@ -257,7 +266,7 @@ def _partition(cell: dict[str, Any]) -> tuple[str, str]:
     return "iid", ""
 
 
-def _fig1(base: Plan, table: str, cell: dict[str, Any], sizes: Sizes) -> Plan:
+def _fig1(base: Cell, table: str, cell: dict[str, Any], sizes: Sizes) -> Cell:
     iterations = sizes.iterations or 1000
     both = [sizes.specs[name] for name in ("MNIST", "CIFAR-10") if name in sizes.specs]
     case = Case(attack="idlg", model="mlp", iterations=iterations, pool=100, optimizer=sizes.idlg_optimizer)
@@ -269,12 +278,12 @@ def _fig1(base: Plan, table: str, cell: dict[str, Any], sizes: Sizes) -> Plan:
     return replace(
         base,
         jobs=tuple(Job("fig1", case) for case in cases),
-        read=lambda scores: float(end([s[what] for s in scores])),
+        read=lambda results: float(end([result.scores[what] for result in results])),
         note=f"{iterations} iterations; random weights; over MNIST and CIFAR-10",
     )
 
 
-def _paths(sizes: Sizes) -> Iterator[Plan]:
+def _paths(sizes: Sizes) -> Iterator[Cell]:
     """Fig. 1c and d have no printed numbers: 2mu/L along the paths of an old attack and of FedLeak's ingredients."""
     common = Case(
         attack="fedleak", exact_kinks=True, model=sizes.model or "mlp", iterations=sizes.iterations or 1000,
@@ -289,12 +298,11 @@ def _paths(sizes: Sizes) -> Iterator[Plan]:
         "fedleak-r50-blend-descent": replace(common, matched_percent=50.0, blend=0.7, probe="descent"),
     }
     for name, case in cases.items():
-        read = lambda scores: scores[0]["median"]  # noqa: E731
         note = f"median along the path; {case.model}; B 1; {case.iterations} iterations; random weights"
-        yield Plan(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), read, note)
+        yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), score("median"), note)
 
 
-def _label_rules(sizes: Sizes) -> Iterator[Plan]:
+def _label_rules(sizes: Sizes) -> Iterator[Cell]:
     """Label inference on data with more samples than the ImageNet sample has; the report shows all rules."""
     model = sizes.model or "resnet10"
     # No data set of 1,000 classes at hand has batches with repeats: there labels are drawn.
@@ -310,10 +318,9 @@ def _label_rules(sizes: Sizes) -> Iterator[Plan]:
                 batch_size=batch,
             )
             jobs = (Job("labels", case, drawn_classes=drawn),)
-            read = lambda scores: 100 * scores[0]["fedleak"]  # noqa: E731
             note = "FedLeak's rule; all rules below; random weights"
             classes = f"-{drawn}-classes" if drawn else ""
-            yield Plan(f"labels/{case.data}{classes}/b{batch}", None, "%", jobs, read, note)
+            yield Cell(f"labels/{case.data}{classes}/b{batch}", None, "%", jobs, score("fedleak", 100), note)
 
 
 def _data(of_table: str, of_cell: str, sizes: Sizes) -> tuple[str | None, str]:

@@ -9,7 +9,8 @@ from rich.table import Column, Table
 
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.report import console
-from experiments._fedleak.runs import Runner
+from experiments._fedleak.runs import UpdateJobs
+from experiments._runner import Runner, runner_in
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, sheets
 from jaxleak.study.updates import Case, settings
@@ -60,7 +61,7 @@ def main(
         print(f"GGL and ROG are granted a generator beyond that, trained on {public_data}")
     scores: dict[str, dict[str, list[float]]] = {}
     with Progress() as progress:
-        runner = Runner(folder, fresh=fresh, watch=progress.update)
+        runner = runner_in(folder, UpdateJobs(folder, fresh=fresh, watch=progress.update), fresh=fresh)
         runner.check([Job("invert", case) for case in cases.values()], seeds)
         folder.log_again()
         for name, case in cases.items():
@@ -119,10 +120,10 @@ def _show(means: dict[str, dict[str, float]], scores: dict[str, dict[str, list[f
 
 def _draw(folder: RunFolder, runner: Runner, cases: dict[str, Case], seed: int) -> None:
     results = {name: runner(Job("invert", case), seed) for name, case in cases.items()}
-    rows = {"truth": next(iter(results.values())).images["truth"]}
-    rows |= {f"{name}: {r.scores['psnr']:.1f} dB": r.images["estimate"] for name, r in results.items()}
+    rows = {"truth": next(iter(results.values())).arrays["truth"]}
+    rows |= {f"{name}: {r.scores['psnr']:.1f} dB": r.arrays["estimate"] for name, r in results.items()}
     sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
-    curves = {name: (np.arange(len(r.images["curve"])), r.images["curve"]) for name, r in results.items()}
+    curves = {name: (np.arange(len(r.arrays["curve"])), r.arrays["curve"]) for name, r in results.items()}
     curves = {name: (x, np.maximum(y / y[0], 1e-12)) for name, (x, y) in curves.items() if len(y)}
     plots.curves(
         folder.figure("distance.png"),

@@ -1,16 +1,12 @@
-"""What the tables of FedLeak are made of: jobs that run, plans of cells, and what may replace a printed setting."""
+"""What the tables of FedLeak are made of: jobs that run, and what may replace a printed setting."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import numpy as np
 
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.weights import Training
 from jaxleak.study.updates import Case
-
-Scores = Mapping[str, float]
 
 #: Data specification of every data set that has a name of its own here.
 DATASETS = {
@@ -31,21 +27,6 @@ class Job:
     training: Training | None = None  # of the attacked model, on data that no client of the case has
     federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
     drawn_classes: int | None = None  # of "labels": labels are drawn among so many classes, not the data's own
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One printed cell: its jobs and how its number is read off their scores, or off the images of the first one; or
-    `reason`, why it has none."""
-
-    id: str
-    paper: float | None
-    unit: str
-    jobs: tuple[Job, ...] = ()
-    read: Callable[[Sequence[Scores]], float] = lambda scores: scores[0]["psnr_best_match"]
-    note: str = ""
-    reason: str = ""
-    compare: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # of truth and estimates, a score per image
 
 
 @dataclass(frozen=True)

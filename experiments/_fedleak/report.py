@@ -1,6 +1,6 @@
 """What is printed and drawn of FedLeak's tables; nothing here computes an attack."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ from rich.table import Table
 
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import Result, Runner
 from experiments._rows import console, print_grouped, show_cells, value_of
+from experiments._runner import Result, Runner
 from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_json
 
@@ -42,7 +42,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     show_cells(rows, BESIDE)
     print_grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
     for name in SWEEPS:
-        if verdict := trend([row for row in rows if row["table"] == name and row["ours"] is not None]):
+        if verdict := trend([row for row in rows if row["id"].startswith(f"{name}/") and row["ours"] is not None]):
             print(f"{name}: {verdict}")
 
 
@@ -65,7 +65,7 @@ def label_rules(runner: Runner) -> dict[str, dict[str, dict[str, Any]]]:
     A rule that is not made for so many samples is left out. "distinct" is the most that a rule can find which takes
     every label once.
     """
-    compared: dict[Job, list[dict[str, float]]] = {}
+    compared: dict[Job, list[Mapping[str, float]]] = {}
     for (job, _), result in runner.memory.items():
         if job.kind == "labels":
             compared.setdefault(job, []).append(result.scores)
@@ -98,18 +98,18 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     """Contact sheets of runs that attacked the same images, their distance curves, and gradient distance by noise."""
     groups: dict[bytes, list[tuple[Job, Result]]] = {}
     for (job, of_seed), result in runner.memory.items():
-        if of_seed == seed and "truth" in result.images:
-            groups.setdefault(result.images["truth"].tobytes(), []).append((job, result))
+        if of_seed == seed and "truth" in result.arrays:
+            groups.setdefault(result.arrays["truth"].tobytes(), []).append((job, result))
     stored = []
     for number, members in enumerate(groups.values()):
         case = members[0][0].case
         name = f"{number}-{case.data.partition(':')[0]}-b{case.images}"
         labels = [describe(job, [other for other, _ in members]) for job, _ in members]
-        rows = {"truth": members[0][1].images["truth"]}
+        rows = {"truth": members[0][1].arrays["truth"]}
         curves = {}
         for label, (_, result) in zip(labels, members, strict=True):
-            rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.images["estimate"]
-            curve = result.images["curve"]
+            rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.arrays["estimate"]
+            curve = result.arrays["curve"]
             curves[label] = (np.arange(len(curve)), np.maximum(curve, 1e-12))
             stored.append({"run": label, "group": name, "distance": curve[:: max(1, len(curve) // 200)]})
         sheets.comparison_sheet(folder.figure(f"{name}.png"), rows)
@@ -126,7 +126,7 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
             folder.figure("sign_noise.png"), noise, xlabel="sign noise, 1/255", ylabel="L2 distance of gradients"
         )
     paths = {
-        describe(job, [other for other, _ in runner.memory if other.kind == "path"]): result.images
+        describe(job, [other for other, _ in runner.memory if other.kind == "path"]): result.arrays
         for (job, of_seed), result in runner.memory.items()
         if job.kind == "path" and of_seed == seed
     }

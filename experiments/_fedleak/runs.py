@@ -1,26 +1,24 @@
-"""Runs jobs, each once: finished ones are read back from the run folder, so that a killed study goes on."""
+"""The jobs behind FedLeak's tables: what they depend on, what they cost, and how they are run."""
 
 import functools
 import operator
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
+from experiments._runner import Cost, Result
 from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES, presets
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest
-from jaxleak.study.files import jsonable, read_npz, read_numbers, write_json, write_npz
+from jaxleak.study.files import jsonable
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates import Case, attack, build_model, require_memory_of_update, settings, sources_of_update
 
@@ -40,17 +38,8 @@ CHECKPOINTED = 120.0
 LABEL_BATCHES = 10
 
 
-class Result(NamedTuple):
-    """What a job left for one seed."""
-
-    scores: dict[str, float]
-    # A job "invert" leaves truth, estimate (B, H, W, C) and curve (iterations,), "path" arrays along the path, and the
-    # others nothing.
-    images: dict[str, np.ndarray]
-
-
-class Runner:
-    """Runs jobs and remembers them, in memory and in the run folder."""
+class UpdateJobs:
+    """The jobs of FedLeak's tables, and attacks on the uploads of defended federations."""
 
     def __init__(
         self,
@@ -60,75 +49,64 @@ class Runner:
         watch: Callable[[str, int, int], None] = lambda *_: None,
         federated: Callable[[Case, int], PyTree] | None = None,
     ):
-        """Results go below `folder`; `fresh` forgets those that are there. `watch(what, done, total)` is told.
+        """Checkpoints and trained weights go below `folder`; `fresh` forgets those that are there.
 
-        `federated(case, seed)` gives the variables that a job with a federation attacks.
+        Args:
+            folder: of the run.
+            fresh: see above.
+            watch: called as `watch(what, done, total)` along every attack.
+            federated: `federated(case, seed)` gives the variables that a job with a federation attacks.
         """
         self.folder, self.fresh, self.watch, self.federated = folder, fresh, watch, federated
-        self.cells = folder.path / "cells"
-        self.cells.mkdir(exist_ok=True)
-        self.memory: dict[tuple[Job, int], Result] = {}
-        self._predicted, self._spent = 0.0, 0.0
-        if fresh:
-            for file in self.cells.glob("*.json"):
-                file.unlink()
 
-    def done(self, job: Job, seed: int) -> bool:
-        """Whether the result is at hand."""
-        return (job, seed) in self.memory or self._path(job, seed).exists()
+    def identity(self, job: Job, seed: int) -> dict[str, Any]:
+        """The job, and the numbers of its preset: one that has changed since is another run."""
+        return {**asdict(job), **_numbers_of_preset(job.case), "seed": seed}
 
-    def __call__(self, job: Job, seed: int) -> Result:
-        """The result of a job with one seed."""
-        if (job, seed) not in self.memory:
-            self.folder.sources.bind(sources_of_job(job, seed))
-            self.folder.sources.begin()
-            path = self._path(job, seed)
-            if path.exists():
-                scores = read_numbers(path, lambda content: content["scores"])
-                self.memory[job, seed] = Result(scores, read_npz(path.with_suffix(".npz")))
-            else:
-                self.memory[job, seed] = self._run(job, seed, path)
-        return self.memory[job, seed]
+    def sources(self, job: Job, seed: int) -> Arrays:
+        """Arrays that the result comes from."""
+        case = job.case
+        if job.kind == "parameters":
+            return drawn(case.data, 1, 0)
+        if job.kind == "labels":
+            return drawn(case.data, None, seed)
+        if job.kind == "fig9":
+            return drawn(case.data, case.pool, seed)
+        if job.kind == "fig1":
+            attacked = [sources_of_update(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
+            return functools.reduce(operator.or_, map(dict, attacked), dict(drawn(case.data, case.pool, seed)))
+        found = dict(sources_of_update(case, seed))
+        if job.training is not None:
+            found |= drawn(case.data, None, seed)
+        if job.federation is not None:
+            found |= job.federation.sources(case.data, seed)
+        return found
 
-    def check(self, jobs: Iterable[Job], seeds: Sequence[int]) -> None:
-        """Raise `ConfigMismatchError` if results at hand come from other data, before anything is run or written."""
-        for job in jobs:
-            for seed in seeds:
-                self.folder.sources.check(sources_of_job(job, seed))
-
-    def cost(self, job: Job, seeds: Sequence[int]) -> float:
-        """Estimated seconds of what is not done, corrected by how earlier jobs of this sitting took against theirs."""
-        missing = sum(not self.done(job, seed) for seed in seeds)
-        pace = self._spent / self._predicted if self._predicted else 1.0
-        # Seeds share a compilation.
-        return pace * (COMPILE + missing * max(0.0, cost(job) - COMPILE)) if missing else 0.0
-
-    def _path(self, job: Job, seed: int) -> Path:
-        return self.cells / f"{digest({**asdict(job), **_numbers_of_preset(job.case), 'seed': seed})}.json"
-
-    def _run(self, job: Job, seed: int, path: Path) -> Result:
-        begin = time.perf_counter()
+    def require(self, job: Job, seed: int) -> None:
+        """Refuse an attack for which this machine has too little memory."""
         if job.kind == "invert":
-            result = self._invert(job, seed)
-        elif job.kind == "labels":
-            result = Result(diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes), {})
-        elif job.kind == "fig1":
-            result = Result(diagnostics.sign_noise(job.case, seed), {})
-        elif job.kind == "path":
+            require_memory_of_update(job.case)
+
+    def cost(self, job: Job) -> Cost:
+        """As `seconds` says; seeds share a compilation."""
+        return Cost(max(0.0, seconds(job) - COMPILE), COMPILE)
+
+    def run(self, job: Job, seed: int) -> Result:
+        """`invert` leaves truth, estimate (B, H, W, C) and curve (iterations,), `path` arrays along the path."""
+        if job.kind == "invert":
+            return self._invert(job, seed)
+        if job.kind == "path":
             along = diagnostics.path_steepness(job.case, seed)
-            result = Result(diagnostics.summary_of_ratios(along["ratio"]) | {"psnr": float(along["psnr"][-1])}, along)
-        elif job.kind == "fig9":
-            result = Result(diagnostics.magnitude_sensitivity(job.case, seed), {})
-        else:
-            result = Result({"parameters": float(parameters(job.case))}, {})
-        self._spent += time.perf_counter() - begin
-        self._predicted += cost(job)
-        write_npz(path.with_suffix(".npz"), result.images)
-        write_json(path, {"job": jsonable(asdict(job)), "seed": seed, "scores": result.scores})
-        return result
+            return Result(diagnostics.summary_of_ratios(along["ratio"]) | {"psnr": float(along["psnr"][-1])}, along)
+        scores = {
+            "labels": lambda: diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes),
+            "fig1": lambda: diagnostics.sign_noise(job.case, seed),
+            "fig9": lambda: diagnostics.magnitude_sensitivity(job.case, seed),
+            "parameters": lambda: {"parameters": float(parameters(job.case))},
+        }[job.kind]()
+        return Result(scores, {})
 
     def _invert(self, job: Job, seed: int) -> Result:
-        require_memory_of_update(job.case)
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -136,8 +114,8 @@ class Runner:
             variables = self.federated(job.case, seed)
         what = f"{job.case.attack} {job.case.model} B={job.case.images} seed {seed}"
         saved = None
-        if cost(job) > CHECKPOINTED:
-            where = self.folder.checkpoints / self._path(job, seed).stem
+        if seconds(job) > CHECKPOINTED:
+            where = self.folder.checkpoints / digest(self.identity(job, seed))
             saved = Checkpoints(where, jsonable(asdict(job)), fresh=self.fresh)
         outcome = attack(
             job.case,
@@ -150,28 +128,7 @@ class Runner:
         return Result({**outcome.scores, **reached}, images)
 
 
-def sources_of_job(job: Job, seed: int) -> Arrays:
-    """Arrays that the results of one job and seed come from."""
-    case = job.case
-    if job.kind == "parameters":
-        return drawn(case.data, 1, 0)
-    if job.kind == "labels":
-        return drawn(case.data, None, seed)
-    if job.kind == "fig9":
-        return drawn(case.data, case.pool, seed)
-    if job.kind == "fig1":
-        attacked = [sources_of_update(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
-        return functools.reduce(operator.or_, map(dict, attacked), dict(drawn(case.data, case.pool, seed)))
-    found = dict(sources_of_update(case, seed))
-    if job.training is not None:
-        found |= drawn(case.data, None, seed)
-    if job.federation is not None:
-        found |= job.federation.sources(case.data, seed)
-    return found
-
-
 def _numbers_of_preset(case: Case) -> dict[str, Any]:
-    # A preset whose numbers have changed since is another run.
     s = settings(case)
     numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
     return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
@@ -181,7 +138,7 @@ def _has_code(value: Any) -> bool:
     return any(map(_has_code, value)) if isinstance(value, tuple) else callable(value)
 
 
-def cost(job: Job) -> float:
+def seconds(job: Job) -> float:
     """Estimated seconds on one core, from the operations of a forward pass."""
     case = job.case
     if job.kind == "parameters":

@@ -1,20 +1,21 @@
 """The runs behind the cells of both CAFE papers."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from experiments import _paper
-from experiments._cafe.cells import Cell, Runner, cost, psnr
+from experiments._cafe.cells import CafeJobs, psnr, setting_of
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
+from experiments._cells import Cell, score
 from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
 from experiments._ledger.entry import Variant
-from experiments._ledger.measurement import Measurement, Pictures
+from experiments._ledger.measurement import Measurement
 from experiments._ledger.store import PAPERS
+from experiments._runner import Runner
 from jaxleak.study.files import write_json
 from jaxleak.study.sources import Sources
 
@@ -41,8 +42,8 @@ class CafeStudy:
     def __init__(self, paper: str, folder: Path):
         """Finished runs are kept below `folder`."""
         self.paper, self.printed = paper, _paper.tables(PAPERS[paper])
-        self.runner = Runner(SPECS, folder / "cells", fresh=False)
-        self.sources = Sources(folder, fresh=False, write=write_json)
+        sources = Sources(folder, fresh=False, write=write_json)
+        self.runner = Runner(CafeJobs(SPECS), folder / "cells", sources, fresh=False)
 
     def measurements(self) -> Iterator[Measurement]:
         """Every variant of every cell."""
@@ -53,29 +54,6 @@ class CafeStudy:
         covered = {measurement.cell for measurement in self.measurements()}
         left = [cell["id"] for table in self.printed.values() for cell in table["cell"] if cell["id"] not in covered]
         return dict.fromkeys(left, _SURVEY)
-
-    def cost(self, job: Hashable) -> float:
-        """Estimated seconds of one seed."""
-        assert isinstance(job, Setting)
-        return cost(job)
-
-    def run(self, job: Hashable, seed: int) -> dict[str, Any]:
-        """The scores of a setting."""
-        assert isinstance(job, Setting)
-        setting = replace(job, seed=seed)
-        self.sources.bind(self.runner.sources(setting))
-        self.sources.begin()
-        return self.runner(setting)
-
-    def done(self, job: Hashable, seed: int) -> bool:
-        """Whether they are there."""
-        assert isinstance(job, Setting)
-        return self.runner.done(replace(job, seed=seed))
-
-    def pictures(self, job: Hashable, seed: int) -> Pictures | None:
-        """The first images of a finished run, with truth and reconstruction."""
-        assert isinstance(job, Setting)
-        return self.runner.pictures(replace(job, seed=seed))
 
     @cached_property
     def _all(self) -> list[Measurement]:
@@ -93,7 +71,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
         if (smaller := _reduced(cell)) is not None:
             measured.append((cell, smaller))
     for cell in cells((table,), ours):
-        if cell.setting.kind == "exact":
+        if setting_of(cell).kind == "exact":
             notes = [f"exact engine; {ours.images} images inverted", f"N {ours.num_samples}" if ours is FAKE else ""]
             measured.append((cell, _measurement(cell, "ours", "; ".join(filter(None, notes)))))
     for cell, measurement in measured:
@@ -101,7 +79,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
         if cell.read is psnr:
             name = "-".join(filter(None, (measurement.name, "channel-peak")))
             differs = "; ".join(filter(None, (measurement.differs, CHANNEL_PEAK)))
-            yield replace(measurement, name=name, differs=differs, read=lambda r: r[0]["psnr_channel_peak"])
+            yield replace(measurement, name=name, differs=differs, read=score("psnr_channel_peak"))
 
 
 def _measurement(
@@ -109,21 +87,20 @@ def _measurement(
     variant: Variant,
     differs: str,
     setting: Setting | None = None,
-    read: Callable[[Any], float] | None = None,
 ) -> Measurement:
     identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
-    setting, read = setting or cell.setting, read or cell.read
+    setting = setting or setting_of(cell)
     if setting.dataset == "linnaeus5":
         differs = "; ".join(filter(None, (differs, LINNAEUS)))
         if variant != "ours":
             variant, name = "stand-in", "-".join(filter(None, (name, "reduced" if variant == "reduced" else "")))
         if setting.kind == "exact":  # which has no hyper-parameters of the data set: one run serves both
             setting = replace(setting, dataset="cifar10")
-    return Measurement(identifier, variant, differs, (setting,), lambda r: read(r[0]), (SPECS[setting.dataset],), name)
+    return Measurement(identifier, variant, differs, (setting,), cell.read, (SPECS[setting.dataset],), name)
 
 
 def _as_printed(cell: Cell) -> Measurement:
-    setting, note = cell.setting, ""
+    setting, note = setting_of(cell), ""
     if setting.kind == "training" and setting.network == "cafe-small":
         setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
     return _measurement(cell, "printed", note, setting)
@@ -131,7 +108,7 @@ def _as_printed(cell: Cell) -> Measurement:
 
 def _reduced(cell: Cell) -> Measurement | None:
     """The same cell on the reduced problem; None where a whole run of it takes half an hour and more."""
-    setting, table = cell.setting, cell.id.partition("/")[0]
+    setting, table = setting_of(cell), cell.id.partition("/")[0]
     if table == "iclr-table1a":
         return None
     # Every worker of a horizontal round needs a sample.
@@ -152,7 +129,6 @@ def _reduced(cell: Cell) -> Measurement | None:
 
 def _too_large(measurement: Measurement) -> str:
     for setting in measurement.jobs:
-        assert isinstance(setting, Setting)
         spec, extra = SPECS[setting.dataset], 100 if setting.kind == "training" else 0
         try:
             there = samples_in(spec)

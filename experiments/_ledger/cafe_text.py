@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from experiments._cafe.cells import iterations_to
+from experiments._cafe.cells import iterations_to, psnr
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import SAMPLES_AT_MOST
+from experiments._cells import Results, score
 from experiments._ledger.measurement import Measurement
 
 Combine = Callable[[Sequence[float]], float]
@@ -28,10 +28,8 @@ def neurips(tables: Sequence[Measurement]) -> list[Measurement]:
     faces = Setting("exact", dataset="yale32", num_samples=SAMPLES_AT_MOST["yale32"], images=images)
     cell, few = "text-yale/cafe/yale32", "N 160 of 165"
     descending = replace(faces, kind="descent", iterations=8000, images=32)
-    found.append(Measurement(cell, "ours", f"{engine}; {few}", (faces,), _psnr, ("yale32",)))
-    found.append(
-        Measurement(cell, "printed", f"{few}; iterations not printed: 8000", (descending,), _psnr, ("yale32",))
-    )
+    found.append(Measurement(cell, "ours", f"{engine}; {few}", (faces,), psnr, ("yale32",)))
+    found.append(Measurement(cell, "printed", f"{few}; iterations not printed: 8000", (descending,), psnr, ("yale32",)))
     for what, size in (("images", 40), ("batch", 100)):
         setting = Setting("exact", dataset="cifar10", batch_size=size, images=images)
         total = setting.num_samples if what == "images" else size
@@ -55,7 +53,7 @@ def iclr(tables: Sequence[Measurement]) -> list[Measurement]:
     found.append(_answered("text-scale/images", setting, setting.num_samples, engine))
     for measurement in tables:
         if measurement.cell == "table1b/cafe/linnaeus5" and measurement.variant == "stand-in" and not measurement.name:
-            epoch = lambda r: iterations_to(35.0)(r[0]) / 10  # noqa: E731  # ten batches are an epoch
+            epoch = lambda r: iterations_to(35.0)(r) / 10  # noqa: E731  # ten batches are an epoch
             found.append(replace(measurement, cell="text-epoch-35db/cafe/linnaeus5", read=epoch))
     return found
 
@@ -79,8 +77,8 @@ def _claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], comb
     return made
 
 
-def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Sequence[Any]], float]:
-    def read(results: Sequence[Any]) -> float:
+def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Results], float]:
+    def read(results: Results) -> float:
         left, values = list(results), []
         for member in members:
             own, left = left[: len(member.jobs)], left[len(member.jobs) :]
@@ -92,8 +90,4 @@ def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Seq
 
 def _answered(cell: str, setting: Setting, total: int, engine: str) -> Measurement:
     note = f"{engine}; data not printed: CIFAR-10; samples without an answer are not counted"
-    return Measurement(cell, "ours", note, (setting,), lambda r: total * r[0]["answered"], ("cifar10",))
-
-
-def _psnr(results: Sequence[Any]) -> float:
-    return results[0]["psnr"]
+    return Measurement(cell, "ours", note, (setting,), score("answered", total), ("cifar10",))

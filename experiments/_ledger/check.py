@@ -1,7 +1,7 @@
 """Recorded cells, drawn at random and run again."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ def recheck(paper: str, entry: Entry, study: Study) -> Recheck:
     if measurement is None:
         return Recheck(paper, entry, seed, None, False, "the ledger has this entry, and no command makes it any more")
     try:
-        results: list[Any] = [study.run(job, seed) for job in measurement.jobs]
-        again = float(measurement.read(results))
+        again = float(measurement.read([study.runner(job, seed) for job in measurement.jobs]))
     except Exception as error:  # a cell that fails now is what is looked for
         return Recheck(paper, entry, seed, None, False, f"{type(error).__name__}: {error}")
     return Recheck(paper, entry, seed, again, agrees(entry.seeds[seed], again, entry.spread or 0.0))

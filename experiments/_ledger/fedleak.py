@@ -1,23 +1,22 @@
 """The runs behind the cells of the FedLeak paper."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments import _paper
-from experiments._defenses.utility import Utility
-from experiments._fedleak.cells import names, plans
-from experiments._fedleak.jobs import DATASETS, Job, Plan, Sizes
-from experiments._fedleak.runs import Result, Runner, cost, samples_in, unavailable
+from experiments._cells import Cell
+from experiments._defenses.utility import Utilities, Utility
+from experiments._fedleak.cells import cells, names
+from experiments._fedleak.jobs import DATASETS, Job, Sizes
+from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
-from experiments._ledger.fedleak_defenses import Accuracy
-from experiments._ledger.measurement import Measurement, Pictures
+from experiments._ledger.measurement import Measurement
 from experiments._ledger.verdict import printed_cells
+from experiments._runner import ByType, runner_in
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
 from jaxleak.study.updates import Case
@@ -27,7 +26,7 @@ SVHN = ("cifar10", "CIFAR-10 for SVHN")
 #: The lung classes of Lung-Colon Cancer, as printed and for the reduced problem.
 LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
 SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
-#: How a plan's note says that weights of ImageNet are missing.
+#: How a cell's note says that weights of ImageNet are missing.
 NO_WEIGHTS = "weights for pretrained"
 #: FedLeak as printed goes 10,000 x 1e-4 at most; the reduced one as far by a cosine from twice the mean of this path.
 REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
@@ -51,8 +50,10 @@ class FedLeakStudy:
 
     def __init__(self, folder: Path):
         """Finished runs are kept in `folder`."""
-        self.runner = Runner(RunFolder(folder / "runs", "reproduce", {}, fresh=False), fresh=False)
-        self.utility = Utility(folder / "utility", fedleak_defenses.FEDERATION, fresh=False)
+        run = RunFolder(folder / "runs", "reproduce", {}, fresh=False)
+        utilities = Utilities(fedleak_defenses.FEDERATION, folder / "utility")
+        jobs = ByType({Job: UpdateJobs(run, fresh=False), Utility: utilities})
+        self.runner = runner_in(run, jobs, fresh=False)
         self.printed = printed_cells(_paper.tables("fedleak"))
 
     def measurements(self) -> Iterator[Measurement]:
@@ -63,43 +64,16 @@ class FedLeakStudy:
         """Cells that no run can give."""
         return self._reasons
 
-    def cost(self, job: Hashable) -> float:
-        """Estimated seconds of one seed."""
-        if isinstance(job, Accuracy):
-            return fedleak_defenses.cost(job)
-        assert isinstance(job, Job)
-        return cost(job)
-
-    def run(self, job: Hashable, seed: int) -> Any:
-        """The scores and images of a job."""
-        if isinstance(job, Accuracy):
-            return self.utility(job.case, seed)
-        assert isinstance(job, Job)
-        return self.runner(job, seed)
-
-    def pictures(self, job: Hashable, seed: int) -> Pictures | None:
-        """The images of an inversion."""
-        if not isinstance(job, Job) or job.kind != "invert":
-            return None
-        return self.runner(job, seed).images
-
-    def done(self, job: Hashable, seed: int) -> bool:
-        """Whether they are there."""
-        if isinstance(job, Accuracy):
-            return self.utility.path(job.case, seed).exists()
-        assert isinstance(job, Job)
-        return self.runner.done(job, seed)
-
     @cached_property
     def _all(self) -> list[Measurement]:
         found = list(fedleak_defenses.measurements())
         for table in names():
             for variant, sizes in _sizes(table):
-                for plan in plans(table, sizes):
-                    if plan.paper is not None and not plan.reason:
+                for cell in cells(table, sizes):
+                    if cell.paper is not None and not cell.reason:
                         # What no size changes is measured once, in its most faithful variant.
                         same = {(m.cell, m.jobs) for m in found}
-                        found += [m for m in self._of_plan(variant, plan) if (m.cell, m.jobs) not in same]
+                        found += [m for m in self._of_cell(variant, cell) if (m.cell, m.jobs) not in same]
         return found
 
     @cached_property
@@ -108,36 +82,36 @@ class FedLeakStudy:
         reasons = {}
         for table in names():
             sizes = next(sizes for _, sizes in _sizes(table))
-            for plan in plans(table, sizes):
-                if plan.paper is not None and plan.id not in covered:
-                    reasons[plan.id] = plan.reason
+            for cell in cells(table, sizes):
+                if cell.paper is not None and cell.id not in covered:
+                    reasons[cell.id] = cell.reason
         return reasons
 
     def _dataset(self, cell: str) -> str:
         table = _paper.tables("fedleak")[cell.partition("/")[0]]
         return str(self.printed[cell].get("dataset", "")) + str(table["setting"].get("dataset", ""))
 
-    def _of_plan(self, variant: Variant, plan: Plan) -> Iterator[Measurement]:
-        method = self.printed[plan.id].get("method", "")
+    def _of_cell(self, variant: Variant, cell: Cell) -> Iterator[Measurement]:
+        method = self.printed[cell.id].get("method", "")
         if variant == "ours" and not method.startswith("FedLeak"):
             return
-        jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in plan.jobs)
+        jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in cell.jobs)
         if variant == "reduced":
             jobs = tuple(_reduced(job) for job in jobs)
-        notes = [plan.note] if plan.note else []
+        notes = [cell.note] if cell.note else []
         if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
             notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
         notes.extend(sorted({f"{job.case.federation} clients for 100" for job in jobs if _few_clients(job)}))
         for spec, note in (SVHN, LUNG, SMALL_LUNG, UNLIKE_DATA):
             dataset = "SVHN" if note == SVHN[1] else "Lung-Colon Cancer"
-            if any(job.case.data == spec for job in jobs) and dataset in self._dataset(plan.id):
+            if any(job.case.data == spec for job in jobs) and dataset in self._dataset(cell.id):
                 notes.append(note)
         differs = "; ".join(notes)
         name = ""
         if variant != "ours" and any(note in differs for note in (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1])):
             variant, name = "stand-in", "reduced" if variant == "reduced" else ""
         yield Measurement(
-            plan.id, variant, differs, jobs, _reader(plan), tuple(sorted({job.case.data for job in jobs})),
+            cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),
             name=name, reason=_too_large(jobs),
         )  # fmt: skip
 
@@ -199,16 +173,6 @@ def _reduced(job: Job) -> Job:
     if job.kind != "invert" or job.case.attack != "fedleak_paper":
         return job
     return replace(job, case=replace(job.case, optimizer="adam", step_size=REDUCED_RATE))
-
-
-def _reader(plan: Plan) -> Callable[[Sequence[Any]], float]:
-    def read(results: Sequence[Result]) -> float:
-        if plan.compare is None:
-            return plan.read([result.scores for result in results])
-        images = results[0].images
-        return float(np.mean(plan.compare(images["truth"], images["estimate"])))
-
-    return read
 
 
 def _too_large(jobs: Sequence[Job]) -> str:

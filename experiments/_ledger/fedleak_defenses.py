@@ -1,8 +1,10 @@
 """The cells of FedLeak's Figure 4: what a defense costs in accuracy, and what leaks through it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from experiments._cells import score
+from experiments._defenses.utility import utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._ledger.measurement import Measurement
@@ -10,20 +12,11 @@ from jaxleak.study.updates import Case
 
 DATA = "lc25000_lung32"
 FEDERATION = Federation(clients=8, samples=240, test_samples=100)
-#: Seconds of a training at one local step on two CPU cores, a rough guess.
-SECONDS = 30.0
 _SETTING = (
     f"{DATA}, the three lung classes of Lung-Colon Cancer at 32 pixels; convnet for resnet10; B 4 for B 16; "
     f"{FEDERATION.clients} clients with {FEDERATION.samples} samples for 100 clients, {FEDERATION.rounds} rounds of "
     f"SGD at {FEDERATION.learning_rate:g}"
 )
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The test accuracy of a federation with the defense of a case."""
-
-    case: Case
 
 
 def measurements() -> Iterator[Measurement]:
@@ -44,15 +37,10 @@ def measurements() -> Iterator[Measurement]:
     for name, case in cases.items():
         bits = "; 1 bit, the paper does not say how many" if case.defense else ""
         yield Measurement(
-            f"text-fig4-accuracy/{name}", "stand-in", _SETTING + bits, (Accuracy(case),),
-            lambda r: 100 * r[0]["test_accuracy"], (DATA,),
+            f"text-fig4-accuracy/{name}", "stand-in", _SETTING + bits, (utility_of(case),),
+            score("test_accuracy", 100), (DATA,),
         )  # fmt: skip
         yield Measurement(
             f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{bits}",
-            (Job("invert", case),), lambda r: r[0].scores["psnr_best_match"], (DATA,),
+            (Job("invert", case),), score("psnr_best_match"), (DATA,),
         )  # fmt: skip
-
-
-def cost(job: Accuracy) -> float:
-    """Estimated seconds of one seed."""
-    return SECONDS * job.case.local_steps

@@ -1,12 +1,12 @@
 """What there is to run for a printed cell."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
+from experiments._cells import Results
 from experiments._ledger.entry import Variant
+from experiments._runner import Runner
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Measurement:
     cell: str
     variant: Variant
     differs: str  # what is not as printed; empty for `printed` alone
-    jobs: tuple[Hashable, ...]  # equal jobs run once
-    read: Callable[[Sequence[Any]], float]  # of the jobs' results, in their order
+    jobs: tuple[Any, ...]  # hashable values; equal jobs run once
+    read: Callable[[Results], float]  # of the jobs' results, in their order
     data: tuple[str, ...] = ()  # data specifications that the jobs read
     name: str = ""  # tells the readings of one cell and variant apart
     reason: str = ""  # why it cannot run here, if it cannot
@@ -28,27 +28,13 @@ class Measurement:
         return self.cell, self.variant, self.name
 
 
-#: Images of a run that can be looked at: `truth` and `estimate` (I, H, W, C), and `index` (I,) if some were left out.
-Pictures = Mapping[str, np.ndarray]
-
-
 class Study(Protocol):
     """The runs behind one paper."""
+
+    runner: Runner
 
     def measurements(self) -> Iterator[Measurement]:
         """All of them, in any order; cells without one are in `impossible`."""
 
     def impossible(self) -> Mapping[str, str]:
         """Cells for which nothing can be run, with the reason."""
-
-    def cost(self, job: Hashable) -> float:
-        """Estimated seconds of one seed."""
-
-    def run(self, job: Hashable, seed: int) -> Any:
-        """The result of a job with one seed; a finished one is read back."""
-
-    def done(self, job: Hashable, seed: int) -> bool:
-        """Whether `run` costs nothing."""
-
-    def pictures(self, job: Hashable, seed: int) -> Pictures | None:
-        """What a finished job reconstructed; None where it has no images."""

@@ -17,12 +17,10 @@ from experiments._ledger.entry import MEASURED, Entry
 from experiments._ledger.measurement import Measurement, Study
 from experiments._ledger.store import Ledger
 from experiments._ledger.verdict import better, statistics, verdict
+from experiments._runner import Result
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import Progress, digest, forget_when_many, provenance
 from jaxleak.study.files import write_json
-
-#: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
-_SURE_AFTER = 60.0
 
 
 class Job(NamedTuple):
@@ -70,23 +68,9 @@ class Queue:
             folder: of the runs.
             record: write entries to the ledger's file, one by one.
         """
-        self.study, self.ledger, self.record = study, ledger, record
+        self.runner, self.ledger, self.record = study.runner, ledger, record
         self.log = JobLog(folder / "jobs.json")
         self.made, self.commit = provenance(), _commit()
-        self.spent, self._predicted = 0.0, 0.0  # seconds of this sitting, and what was estimated for them
-
-    def cost(self, measurement: Measurement, seeds: Sequence[int]) -> float:
-        """Estimated seconds of what is not done, corrected by how earlier jobs took against their estimates."""
-        pace = (_SURE_AFTER + self.spent) / (_SURE_AFTER + self._predicted)
-        return pace * self.estimate(measurement, seeds)
-
-    def estimate(self, measurement: Measurement, seeds: Sequence[int]) -> float:
-        """Estimated seconds of what is not done, on two CPU cores that do nothing else."""
-        return sum(self.estimate_of(job, seeds) for job in measurement.jobs)
-
-    def estimate_of(self, job: Hashable, seeds: Sequence[int]) -> float:
-        """The same of one job."""
-        return self.study.cost(job) * sum(not self.study.done(job, seed) for seed in seeds)
 
     def wanted(self, measurement: Measurement, seeds: Sequence[int]) -> bool:
         """Whether the ledger lacks this measurement or some of its seeds; what failed is not tried again.
@@ -113,12 +97,14 @@ class Queue:
         lacking = self.in_turn([m for m in measurements if self.wanted(m, seeds)], seeds)
         for number, measurement in enumerate(lacking):
             progress.update("cells", number, len(lacking), "/".join(filter(None, measurement.key)))
-            need = self.cost(measurement, seeds)
+            need = self.runner.cost(measurement.jobs, seeds)
             if measurement.reason:
                 entry = self._entry(measurement, status="impossible", why=measurement.reason)
             elif need > max(left, 0.0):
                 entry = self._entry(
-                    measurement, status="not run", why=_duration(self.estimate(measurement, seeds), len(seeds))
+                    measurement,
+                    status="not run",
+                    why=_duration(self.runner.lacking(measurement.jobs, seeds), len(seeds)),
                 )
             else:
                 begin = time.perf_counter()
@@ -136,7 +122,7 @@ class Queue:
         The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
         """
         sharing = Counter(job for m in lacking for job in m.jobs)
-        costs = {m.key: sum(self.estimate_of(job, seeds) / sharing[job] for job in m.jobs) for m in lacking}
+        costs = {m.key: sum(self.runner.lacking([job], seeds) / sharing[job] for job in m.jobs) for m in lacking}
         before = Counter(entry.cell for entry in self.ledger.entries.values() if entry.status in MEASURED)
         turns = {}
         for measurement in sorted(lacking, key=lambda m: costs[m.key]):
@@ -176,16 +162,13 @@ class Queue:
             **made,
         )
 
-    def _run(self, job: Hashable, seed: int) -> Any:
-        if self.study.done(job, seed):
-            return self.study.run(job, seed)
+    def _run(self, job: Hashable, seed: int) -> Result:
+        if self.runner.done(job, seed):
+            return self.runner(job, seed)
         forget_when_many()
         begin = time.perf_counter()
-        result = self.study.run(job, seed)
-        taken = time.perf_counter() - begin
-        self.log[job, seed] = Job(taken, self.commit)
-        self.spent += taken
-        self._predicted += self.study.cost(job)
+        result = self.runner(job, seed)
+        self.log[job, seed] = Job(time.perf_counter() - begin, self.commit)
         return result
 
     def _made(self, measurement: Measurement, seeds: Sequence[int]) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """Contact sheets of the reproduction: what the runs behind a table of images reconstructed, below the truth."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from experiments._ledger.entry import MEASURED
-from experiments._ledger.measurement import Pictures, Study
+from experiments._ledger.measurement import Study
 from experiments._ledger.store import Ledger
 from jaxleak.study import sheets
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "figures" / "reproduction"
+
+#: Images of a run: `truth` and `estimate` (I, H, W, C).
+Pictures = Mapping[str, np.ndarray]
 
 #: Images in a row of a sheet, and rows below the truth.
 COLUMNS, ROWS = 8, 8
@@ -54,10 +57,10 @@ def _measured(study: Study, ledger: Ledger) -> Iterator[tuple[str, str, Pictures
         if entry is None or entry.status not in MEASURED or entry.unit != "dB" or entry.name.endswith("channel-peak"):
             continue
         job, seed = measurement.jobs[0], next(iter(entry.seeds))
-        if not study.done(job, seed):
+        if not study.runner.done(job, seed):
             continue
-        pictures = study.pictures(job, seed)
-        if pictures is not None and pictures["truth"].shape[1] <= _LARGEST:
+        pictures = study.runner(job, seed).arrays
+        if "truth" in pictures and pictures["truth"].shape[1] <= _LARGEST:
             rest = entry.cell.partition("/")[2]
             variant = ", ".join(filter(None, (entry.variant, entry.name)))
             yield f"{rest} ({variant}): {entry.value:.1f} dB", entry.cell, pictures

@@ -1,8 +1,6 @@
 """The runs behind the cells of the VFLRecon paper."""
 
-import dataclasses
-import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
+from experiments._cells import Results
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
+from experiments._runner import Runner
 from experiments._vfl import cells_figures, cells_tables, tables
-from experiments._vfl.cell import FEATURE, LABEL, Cell, dataset_case
-from experiments._vfl.problem import Case, sources_of
+from experiments._vfl.cell import FEATURE, LABEL, Reading, dataset_case
+from experiments._vfl.problem import Case
 from experiments._vfl.runs import Runs
 from jaxleak.attacks import party_records
-from jaxleak.study import digest
 from jaxleak.study.files import write_json
 from jaxleak.study.sources import Sources
 
@@ -40,8 +39,6 @@ ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
 #: How much longer a record of six items takes where the bottom model has hundreds of inputs, a rough guess.
 _WIDE = 10.0
 
-Scores = Mapping[str, float]
-
 
 @dataclass(frozen=True)
 class _Draft:
@@ -60,15 +57,14 @@ class VflReconStudy:
 
     def __init__(self, folder: Path):
         """Finished runs are kept below `folder`."""
-        self.folder = folder / "cases"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.sources = Sources(folder, fresh=False, write=write_json)
+        sources = Sources(folder, fresh=False, write=write_json)
+        self.runner = Runner(tables.CaseJobs(slowdown=_slowdown), folder / "cells", sources, fresh=False)
         self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
 
     def measurements(self) -> Iterator[Measurement]:
         """Every variant of every cell."""
         for draft in self._drafts:
-            jobs = tuple((case, self._runs[case]) for case, _ in draft.metrics)
+            jobs = tuple(tables.CaseJob(case, self._runs[case]) for case, _ in draft.metrics)
             factor = 100.0 if self.units[draft.cell] == "%" else 1.0
             yield Measurement(
                 draft.cell, draft.variant, draft.differs, jobs, _reader(draft, factor),
@@ -85,53 +81,23 @@ class VflReconStudy:
                     reasons[cell["id"]] = _why_not(cell)
         return reasons
 
-    def cost(self, job: Hashable) -> float:
-        """Estimated seconds of one seed."""
-        case, runs = _parts(job)
-        wide = "parameters" in case.fields and case.data != "sensorless"
-        return tables.cost(case, runs) * (_WIDE if wide else 1.0)
-
-    def run(self, job: Hashable, seed: int) -> dict[str, float]:
-        """All scores of a case."""
-        self.sources.bind(sources_of(_parts(job)[0]))
-        self.sources.begin()
-        path = self._path(job, seed)
-        if path.exists():
-            return {name: float(value) for name, value in json.loads(path.read_text()).items()}
-        case, runs = _parts(job)
-        scores, _ = tables.scores_and_arrays(case, seed, runs)
-        write_json(path, scores)
-        return scores
-
-    def done(self, job: Hashable, seed: int) -> bool:
-        """Whether they are there."""
-        return self._path(job, seed).exists()
-
-    def pictures(self, job: Hashable, seed: int) -> None:
-        """Labels and features are no images."""
-
-    def _path(self, job: Hashable, seed: int) -> Path:
-        case, runs = _parts(job)
-        return self.folder / f"{digest({'case': dataclasses.asdict(case), 'runs': runs._asdict(), 'seed': seed})}.json"
-
     @cached_property
     def _drafts(self) -> list[_Draft]:
         return [*_of_tables(), *_of_text()]
 
     @cached_property
     def _runs(self) -> dict[Case, Runs]:
-        wanted = [Cell("", case, metric) for draft in self._drafts for case, metric in draft.metrics]
+        wanted = [Reading("", case, metric) for draft in self._drafts for case, metric in draft.metrics]
         return tables.plan(wanted, ("shared",))
 
 
-def _parts(job: Hashable) -> tuple[Case, Runs]:
-    assert isinstance(job, tuple)
-    return job  # type: ignore[return-value]
+def _slowdown(case: Case) -> float:
+    return _WIDE if "parameters" in case.fields and case.data != "sensorless" else 1.0
 
 
-def _reader(draft: _Draft, factor: float) -> Callable[[Sequence[Any]], float]:
-    def read(results: Sequence[Scores]) -> float:
-        return factor * draft.combine([r[m] for r, (_, m) in zip(results, draft.metrics, strict=True)])
+def _reader(draft: _Draft, factor: float) -> Callable[[Results], float]:
+    def read(results: Results) -> float:
+        return factor * draft.combine([r.scores[m] for r, (_, m) in zip(results, draft.metrics, strict=True)])
 
     return read
 

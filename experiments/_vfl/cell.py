@@ -1,4 +1,4 @@
-"""A cell of a VFLRecon table, and what its rows share."""
+"""A reading of a case that stands in a VFLRecon table, and what the rows of a table share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ LABEL, FEATURE = "label_accuracy", "feature_mse"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number: the paper's if it prints one, the case that gives ours, and the score to read."""
+class Reading:
+    """A number: the paper's if it prints one, the case that gives ours, and the score to read off it."""
 
     id: str
     case: Case
@@ -65,12 +65,12 @@ def printed_cells(*tables: str) -> Iterator[dict[str, Any]]:
         yield from found[table]["cell"]
 
 
-def paper_cell(printed: dict[str, Any], case: Case, metric: str, *, suffix: str = "", note: str = "") -> Cell:
+def paper_cell(printed: dict[str, Any], case: Case, metric: str, *, suffix: str = "", note: str = "") -> Reading:
     """A printed number, the case that gives ours, and the score to read; `suffix` tells readings of a row apart."""
     unit = "%" if printed["unit"] == "%" else "1"
-    return Cell(printed["id"] + suffix, case, metric, printed["value"], unit, note=note)
+    return Reading(printed["id"] + suffix, case, metric, printed["value"], unit, note=note)
 
 
-def no_data(printed: dict[str, Any], base: Case) -> Cell:
+def no_data(printed: dict[str, Any], base: Case) -> Reading:
     """A printed number that has nothing to run."""
-    return Cell(printed["id"], base, "", printed["value"], printed["unit"], missing=NO_DATA + printed["dataset"])
+    return Reading(printed["id"], base, "", printed["value"], printed["unit"], missing=NO_DATA + printed["dataset"])

@@ -6,9 +6,9 @@ from experiments._vfl import cells_figures as figures
 from experiments._vfl import cells_further as further
 from experiments._vfl import cells_tables as tables
 from experiments._vfl.case import Case
-from experiments._vfl.cell import Cell
+from experiments._vfl.cell import Reading
 
-TABLES: dict[str, Callable[[Case], Iterator[Cell]]] = {
+TABLES: dict[str, Callable[[Case], Iterator[Reading]]] = {
     "table3": tables.table3,
     "table4": tables.table4,
     "table5": tables.table5,
@@ -27,8 +27,8 @@ TABLES: dict[str, Callable[[Case], Iterator[Cell]]] = {
 }
 
 
-def cells(table: str, base: Case) -> list[Cell]:
-    """The cells of `table`, one of `TABLES`.
+def readings(table: str, base: Case) -> list[Reading]:
+    """The readings of `table`, one of `TABLES`.
 
     Args:
         table: which.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments._vfl.case import Case, OptimizerName
-from experiments._vfl.cell import FEATURE, LABEL, Cell, dataset_case
+from experiments._vfl.cell import FEATURE, LABEL, Reading, dataset_case
 from experiments._vfl.defenses import DefenseName
 
 FIELD_SETS = (
@@ -20,26 +20,26 @@ FIELD_SETS = (
 )
 
 
-def ablation(base: Case) -> Iterator[Cell]:
+def ablation(base: Case) -> Iterator[Reading]:
     """What a record holds; the paper has no such table."""
     case = dataset_case(base, "sensorless")
     for metric, unit in ((LABEL, "%"), (FEATURE, "1")):
         for fields in FIELD_SETS:
-            yield Cell(
+            yield Reading(
                 f"ablation/{metric}/{'+'.join(fields)}", replace(case, fields=fields), f"{metric}_shared", unit=unit
             )
 
 
-def encryption(base: Case) -> Iterator[Cell]:
+def encryption(base: Case) -> Iterator[Reading]:
     """The same attacks without a cipher, with its algebra, and on ciphertexts."""
     case = dataset_case(base, "sensorless")
     for cipher in ("none", "plain", "ckks"):
         for metric, unit in ((f"{LABEL}_shared", "%"), (f"{LABEL}_free", "%"), (f"{FEATURE}_shared", "1")):
-            yield Cell(f"encryption/{cipher}/{metric}", replace(case, cipher=cipher), metric, unit=unit)
-        yield Cell(f"encryption/{cipher}/seconds_per_step", replace(case, cipher=cipher), "seconds_per_step")
+            yield Reading(f"encryption/{cipher}/{metric}", replace(case, cipher=cipher), metric, unit=unit)
+        yield Reading(f"encryption/{cipher}/seconds_per_step", replace(case, cipher=cipher), "seconds_per_step")
 
 
-def defender(base: Case) -> Iterator[Cell]:
+def defender(base: Case) -> Iterator[Reading]:
     """What VFLDefender costs the task, for every reading, threshold and optimiser; no attack runs."""
     readings: tuple[DefenseName, ...] = ("vfl_defender_paper", "vfl_defender", "vfl_defender_batch")
     optimizers: tuple[OptimizerName, ...] = ("adam", "sgd")
@@ -55,4 +55,4 @@ def defender(base: Case) -> Iterator[Cell]:
                         task_epochs=epochs,
                     )
                     name = f"defender/{optimizer}/{defense}/{threshold:g}/{epochs}-epochs"
-                    yield Cell(name, case, "task_accuracy_change", -1.0, "%", note="paper: about 1 % lost")
+                    yield Reading(name, case, "task_accuracy_change", -1.0, "%", note="paper: about 1 % lost")

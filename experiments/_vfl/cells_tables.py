@@ -9,7 +9,7 @@ from experiments._vfl.cell import (
     DATASETS,
     FEATURE,
     LABEL,
-    Cell,
+    Reading,
     dataset_case,
     encrypted,
     no_data,
@@ -19,7 +19,7 @@ from experiments._vfl.cell import (
 from experiments._vfl.defenses import DefenseName
 
 
-def table3(base: Case) -> Iterator[Cell]:
+def table3(base: Case) -> Iterator[Reading]:
     """Label accuracy on real data, beside Li et al."""
     for printed in printed_cells("table3"):
         name = DATASETS.get(printed["dataset"])
@@ -34,7 +34,7 @@ def table3(base: Case) -> Iterator[Cell]:
             yield paper_cell(printed, dataset_case(base, name), f"{LABEL}_shared")
 
 
-def table4(base: Case) -> Iterator[Cell]:
+def table4(base: Case) -> Iterator[Reading]:
     """Participants, partitions, optimisers; each with and without encryption."""
     case = dataset_case(base, "sensorless")
     for metric, task in ((LABEL, "label"), (FEATURE, "feature")):
@@ -51,7 +51,7 @@ def table4(base: Case) -> Iterator[Cell]:
             yield paper_cell(printed, encrypted(base, changed) if printed["encrypted"] else changed, f"{metric}_shared")
 
 
-def _defended(printed: dict[str, Any], case: Case, metric: str, suffix: str = "", note: str = "") -> Iterator[Cell]:
+def _defended(printed: dict[str, Any], case: Case, metric: str, suffix: str = "", note: str = "") -> Iterator[Reading]:
     """A cell under a defense: the attacker as the paper seems to have it, and one that knows the defense."""
     yield paper_cell(printed, case, metric, suffix=suffix, note=note)
     if not metric.startswith("task"):
@@ -64,7 +64,7 @@ def _metric_of(table: str) -> str:
     return f"{LABEL if table.endswith('label') else FEATURE}_shared"
 
 
-def table5(base: Case) -> Iterator[Cell]:
+def table5(base: Case) -> Iterator[Reading]:
     """Gaussian noise, at three places that the paper's word may mean."""
     case = dataset_case(base, "sensorless")
     places: tuple[tuple[DefenseName, str], ...] = (
@@ -87,7 +87,7 @@ def table5(base: Case) -> Iterator[Cell]:
                     yield from _defended(printed, defended, metric, suffix)
 
 
-def table6(base: Case) -> Iterator[Cell]:
+def table6(base: Case) -> Iterator[Reading]:
     """DP-SGD, Marvell and VFLDefender, each in the readings that the text allows."""
     readings: dict[str, tuple[tuple[DefenseName, float, str], ...]] = {
         "dp-sgd-eps10": (("dp_sgd", 10.0, ""), ("label_dp", 10.0, "#label-dp")),
@@ -114,7 +114,7 @@ def table6(base: Case) -> Iterator[Cell]:
                     yield from _defended(printed, defended, metric, suffix)
 
 
-def fu(base: Case) -> Iterator[Cell]:
+def fu(base: Case) -> Iterator[Reading]:
     """The label inference of Fu et al."""
     case = dataset_case(base, "sensorless")
     for printed in printed_cells("text-fu"):

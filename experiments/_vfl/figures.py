@@ -1,5 +1,6 @@
 """Figures 3 to 9 of the VFLRecon paper, drawn from the rows of the tables; nothing here computes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _AXES = {
 }
 
 
-def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: dict[str, np.ndarray] | None) -> None:
+def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: Mapping[str, np.ndarray] | None) -> None:
     """Draw a table's figures into `folder`, as far as its cells ran.
 
     Args:

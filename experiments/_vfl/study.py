@@ -10,8 +10,8 @@ from experiments._vfl import figures as vfl_figures
 from experiments._vfl import pictures as vfl_pictures
 from experiments._vfl import report as vfl_report
 from experiments._vfl import tables as vfl_tables
-from experiments._vfl.cell import Cell
-from experiments._vfl.cells import cells
+from experiments._vfl.cell import Reading
+from experiments._vfl.cells import readings
 from experiments._vfl.options import DEMO_DATA, Args
 from experiments._vfl.problem import sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case
@@ -47,16 +47,13 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     if not args.table:
         for name in names:
             vertical_problem(args.case(name), seed=0)
-    wanted = [(table, cell) for table in args.table for cell in cells(table, args.case("sensorless"))]
+    wanted = [(table, reading) for table in args.table for reading in readings(table, args.case("sensorless"))]
     if args.table:
-        require_match(args.only, (cell.id for _, cell in wanted))
-    wanted = [(table, cell) for table, cell in wanted if args.only in cell.id]
+        require_match(args.only, (reading.id for _, reading in wanted))
+    wanted = [(table, reading) for table, reading in wanted if args.only in reading.id]
     config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
     out = args.out or default_out("vflrecon", _in_names("-".join(args.table or names)))
-    # Tables resume: finished cases of the folder are not run again.
     folder = RunFolder(out, "vflrecon", config, fresh=args.fresh)
-    if args.fresh:
-        (folder.path / "cases.jsonl").unlink(missing_ok=True)
     return _tables(args, wanted, folder, need_runs) if args.table else _study(args, names, folder)
 
 
@@ -96,20 +93,22 @@ def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, f
     return results
 
 
-def _tables(args: Args, wanted: list[tuple[str, Cell]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
-    rows, runner = vfl_tables.run_cells(
-        [cell for _, cell in wanted],
+def _tables(args: Args, wanted: list[tuple[str, Reading]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
+    rows, runner = vfl_tables.run_readings(
+        [reading for _, reading in wanted],
         folder,
         seeds=range(args.seeds),
         budget=args.budget,
         shadow_init=args.shadow_init,
-        pictured={cell.case for table, cell in wanted if table in vfl_figures.PICTURED},
+        pictured={reading.case for table, reading in wanted if table in vfl_figures.PICTURED},
+        fresh=args.fresh,
     )
     vfl_tables.show(rows)
     for table in args.table:
         own = [row for row, (name, _) in zip(rows, wanted, strict=True) if name == table]
-        case = next((cell.case for name, cell in wanted if name == table), None)
-        vfl_figures.draw(folder.path / "figures", table, own, None if case is None else runner.arrays(case, 0))
+        case = next((reading.case for name, reading in wanted if name == table), None)
+        arrays = None if case is None else vfl_tables.arrays_of(runner, case, 0)
+        vfl_figures.draw(folder.path / "figures", table, own, arrays)
     ran = sum(row["ours"] is not None for row in rows)
     results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
     vfl_report.write_tables(folder, args, rows)

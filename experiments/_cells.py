@@ -1,0 +1,139 @@
+"""Cells of a paper's tables: what is run for them within a budget, and the rows that come of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments._rows import BEYOND_BUDGET, NO_DATA
+from experiments._runner import Result, Runner
+from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study import RunFolder
+
+#: The results of a cell's jobs for one seed, in their order.
+Results = Sequence[Result]
+
+
+def score(name: str, factor: float = 1.0) -> Callable[[Results], float]:
+    """How a cell reads one score of its first job."""
+    return lambda results: factor * results[0].scores[name]
+
+
+#: PSNR as most papers report it.
+best_match = score("psnr_best_match")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number: the paper's, if it prints one, the jobs that give ours, and how it is read off their results."""
+
+    id: str
+    paper: float | None  # None: a figure's, or ours alone
+    unit: str
+    jobs: tuple[Any, ...] = ()  # hashable values; equal jobs run once
+    read: Callable[[Results], float] = best_match
+    note: str = ""  # how it is run
+    reason: str = ""  # why it has no jobs
+
+
+@dataclass
+class Budget:
+    """Seconds that are left."""
+
+    left: float
+
+    def fill(
+        self, row: dict[str, Any], folder: RunFolder, phase: str, need: float, measure: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Add to a row what was measured, or `not_run`, why nothing was; what can be measured is logged.
+
+        Args:
+            row: gets the entries.
+            folder: keeps the time under the phase's name.
+            phase: where the time belongs.
+            need: estimated seconds.
+            measure: gives the entries. `ValueError`, `FloatingPointError` and `MemoryError` concern this row alone.
+
+        Raises:
+            ConfigMismatchError: which concerns all rows.
+            OSError: if results cannot be written.
+        """
+        if need > max(self.left, 0.0):
+            minutes = max(1, round(need / 60))
+            row["not_run"] = f"{BEYOND_BUDGET}: needs about {minutes} minute{'s' if minutes > 1 else ''}"
+            return
+        before = sum(folder.seconds.values())
+        try:
+            with folder.phase(phase):
+                row |= measure()
+            folder.log(**row)
+        except ConfigMismatchError:
+            raise
+        except (ValueError, FloatingPointError, MemoryError) as error:
+            row["not_run"] = str(error)
+        finally:
+            self.left -= sum(folder.seconds.values()) - before
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    runner: Runner,
+    folder: RunFolder,
+    *,
+    seeds: Sequence[int],
+    budget: Budget,
+    beside: Callable[[Cell, Sequence[Results]], dict[str, Any]] = lambda *_: {},
+    watch: Callable[[str, int, int, str], None] = lambda *_: None,
+) -> list[dict[str, Any]]:
+    """Run what fits the budget.
+
+    Args:
+        cells: in the order in which they get the budget; those with a `reason` are listed.
+        runner: of their jobs.
+        folder: is told of every row, and refuses data that earlier results do not come from.
+        seeds: every cell is repeated for these.
+        budget: is charged with the time that cells take.
+        beside: what else a row says, given the cell and the results by seed.
+        watch: called as `watch("cells", number, total, id)` before a cell is run.
+
+    Returns:
+        One row per cell: `id`, `paper`, `unit` and `ours`, which is the mean over the seeds, with `spread` (standard
+        deviation), `seeds`, `values` and `note`; or `not_run`, why it has none.
+
+    Raises:
+        ConfigMismatchError: if results at hand come from other data; nothing has been written then.
+    """
+    runner.check((job for cell in cells if not cell.reason for job in cell.jobs), seeds)
+    folder.log_again()
+    rows = []
+    for number, cell in enumerate(cells):
+        row: dict[str, Any] = {"id": cell.id, "paper": cell.paper, "unit": cell.unit, "ours": None}
+        rows.append(row)
+        need = 0.0 if cell.reason else runner.cost(cell.jobs, seeds)
+        if why := cell.reason or (_why_not(cell, runner, seeds) if need <= max(budget.left, 0.0) else ""):
+            row["not_run"] = why
+            continue
+        watch("cells", number, len(cells), cell.id)
+        budget.fill(row, folder, cell.id.partition("/")[0], need, lambda: _measured(cell, runner, seeds, beside))  # noqa: B023
+    return rows
+
+
+def _why_not(cell: Cell, runner: Runner, seeds: Sequence[int]) -> str:
+    """Why the cell's jobs cannot run here, or nothing."""
+    try:
+        for seed in seeds:
+            for job in cell.jobs:
+                runner.jobs.require(job, seed)
+    except (OSError, ImportError, ValueError, MemoryError) as error:
+        return (NO_DATA if isinstance(error, FileNotFoundError) else "") + str(error)
+    return ""
+
+
+def _measured(
+    cell: Cell, runner: Runner, seeds: Sequence[int], beside: Callable[[Cell, Sequence[Results]], dict[str, Any]]
+) -> dict[str, Any]:
+    results = [[runner(job, seed) for job in cell.jobs] for seed in seeds]
+    values = [float(cell.read(of_seed)) for of_seed in results]
+    row = {"ours": float(np.mean(values)), "spread": float(np.std(values)), "seeds": list(seeds), "values": values}
+    return {**row, "note": cell.note, **beside(cell, results)}
