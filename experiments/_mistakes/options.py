@@ -1,0 +1,22 @@
+"""The options of the study of mistaken inputs; nothing heavy is imported, so that --help answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Args:
+    """How many draws, from where."""
+
+    draws: int = 5
+    """Draws of weights, batch and mistakes for every model."""
+    data: str = "natural_patches"
+    """Images of the clients, which the checks never see."""
+    minutes: float = 0.5
+    """Budget of the attacks on a mistake that no check sees; 0 attacks none."""
+    seed: int = 0
+    """Seed of the first draw."""
+    out: Path | None = None
+    """Folder of the run."""
+    fresh: bool = False
+    """Start over."""

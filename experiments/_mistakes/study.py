@@ -1,0 +1,100 @@
+"""Makes every mistake, checks it, attacks those that no check sees, and counts what the verdicts say."""
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+from experiments._mistakes.kinds import MIRRORED, MISTAKES, Claim, build_models, draw_client
+from experiments._mistakes.options import Args
+from experiments._report import write_rows
+from jaxleak import _validate, audit, protocols
+from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study.files import read_lines
+from jaxleak.study.sources import drawn
+
+#: What becomes of a mistake: a check fails; a check is suspicious; or none is, and the verdict is one of the others.
+_FIELDS = ("made", "failed", "suspicious", "leaks", "warned", "silent", "not_attacked")
+#: Keys of metrics have no dots, which separate them.
+_AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Make and check all mistakes; returns the metrics."""
+    _validate.count(draws=args.draws)
+    config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", config, fresh=args.fresh)
+    folder.sources.bind(drawn(args.data, 256, 0))
+    known = _finished(folder, args)
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
+    by_model: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
+    with Progress() as progress, folder.phase("checks"):
+        chosen = build_models()
+        for number, (name, (model, mode)) in enumerate(chosen.items()):
+            shares = {m: protocols.ClientShare(model, batch_norm=m) for m in ("train", "eval")}  # type: ignore[arg-type]
+            MIRRORED.update({id(shares["train"]): shares["eval"], id(shares["eval"]): shares["train"]})
+            for draw in range(args.draws):
+                client = draw_client(shares[mode], args, 1000 * number + draw)
+                for mistake, make in MISTAKES.items():
+                    claim = make(client)
+                    if claim is None:
+                        continue
+                    what = {"model": name, "draw": draw, "mistake": mistake}
+                    status = known.get(tuple(what.values()))
+                    if status is None:
+                        status = _status(claim, 0.0 if mistake == "none" else args.minutes)
+                        run = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
+                        folder.log(**what, batch_size=client.size, status=status, **run)
+                    for row in (counts[mistake], by_model[name if mistake != "none" else f"{name}, no mistake"]):
+                        row["made"] += 1
+                        row[status] += 1
+                progress.update(name, draw + 1, args.draws)
+    mistakes = {name: row for name, row in counts.items() if name != "none"}
+    total = {field: sum(row[field] for row in mistakes.values()) for field in _FIELDS}
+    right = counts["none"]
+    metrics: dict[str, Any] = total | {
+        "right": right["made"], "false_alarms": right["failed"], "false_suspicions": right["suspicious"],
+        "by_mistake": {name.translate(_AS_KEY): row for name, row in mistakes.items()},
+    }  # fmt: skip
+    print(table(mistakes))
+    print(f"right updates: {right['made']}, false alarms: {right['failed']}, suspicious: {right['suspicious']}")
+    cells = [{"model": name} | row for name, row in by_model.items()]
+    write_rows(folder, "How many mistaken inputs an audit catches", args, cells, seeds=(args.seed,))
+    folder.finish(metrics, cells=cells)
+    print(folder.contents())
+    return metrics
+
+
+def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], str]:
+    """What earlier sittings logged of this run: statuses by model, draw and mistake."""
+    log = folder.path / "metrics.jsonl"
+    if args.fresh or not log.exists():
+        return {}
+    lines = [line for _, line in read_lines(log, dict)]
+    wanted = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
+    return {
+        (line["model"], line["draw"], line["mistake"]): line["status"]
+        for line in lines
+        if wanted.items() <= line.items() and line["status"] in _FIELDS
+    }
+
+
+def _status(claim: Claim, minutes: float) -> str:
+    """One of `_FIELDS`: what the checks say, and where they are silent what the verdict does."""
+    statuses = {finding.status for finding in audit.check_update(**claim)}
+    found = next((status for status in ("failed", "suspicious") if status in statuses), None)
+    if found is not None or not minutes:
+        return found or "not_attacked"
+    share = claim["share"]
+    verdict = audit.update(
+        share.model, claim["variables"], claim["payload"], batch_size=claim["batch_size"],
+        batch_norm=share.batch_norm, minutes=minutes,
+    )  # fmt: skip
+    if verdict.verdict == "leaks":
+        return "leaks"
+    return "warned" if any(reason.startswith("Warning") for reason in verdict.reasons) else "silent"
+
+
+def table(rows: dict[str, dict[str, int]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| mistake | {' | '.join(_FIELDS)} |".replace("_", " "), "|---" * (1 + len(_FIELDS)) + "|"]
+    return "\n".join(lines + [f"| {n} | {' | '.join(str(r[field]) for field in _FIELDS)} |" for n, r in rows.items()])
