@@ -1,7 +1,10 @@
 """The command `jaxleak audit`, from files to a report."""
 
 import json
+import os
+import re
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -63,12 +66,105 @@ def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
         (["--image", "5", "5", "1"], r"must have shape"),
         (["--batch-size", "0"], "batch_size must be > 0"),
         (["--minutes", "-1"], "minutes must be > 0"),
+        (["--minutes", "nan"], "minutes must be > 0"),
+        (["--minutes", "inf"], "minutes must be finite"),
+        (["--strength", "0.1"], "strength must be given with the defense"),
+        (["--defense", "gaussian"], "strength of gaussian must be given: its standard deviation"),
+        (["--defense", "nosuch", "--strength", "1"], "defense must be one that an attacker can know"),
+        (["--classes", "7"], "must have shape"),
+        (["--classes", "0"], "num_classes must be"),
+        (["--local-steps", "0"], "local_steps must be > 0"),
+        (["--mean", "0.5", "0.5", "--std", "1"], "mean and std must have one entry for each of 1 channels"),
     ],
 )
 def test_unusable_inputs_are_named(files, tmp_path, capsys, change, message):
     _, command = files
     assert main([*command, str(tmp_path), *change]) == 1
     assert message in capsys.readouterr().err
+
+
+#: What somebody may give in place of a tensor file, by name.
+HOSTILE = {
+    "empty": b"",
+    "text": b"no tensors",
+    "truncated": b"\x40\x01\0\0\0\0\0\0{",
+    "header of 2^60 bytes": struct.pack("<Q", 2**60) + b"{}",
+    "pickle": b"\x80\x04cos\nsystem\n(S'touch opened'\ntR.",
+}
+
+
+@pytest.mark.parametrize("option", ["--weights", "--update"])
+@pytest.mark.parametrize("content", HOSTILE)
+def test_files_without_tensors_are_refused_and_nothing_is_left(files, tmp_path, monkeypatch, capsys, option, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.pt").write_bytes(HOSTILE[content])
+    assert main([*files[1], str(tmp_path / "out"), option, "hostile.pt"]) == 1
+    error = capsys.readouterr().err
+    assert "hostile.pt cannot be read as safetensors, npz or PyTorch tensors" in error
+    assert "Traceback" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.pt"]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", "--out must name a folder of its own"),
+        ("file", "--out file is a file"),
+        ("file/out", "cannot write file/out"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused(files, tmp_path, monkeypatch, capsys, out, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    assert main([*files[1], out]) == 1
+    assert message in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("option", ["--weights", "--update", "--truth"])
+def test_what_is_no_file_is_not_waited_for(files, tmp_path, capsys, option):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("fifo", "loop", "."):
+        assert main([*files[1], str(tmp_path / "out"), option, str(tmp_path / name)]) == 1
+        assert f"{option} {tmp_path / name} does not exist or is not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 4, 4, 1)), "y": [3, 1]}, r"images of shape \(1, 4, 4, 1\), got \(2, 4, 4, 1\)"),
+        ({"x": np.zeros((1, 5, 4, 1)), "y": [3]}, r"images of shape \(1, 4, 4, 1\), got \(1, 5, 4, 1\)"),
+        ({"x": np.full((1, 4, 4, 1), np.nan), "y": [3]}, r"images in \[0, 1\], got nan"),
+        ({"x": np.full((1, 4, 4, 1), 255.0), "y": [3]}, r"images in \[0, 1\], got 255"),
+        ({"x": np.zeros((1, 4, 4, 1)), "y": [10]}, r"labels in \[0, 10\), got \[10\]"),
+        ({"images": np.zeros((1, 4, 4, 1))}, "must be an npz file with x and y"),
+        ({"x": np.array([{}], object), "y": [3]}, "Object arrays cannot be loaded"),
+    ],
+)
+def test_a_truth_that_cannot_be_that_of_the_update_is_refused(files, tmp_path, capsys, arrays, message):
+    np.savez(tmp_path / "truth.npz", **arrays)
+    assert main([*files[1], str(tmp_path / "out"), "--truth", str(tmp_path / "truth.npz")]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(:\n", r"net.py cannot be imported: SyntaxError: invalid syntax"),
+        ("\n1 / 0\n", r"net.py cannot be imported: ZeroDivisionError: division by zero \(line 2\)"),
+        ("import nosuchmodule\n", r"ModuleNotFoundError: No module named 'nosuchmodule' \(line 1\)"),
+        ("import os\nclass Other: pass\n", r"net.py has no 'Net'; it has Other$"),
+        ("Net = 7\n", "must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got int"),
+    ],
+)
+def test_a_models_file_that_is_of_no_use_is_refused_in_a_line(files, tmp_path, capsys, text, message, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    (tmp_path / "net.py").write_text(text)
+    assert main([*files[1], str(tmp_path / "out"), "--model", f"{tmp_path / 'net.py'}:Net"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
 
 
 def test_checkpoints_of_another_configuration_end_with_one_line(files, monkeypatch, capsys):

@@ -134,6 +134,24 @@ def test_a_module_of_nnx_computes_the_same_in_both_modes(normalised):
     assert [a.shape for a in out.activations] == [(2, 8, 8, 4), (2, 6)]
 
 
+class Standardised(nn.Module):
+    """Flax's fast variances: a mean of squares less a squared mean, which a maximum with zero keeps from rounding."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.GroupNorm(2)(nn.Conv(4, (3, 3))(x))
+        return nn.Dense(CLASSES, name="head")(nn.LayerNorm()(x.reshape(len(x), -1)))
+
+
+def test_the_bound_of_a_variance_is_no_kink():
+    module = Standardised()
+    model, variables = models.from_flax(module, module.init(jax.random.key(0), X), image_shape=IMAGE)
+    exact, smooth = (model.apply(variables, X, sharpness=sharpness) for sharpness in (None, 2.0))
+    np.testing.assert_array_equal(smooth.logits, exact.logits)
+    assert not exact.activations
+    assert not model.notes
+
+
 def test_statistics_that_are_not_granted_are_not_missed_in_training(normalised):
     _, model, variables = normalised
     withheld = {**variables, "batch_stats": None}

@@ -20,7 +20,8 @@ from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
 from jaxleak.audit import EXIT_STATUS, update, write_report
 from jaxleak.models import Classifier
-from jaxleak.study.files import write_json, write_npz
+from jaxleak.study import require_own_folder
+from jaxleak.study.files import naming, write_json, write_npz
 
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -28,6 +29,9 @@ _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 def audit(options: argparse.Namespace) -> int:
     """Run the audit, print the verdict, and write results.json, reconstruction.npz and report.html."""
     begin = time.perf_counter()
+    require_own_folder(options.out)
+    if options.out.exists() and not options.out.is_dir():
+        raise FileExistsError(f"--out {options.out} is a file; it must name a folder, which may be there already")
     for name in ("weights", "update", "truth"):  # before anything is built from one of them
         path = getattr(options, name)
         if path is not None and not path.is_file():
@@ -41,7 +45,8 @@ def audit(options: argparse.Namespace) -> int:
         for field in dataclasses.fields(capture.Facts)
         if getattr(options, field.name, None) is not None
     }
-    options.out.mkdir(parents=True, exist_ok=True)
+    with naming(options.out):
+        options.out.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(options.out)  # held until the report is written
     verdict = update(
         model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,

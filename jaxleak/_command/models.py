@@ -4,8 +4,10 @@ import argparse
 import ast
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -56,11 +58,21 @@ def _from_file(spec: str) -> Any:
     module = importlib.util.module_from_spec(found)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent))
-    found.loader.exec_module(module)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever somebody's file does
+        raise ValueError(f"--model: {file} cannot be imported: {_where(error, path)}") from error
     if not hasattr(module, name):
-        public = [other for other in vars(module) if not other.startswith("_")]
+        public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
         raise ValueError(f"--model: {file} has no {name!r}; it has {', '.join(public)}")
     return getattr(module, name)
+
+
+def _where(error: Exception, path: Path) -> str:
+    """The error in a line, with the line of the file that raised it where the traceback has one."""
+    inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    line = f" (line {inside[-1]})" if inside else ""
+    return f"{type(error).__name__}: {error}{line}"
 
 
 def _classifier(found: Any, shape: tuple[int, int, int], classes: int) -> Classifier:

@@ -138,6 +138,8 @@ def _sent(update: Any, facts: dict[str, Any]) -> tuple[capture.Update, capture.F
     if unknown:
         raise ValueError(f"{unknown[0]} is not a fact about a client; see capture.Facts")
     known = dataclasses.replace(update.facts, **{name: fact for name, fact in facts.items() if fact is not None})
+    if known.strength is not None and known.defense in (None, "none"):
+        raise ValueError(f"strength must be given with the defense that it is of, got {known.strength:g} alone")
     return update._replace(facts=known), known
 
 

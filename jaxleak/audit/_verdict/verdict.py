@@ -123,7 +123,7 @@ def decide(
         how = "are the solution of equations" if best.solved else "are what independent starts agree on"
         reasons.append(
             f"{int(best.shown.sum())} of {len(best.x)} images {how} ({best.attack}); the gradient of the answer has a "
-            f"cosine distance of {best.cosine_distance:.1e} from the update."
+            f"cosine distance of {max(0.0, best.cosine_distance):.1e} from the update."
         )
     elif reasons:
         reasons += ["No image is shown.", *tried, *not_tried]

@@ -43,6 +43,9 @@ _COMPARISONS = {"gt": True, "ge": True, "lt": False, "le": False}
 #: Primitives that only move a parameter's entries.
 _MOVES = frozenset(["reshape", "transpose", "squeeze", "expand_dims", "rev", "convert_element_type", "copy"])
 
+#: Primitives between a sum and the mean that it becomes.
+_SCALES = frozenset(["div", "mul", "reshape", "broadcast_in_dim", "convert_element_type"])
+
 #: Numbers this large stand for no bound at all, and bounds this small only keep a division from failing.
 _NO_BOUND, _GUARD = 1e30, 1e-6
 
@@ -95,6 +98,7 @@ class Facts:
         self.curved: set[int] = set()
         #: Choices by sign that are no kinks: another choice by the same sign takes their place there.
         self.guards: set[int] = set()
+        self._makers = {step.outputs[0]: step for step in program.all_steps() if len(step.outputs) == 1}
         for step in program.all_steps():
             if len(step.outputs) == 1:
                 self._count(step)
@@ -122,13 +126,12 @@ class Facts:
 
     def _forget_guards(self) -> None:
         """ELU is `where(x > 0, x, expm1(where(x > 0, 0, x)))`: the inner choice only keeps the other branch finite."""
-        by_output = {step.outputs[0]: step for step in self.program.all_steps() if step.outputs}
-        for step in by_output.values():
+        for step in self._makers.values():
             if step.name != "select_n" or step.outputs[0] in self.functions or step.inputs[0] not in self.signs:
                 continue
             of, waiting = self.signs[step.inputs[0]].of, list(step.inputs[1:])
             while waiting:
-                maker = by_output.get(slot := waiting.pop())
+                maker = self._makers.get(slot := waiting.pop())
                 if maker is None or maker.name not in _ELEMENTWISE:
                     continue
                 if maker.name == "select_n" and slot in self.functions and self.functions[slot].of == of:
@@ -147,6 +150,8 @@ class Facts:
             return
         if name in _COMPARISONS:
             self._compare(step)
+        if name == "max" and any(map(self._is_variance, inputs)):
+            return  # a bound that only rounding ever meets is no kink
         varying = [slot for slot in inputs[1 if name == "select_n" else 0 :] if slot not in self.numbers]
         if not varying or not all(slot in self.numbers or self._same_shape(slot, out) for slot in inputs):
             return
@@ -155,6 +160,23 @@ class Facts:
             of = self.signs[inputs[0]].of
         if name in _FUNCTIONS:
             self._set(out, _FUNCTIONS[name](self, inputs, of))
+
+    def _is_variance(self, slot: int) -> bool:
+        """Whether the slot is a mean of squares less the square of a mean, as Flax computes variances."""
+        less = self._makers.get(slot)
+        if less is None or less.name != "sub" or not self._is_square(less.inputs[1]):
+            return False
+        maker = self._makers.get(less.inputs[0])
+        while maker is not None and maker.name in _SCALES:
+            maker = self._makers.get(maker.inputs[0])
+        return maker is not None and maker.name == "reduce_sum" and self._is_square(maker.inputs[0])
+
+    def _is_square(self, slot: int) -> bool:
+        maker = self._makers.get(slot)
+        if maker is None:
+            return False
+        twice = maker.name == "mul" and maker.inputs[0] == maker.inputs[1]
+        return twice or maker.name == "square" or (maker.name == "integer_pow" and maker.params["y"] == 2)
 
     def _set(self, slot: int, function: Piecewise | None) -> None:
         if function is not None and function.of != slot:

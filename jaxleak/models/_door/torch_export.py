@@ -1,8 +1,10 @@
 """PyTorch modules as classifiers, by way of `torch.export`."""
 
+import contextlib
 import copy
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -115,8 +117,7 @@ class _Graphs:
         import torch
 
         images = torch.zeros(size, *self.shape)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's about itself
+        with _quiet():
             try:
                 shapes = ({0: torch.export.Dim("batch")},) if of_any_size else None
                 exported = torch.export.export(self.module, (images,), dynamic_shapes=shapes)
@@ -130,13 +131,26 @@ class _Graphs:
         return _readable(exported, self.dropout)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's warnings about itself and its log of an error that is raised as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
 def _readable(exported: Any, dropout: Dropout) -> Graph:
     """The graph as it is, else decomposed into core operators, which has no changes in place."""
     try:
         return Graph(exported, dropout)
     except UnknownOperatorsError:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             return Graph(exported.run_decompositions(), dropout)
 
 
