@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments._rows import Beside, grouped
+from experiments._rows import Beside, grouped, has_run, require_runs
 from jaxleak.study import RunFolder
 from jaxleak.study.reports import Section, command_line, write_markdown
 
@@ -57,6 +57,38 @@ def write_cells(
         not_run=grouped((row["not_run"], row["id"]) for row in rows if row["ours"] is None),
         captions=captions,
     )
+
+
+def finish_cells(
+    folder: RunFolder,
+    title: str,
+    options: Any,
+    rows: Sequence[dict[str, Any]],
+    beside: Beside,
+    *,
+    seeds: Sequence[int],
+    captions: Mapping[str, str] | None = None,
+    need_runs: bool,
+    **metrics: Any,
+) -> dict[str, float]:
+    """Write report.md and results.json, and say where everything is.
+
+    Args:
+        folder, title, options, rows, beside, seeds, captions: as in `write_cells`.
+        need_runs: raise in the end, as `require_runs` does, if no cell ran.
+        metrics: others than those returned, for results.json.
+
+    Returns:
+        `cells_run`, `cells_listed` and `seconds`.
+    """
+    write_cells(folder, title, options, rows, beside, seeds=seeds, captions=captions)
+    ran = sum(map(has_run, rows))
+    counts = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran), "seconds": sum(folder.seconds.values())}
+    folder.finish(counts | metrics, cells=list(rows))
+    print(folder.contents())
+    if need_runs:
+        require_runs(rows)
+    return counts
 
 
 def _section(table: str, rows: Sequence[dict[str, Any]], beside: Beside) -> Section:

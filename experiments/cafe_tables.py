@@ -32,8 +32,8 @@ import numpy as np
 from experiments._cafe.cells import DATASETS, CafeJobs, available, setting_of
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from experiments._cells import Budget, Cell, Results, run_cells
-from experiments._report import write_cells
-from experiments._rows import NO_DATA, NOT_ASKED, require_match, require_runs, show_cells
+from experiments._report import finish_cells
+from experiments._rows import NO_DATA, NOT_ASKED, require_match, show_cells
 from experiments._runner import Result, Runner, runner_in
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
@@ -109,12 +109,8 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     _draw_curves(folder, runner)
     for name, images in pictured(runner, [cell for cell in chosen if not cell.reason], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
-    ran = [row for row in rows if row["ours"] is not None]
-    write_cells(folder, "The tables of the CAFE papers", args, rows, BESIDE, seeds=args.seeds, captions=CAPTIONS)
-    folder.finish({"cells_run": len(ran), "cells_listed": len(rows) - len(ran)}, cells=rows)
-    print(folder.contents())
-    if need_runs:
-        require_runs(rows)
+    title = "The tables of the CAFE papers"
+    finish_cells(folder, title, args, rows, BESIDE, seeds=args.seeds, captions=CAPTIONS, need_runs=need_runs)
     return rows
 
 

@@ -40,8 +40,8 @@ from experiments._fedleak.cells import cells, names, over_rounds
 from experiments._fedleak.jobs import DATASETS, Sizes
 from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
 from experiments._fedleak.weights import Training
-from experiments._report import write_cells
-from experiments._rows import NO_DATA, NOT_ASKED, require_match, require_runs
+from experiments._report import finish_cells
+from experiments._rows import NO_DATA, NOT_ASKED, require_match
 from experiments._runner import runner_in
 from jaxleak import _validate, attacks, models
 from jaxleak.study import Progress, RunFolder, default_out, run_command
@@ -181,16 +181,10 @@ def tables(args: Args) -> dict[str, float]:
     rules = fedleak_report.label_rules(runner)
     fedleak_report.show_label_rules(rules)
     fedleak_report.draw(folder, runner, args.seeds[0])
-    ran = [row for row in rows if row["ours"] is not None]
-    metrics = {"cells_run": len(ran), "cells_listed": len(rows) - len(ran), "seconds": sum(folder.seconds.values())}
-    captions = fedleak_report.CAPTIONS
-    write_cells(
-        folder, "The tables of FedLeak", args, rows, fedleak_report.BESIDE, seeds=args.seeds, captions=captions
+    return finish_cells(
+        folder, "The tables of FedLeak", args, rows, fedleak_report.BESIDE, seeds=args.seeds,
+        captions=fedleak_report.CAPTIONS, need_runs=True, **({"label_rules": rules} if rules else {}),
     )  # fmt: skip
-    folder.finish(metrics | ({"label_rules": rules} if rules else {}), cells=rows)
-    print(folder.contents())
-    require_runs(rows)
-    return metrics
 
 
 def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:

@@ -11,6 +11,14 @@ from experiments._vfl.tables import BESIDE
 from jaxleak.study.plots import save_figure, subplots
 from jaxleak.study.sheets import comparison_sheet
 
+#: What the figures of tables show, by their names.
+CAPTIONS = {
+    "fig4.png": "The victim's part of the images above what was made of cut gradients; brightness is scaled pixel by "
+    "pixel.",
+    "fig6.png": "Correlations of the same ten features, original and reconstructed.",
+    "*": "Ours over the seeds, beside the other attacks, both baselines and the paper's points.",
+}
+
 #: Tables whose figures show arrays, and not numbers of rows.
 PICTURED = ("fig4", "fig6")
 #: What a person calls the attacks and what stands beside them.

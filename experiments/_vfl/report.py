@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments._report import write_cells
-from experiments._vfl.tables import BESIDE_COLUMNS
 from jaxleak.study import RunFolder
 from jaxleak.study.reports import Section, command_line, write_markdown
 
@@ -15,12 +13,6 @@ _READING = (
     "the samples that took part. The name's end says how the shadow run starts, or which other attack it is; baseline "
     "is what the attacker's own features say without any gradient."
 )
-_TABLE_CAPTIONS = {
-    "fig4.png": "The victim's part of the images above what was made of cut gradients; brightness is scaled pixel by "
-    "pixel.",
-    "fig6.png": "Correlations of the same ten features, original and reconstructed.",
-    "*": "Ours over the seeds, beside the other attacks, both baselines and the paper's points.",
-}
 
 
 def write_study(
@@ -47,12 +39,6 @@ def write_study(
         sections=[Section("Scores", (_READING,), ("score", *runs), rows)],
         captions=captions,
     )
-
-
-def write_tables(folder: RunFolder, args: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Report cells of the paper's tables; `rows` are those of `run_cells`."""
-    seeds = range(args.seeds)
-    write_cells(folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=seeds, captions=_TABLE_CAPTIONS)
 
 
 def with_spread(values: Sequence[float]) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments._rows import require_match, require_runs
+from experiments._report import finish_cells
+from experiments._rows import require_match
 from experiments._vfl import figures as vfl_figures
 from experiments._vfl import pictures as vfl_pictures
 from experiments._vfl import report as vfl_report
@@ -109,14 +110,10 @@ def _tables(args: Args, wanted: list[tuple[str, Reading]], folder: RunFolder, ne
         case = next((reading.case for name, reading in wanted if name == table), None)
         arrays = None if case is None else vfl_tables.arrays_of(runner, case, 0)
         vfl_figures.draw(folder.path / "figures", table, own, arrays)
-    ran = sum(row["ours"] is not None for row in rows)
-    results = {"cells_run": float(ran), "cells_listed": float(len(rows) - ran)}
-    vfl_report.write_tables(folder, args, rows)
-    folder.finish(results, cells=rows)
-    print(folder.contents())
-    if need_runs:
-        require_runs(rows)
-    return results
+    return finish_cells(
+        folder, "The tables of VFLRecon", args, rows, vfl_tables.BESIDE_COLUMNS, seeds=range(args.seeds),
+        captions=vfl_figures.CAPTIONS, need_runs=need_runs,
+    )  # fmt: skip
 
 
 def _in_names(text: str) -> str:
