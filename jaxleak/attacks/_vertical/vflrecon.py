@@ -146,23 +146,22 @@ def train_vflrecon(
     _validate.positive(epochs=epochs, steps_per_batch=steps_per_batch)
     if not fields or set(fields) - set(FIELDS):
         raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
-    if shadow.party is None or shadow.index is None:
-        raise ValueError("vflrecon needs a threat that grants a party's record and the sample ids")
+    index, record = require_party(shadow)
     if held_out is not None and (held_out.shape != private.y.shape or bool(held_out.all())):
         raise ValueError(f"held_out must have shape {private.y.shape} and leave samples, got {held_out.shape}")
     target = targets_of(model, private, party, task)
     default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
     return train_network(
         key,
-        shadow.party,
-        target[shadow.index],
+        record,
+        target[index],
         Record(tuple(fields)),
         hidden=tuple(default_hidden if hidden is None else hidden),
         task=task,
         epochs=epochs,
         steps_per_batch=steps_per_batch,
         optimizer=_ADAM if optimizer is None else optimizer,
-        weights=None if held_out is None else (~held_out)[shadow.index].astype(jnp.float32),
+        weights=None if held_out is None else (~held_out)[index].astype(jnp.float32),
     )
 
 
