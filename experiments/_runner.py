@@ -17,6 +17,8 @@ from jaxleak.study.sources import Arrays, Sources
 
 #: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
 _SURE_AFTER = 60.0
+#: The form of a result's files; those of another form have other names, and their jobs are run again.
+_FORMAT = 2
 Kind = TypeVar("Kind", bound=Hashable, contravariant=True)
 
 
@@ -107,7 +109,7 @@ class Runner:
 
     def path(self, job: Hashable, seed: int) -> Path:
         """The file of a result's scores."""
-        return self.folder / f"{digest(dict(self.jobs.identity(job, seed)))}.json"
+        return self.folder / f"{digest({'format': _FORMAT, **self.jobs.identity(job, seed)})}.json"
 
     def done(self, job: Hashable, seed: int) -> bool:
         """Whether the result is at hand."""
