@@ -24,17 +24,18 @@ def test_times_are_in_the_unit_that_a_person_would_say(seconds, said):
     assert _progress.duration(seconds) == said
 
 
-def test_a_log_gets_a_line_per_update_with_pace_and_time_left(capsys, clock):
+def test_a_log_gets_lines_with_pace_and_time_left_some_seconds_apart(capsys, clock, monkeypatch):
+    monkeypatch.setattr(_progress, "LOG_EVERY", 2.0)
     with Progress() as progress:
-        progress.update("Step I", 100, 1000)
-        progress.update("Step I", 200, 1000, "half a note")
-        progress.update("Step II", 1, 5)
-        progress.update("Step II", 2, 5)
+        for done in (100, 150, 200, 250):
+            progress.update("Step I", done, 1000, "half a note" if done == 200 else "")
+        for done in (1, 3, 5):
+            progress.update("Step II", done, 5)
     assert capsys.readouterr().err.splitlines() == [
         "Step I: 100/1000, ...",
-        "Step I: 200/1000, 100 per s, 8 s left  half a note",
+        "Step I: 200/1000, 50 per s, 16 s left  half a note",
         "Step II: 1/5, ...",
-        "Step II: 2/5, 1.0 per s, 3 s left",
+        "Step II: 5/5, 2.0 per s, 0 s left",
     ]
 
 

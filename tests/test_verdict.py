@@ -199,7 +199,27 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
-    assert reasons[0].startswith("1 of 2 images")
+    assert reasons[0].startswith("1 of 2 images is certified: independent starts end at the same image (near), ")
+    assert reasons[0].endswith(" a cosine distance of 1.0e-03 from the update.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"solved": True}, "The image is certified: equations have it as their solution (the inputs of a dense layer)"),
+        ({"attack": "fedleak_400", "agreement": np.ones(1)}, "independent starts end at the same image (FedLeak, 400"),
+        ({"attack": "row_space", "agreement": np.ones(1)}, "independent starts end at the same image (row spaces)"),
+    ],
+)
+def test_what_shows_an_image_is_said_in_words_and_rounding_is_no_distance(fields, said):
+    from jaxleak.audit._verdict.verdict import Answer, decide
+
+    image, nothing = np.zeros((1, 4, 4, 1)), np.zeros(10, int)
+    found = Answer(**{"attack": "dense_inputs", "x": image, "y": np.zeros(1, int), "misfit": 0.0} | fields,
+                   cosine_distance=-1.2e-07)  # fmt: skip
+    _, (reason,) = decide([], nothing, found, [], [])
+    assert said in reason
+    assert reason.endswith(" a cosine distance below 1e-06 from the update.")
 
 
 def test_a_stated_defense_is_known_to_the_attacker_or_refused(perceptron):

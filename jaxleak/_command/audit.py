@@ -20,7 +20,7 @@ from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
 from jaxleak.audit import EXIT_STATUS, update, write_report
 from jaxleak.models import Classifier
-from jaxleak.study import require_own_folder
+from jaxleak.study import Progress, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -48,10 +48,11 @@ def audit(options: argparse.Namespace) -> int:
     with naming(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(options.out)  # held until the report is written
-    verdict = update(
-        model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
-        fresh=options.fresh, show=_progress, **facts,
-    )  # fmt: skip
+    with Progress() as progress:
+        verdict = update(
+            model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
+            fresh=options.fresh, show=progress.update, **facts,
+        )  # fmt: skip
     print(f"\n{verdict.verdict.upper()}")
     for reason in verdict.reasons:
         print(f"  {reason}")
@@ -107,11 +108,6 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             return arrays["x"], arrays.get("y")
     except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"--truth {path} must be an npz file with x and y: {error}") from error
-
-
-def _progress(attack: str, done: int, total: int, note: str) -> None:
-    end = "\r" if sys.stderr.isatty() else "\n"
-    print(f"{attack}: {done} of {total} iterations, {note}", end=end, file=sys.stderr, flush=True)
 
 
 def _without_images(answer: Any) -> dict[str, Any]:

@@ -94,7 +94,11 @@ def _classifier(found: Any, shape: tuple[int, int, int], classes: int) -> Classi
     }
     for library, kind in modules.items():
         if isinstance(found, kind):
-            model, _ = doors[library](found, image_shape=shape, num_classes=classes)
+            try:
+                model, _ = doors[library](found, image_shape=shape, num_classes=classes)
+            except ValueError as error:
+                taken = f"--image {' '.join(map(str, shape))} and --classes {classes}"
+                raise ValueError(f"{error} (the model was built for {taken}: are they those of the client?)") from error
             return model
     raise ValueError(
         f"--model: must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got {type(found).__name__}"

@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 
 from jaxleak.audit._verdict import Verdict
+from jaxleak.audit._verdict.verdict import called
 
 _MEANING = {
     "leaks": "Private data of this client can be read from its update.",
     "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
+}
+#: What a person calls a metric, by its name in results.json; those of the truth are there only where one was given.
+_NUMBERS = {
+    "verdict": "verdict",
+    "label_count": "labels proven to be in the batch",
+    "gradient_misfit": "difference between the update and the answer's gradient, relative to the update",
+    "agreement": "agreement: SSIM between independent starts (1: the same image)",
+    "psnr": "PSNR to the truth, in dB (30 and more show an image's detail)",
+    "ssim": "SSIM to the truth (1: the same image)",
+    "label_accuracy": "share of the true labels found",
 }
 
 
@@ -52,6 +63,8 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
         meaning=_MEANING[verdict.verdict],
         kind={"leaks": "bad", "not shown to leak": "open", "inputs inconsistent": "wrong"}[verdict.verdict],
         pictures=pictures,
+        called=called,
+        numbers={_NUMBERS.get(name, name): value for name, value in verdict.metrics.items()},
         labels=[(c, int(count)) for c, count in enumerate(verdict.labels) if count],
         provenance=provenance,
     )

@@ -14,6 +14,8 @@ from rich.table import Column
 
 from jaxleak import _mesh
 
+#: Seconds between two lines of a phase in a log.
+LOG_EVERY = 5.0
 #: What stands before the first update of a phase.
 COMPILING = "compiling, which takes about 20 s the first time"
 
@@ -28,7 +30,7 @@ class StoppedBySignal(SystemExit):
 
 
 class Progress:
-    """A bar on a terminal, one printed line per update elsewhere; and the place where signals are answered.
+    """A bar on a terminal, and a line every few seconds elsewhere; and the place where signals are answered.
 
     While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, and end the run
     there, or at the end of the block, with a message that says how to continue. A second signal ends it at once.
@@ -51,6 +53,7 @@ class Progress:
         self._task = self._bar.add_task(COMPILING, total=None, pace="", note="")
         self._begin, self._phase = time.perf_counter(), ""
         self._first = 0
+        self._said = 0.0
         self._signal = 0
         self._handlers: dict[int, Any] = {}
 
@@ -103,13 +106,15 @@ class Progress:
             StoppedBySignal: if a signal came, in any process of the run.
         """
         now = time.perf_counter()
-        if phase != self._phase:
+        begins = phase != self._phase
+        if begins:
             self._phase, self._begin, self._first = phase, now, done
         rate = (done - self._first) / max(now - self._begin, 1e-9)
         pace = f"{done}/{total}, " + (f"{_each(rate)}, {duration((total - done) / rate)} left" if rate > 0 else "...")
         if self._shown():
             self._bar.update(self._task, description=phase, completed=done, total=total, pace=pace, note=note)
-        elif _mesh.is_writer():
+        elif _mesh.is_writer() and (begins or done == total or now - self._said >= LOG_EVERY):
+            self._said = now
             print(f"{phase}: {pace}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
         if (stop := self._stop()) is not None:
             raise stop

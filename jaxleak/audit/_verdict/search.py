@@ -17,7 +17,7 @@ from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import template_of
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
@@ -89,8 +89,8 @@ def search(
         last[:] = [(done, run)]
         pace.append((time.monotonic() - marks[-1]) / len(infos["distance"]))
         marks.append(time.monotonic())
-        case.show(name, done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
         case.store.note()
+        case.show(called(name), done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
         if case.store.left <= 0 and done < total:
             raise SpentError
 

@@ -14,7 +14,7 @@ from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, graded, search
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -129,7 +129,7 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
 
     answer, pace = one(_FIRST)
     if answer is None:
-        yield f"{name} was not tried: the time was spent."
+        yield f"{called(name)} was not tried: the time was spent."
         return
     yield answer
     if briefly or answer.shown.all() or not answer.finished:

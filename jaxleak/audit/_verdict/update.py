@@ -17,7 +17,7 @@ from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
-from jaxleak.audit._verdict.verdict import Answer, Verdict, best_of, decide, unexplained
+from jaxleak.audit._verdict.verdict import Answer, Verdict, best_of, called, decide, unexplained
 from jaxleak.checkpoint import fingerprint
 from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
 from jaxleak.models import Classifier
@@ -186,9 +186,9 @@ def _told(answer: Answer) -> str:
     agreement = (
         "" if answer.agreement is None else f", independent starts agree to an SSIM of {answer.agreement.mean():.2f}"
     )
-    ended = "" if answer.finished else ", ended by the budget"
+    ended = "" if answer.finished else f", ended by the budget after {answer.iterations} iterations"
     return (
-        f"Tried {answer.attack} ({answer.iterations} iterations, {answer.seconds:.0f} s{ended}): the gradient's cosine "
+        f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{ended}): the gradient's cosine "
         f"distance is {answer.cosine_distance:.2g}{agreement}."
     )
 

@@ -17,7 +17,26 @@ EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs i
 #: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
 #: how often images that agree this well are wrong.
 AGREE_ABOVE = 0.95
+#: Distance from which on a cosine distance is rounding, which may leave it below zero.
+_ROUNDING = 1e-6
+#: What a person calls an attack of an audit.
+_CALLED = {
+    "patch_embedding": "the closed form of a patch embedding",
+    "dense_inputs": "the inputs of a dense layer",
+    "peeling": "peeling",
+    "fedleak": "FedLeak",
+    "fedleak_informed": "FedLeak by an attacker who knows the defense",
+    "row_space": "row spaces",
+}
 _UNSEEN = "weights of another round, another batch size, mode, layout or loss, or a defense"
+
+
+def called(attack: str) -> str:
+    """What a person calls an attack of an audit, such as "FedLeak, 400 iterations" for `fedleak_400`."""
+    name, _, iterations = attack.rpartition("_")
+    if name in _CALLED and iterations.isdigit():
+        return f"{_CALLED[name]}, {iterations} iterations"
+    return _CALLED.get(attack, attack)
 
 
 class Answer(NamedTuple):
@@ -120,10 +139,19 @@ def decide(
         many = "label" if labels.sum() == 1 else "labels"
         reasons.append(f"The head's gradient proves {labels.sum()} {many}: {classes}.")
     if best is not None and best.shown.any():
-        how = "are the solution of equations" if best.solved else "are what independent starts agree on"
+        count, total = int(best.shown.sum()), len(best.x)
+        which = (
+            "The image is certified"
+            if total == 1
+            else f"{count} of {total} images {'is' if count == 1 else 'are'} certified"
+        )
+        it, them = ("it", "the same image") if count == 1 else ("them", "the same images")
+        found = f"equations have {it} as their solution" if best.solved else f"independent starts end at {them}"
+        distance = max(best.cosine_distance, 0.0)
+        near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
         reasons.append(
-            f"{int(best.shown.sum())} of {len(best.x)} images {how} ({best.attack}); the gradient of the answer has a "
-            f"cosine distance of {max(0.0, best.cosine_distance):.1e} from the update."
+            f"{which}: {found} ({called(best.attack)}), and the answer's gradient has a cosine distance {near} from "
+            "the update."
         )
     elif reasons:
         reasons += ["No image is shown.", *tried, *not_tried]
