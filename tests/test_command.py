@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,19 @@ def test_a_models_names_and_shapes_are_printed(tmp_path, capsys):
     assert "has no 'other'" in capsys.readouterr().err
 
 
+def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(tmp_path, capsys):
+    file = tmp_path / "linear_net.py"
+    file.write_text(
+        "from flax import nnx\n\n\nclass Net(nnx.Module):\n    def __init__(self):\n"
+        "        self.head = nnx.Linear(48, 10, rngs=nnx.Rngs(0))\n\n"
+        "    def __call__(self, x):\n        return self.head(x.reshape(len(x), -1))\n"
+    )
+    fits = ["models", "--model", f"{file}:Net", "--image", "4", "4", "3"]
+    assert main(fits) == 0
+    assert main([*fits, "--classes", "7"]) == 1
+    assert "the model was built for --image 4 4 3 and --classes 7" in capsys.readouterr().err
+
+
 def test_a_model_finds_its_neighbours_before_installed_modules_of_their_name(tmp_path, capsys, monkeypatch):
     """As it does where its owner runs it: `tabnanny` is also a module of Python's."""
     (tmp_path / "tabnanny.py").write_text("WIDTH = 7\n")
@@ -240,9 +254,13 @@ def test_an_audit_that_was_killed_goes_on_and_ends_with_the_same_images(tmp_path
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))] + ["--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
     with subprocess.Popen([*command, str(tmp_path / "killed")], stderr=subprocess.PIPE, text=True) as run:
-        assert " 100 of " in next(line for line in run.stderr if " 100 of " in line)
+        first = next(line for line in run.stderr if "FedLeak, 400 iterations: 50/400" in line)
+        while not list((tmp_path / "killed" / "checkpoints").glob("*/steps/50")):
+            assert run.poll() is None
+            time.sleep(0.01)
         run.kill()
     done = subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True, text=True)
-    assert " 50 of 400" not in done.stderr  # what the killed one had done is not done again
+    assert first.startswith("FedLeak, 400 iterations: 50/400, ...")
+    assert " 50/400" not in done.stderr  # what the killed one had done is not done again
     whole, resumed = (np.load(tmp_path / name / "reconstruction.npz")["x"] for name in ("whole", "killed"))
     np.testing.assert_array_equal(whole, resumed)
