@@ -85,6 +85,18 @@ def test_cells_ask_for_what_is_printed():
     ) == pytest.approx(2.5)
 
 
+def test_figures_without_numbers_have_their_runs():
+    (convergence,) = (cell for cell in cells("fig6", EVERYTHING) if cell.paper is None)
+    case = convergence.jobs[0].case
+    assert (case.model, case.batch_size, case.data) == ("resnet10", 64, "digits")
+    curve = np.array([10.0, 5.0, 0.1, 0.0])
+    assert convergence.read([Result({}, {"curve": curve})]) == 2
+    parabolas = {cell.id: cell.jobs[0].case for cell in cells("fig10", EVERYTHING)}
+    assert len(parabolas) == 6
+    assert parabolas["fig10/step0.9/toward-the-next-point"].probe == "step"
+    assert parabolas["fig10/step1/plain"].blend is None
+
+
 def test_every_case_has_settings_that_the_threat_grants():
     cases = {job.case for cell in _all(EVERYTHING) for job in cell.jobs if job.kind == "invert"}
     assert len(cases) > 80

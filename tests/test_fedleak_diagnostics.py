@@ -132,3 +132,20 @@ def _first_iterates(engine, observation, template, *, callbacks, **options):
 def test_ratios_are_summarised_by_rank():
     found = diagnostics.summary_of_ratios(np.array([-1.0, 1.0, 2.0, 3.0, 100.0]))
     assert found == {"median": 2.0, "quartile_low": 1.0, "quartile_high": 3.0, "positive": 0.8}
+
+
+def test_descent_on_a_parabola_is_that_of_the_papers_example():
+    """Its Appendix D: from 0.5 the gradients 1 and -1 blend to 0.4 at lambda' = 0.3, and plain descent oscillates."""
+    plain = Case(iterations=3, step_size=1.0)
+    paths = [
+        diagnostics.parabola_path(case)
+        for case in (plain, replace(plain, blend=0.3, probe="step"), replace(plain, blend=0.3, probe="ascent"))
+    ]
+    np.testing.assert_allclose(paths[0], [0.5, -0.5, 0.5, -0.5])
+    np.testing.assert_allclose(paths[1], [0.5, 0.1, 0.02, 0.004], rtol=1e-5)
+    np.testing.assert_allclose(paths[2], [0.5, -0.506, 0.512, -0.518], rtol=1e-5)  # 0.3 * 2 * 0.01 more each time
+
+
+def test_a_curve_has_settled_where_nothing_behind_lies_above():
+    assert diagnostics.settled_after(np.array([10.0, 5.0, 0.1, 0.0, 0.6, 0.2, 0.0])) == 5
+    assert diagnostics.settled_after(np.array([1.0, 1.0])) == 0

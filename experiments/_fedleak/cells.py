@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments import _paper
 from experiments._cells import Cell, Results, score
+from experiments._fedleak.diagnostics import settled_after
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from jaxleak import _validate, metrics
 from jaxleak.study.updates import Case
@@ -45,7 +46,9 @@ GROUPS = {
     "table11": ("table11-gd", "table11-psnr"),
     "table14": ("table14-label-accuracy", "table14-psnr-with", "table14-psnr-without"),
     "fig1": ("text-fig1-distance", "text-fig1-element", "text-fig1-psnr"),
+    "fig6": ("text-convergence",),
     "fig9": ("text-pearson",),
+    "fig10": (),
 }
 
 #: Printed results that no run of this module gives.
@@ -71,7 +74,7 @@ def names() -> tuple[str, ...]:
     """What `--table` accepts, in the paper's order."""
     printed = list(_paper.tables("fedleak"))
     grouped = {member: group for group, members in GROUPS.items() for member in members}
-    return tuple(dict.fromkeys(grouped.get(name, name) for name in printed))
+    return tuple(dict.fromkeys([*(grouped.get(name, name) for name in printed), *GROUPS]))
 
 
 def cells(table: str, sizes: Sizes) -> Iterator[Cell]:
@@ -89,6 +92,10 @@ def cells(table: str, sizes: Sizes) -> Iterator[Cell]:
         yield from _paths(sizes)
     elif table == "table14":
         yield from _label_rules(sizes)
+    elif table == "fig6":
+        yield _convergence(printed["text-convergence"]["setting"], sizes)
+    elif table == "fig10":
+        yield from _parabolas()
 
 
 def over_rounds(same: Sequence[Cell]) -> Cell:
@@ -300,6 +307,32 @@ def _paths(sizes: Sizes) -> Iterator[Cell]:
     for name, case in cases.items():
         note = f"median along the path; {case.model}; B 1; {case.iterations} iterations; random weights"
         yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), score("median"), note)
+
+
+def _convergence(setting: dict[str, Any], sizes: Sizes) -> Cell:
+    """Fig. 6 has no printed numbers: the curve is drawn, and the cell says when it has nearly ended."""
+    base = Cell("fig6/fedleak", None, "iterations")
+    spec, note = _data(setting["dataset"], setting["dataset"], sizes)
+    if spec is None:
+        return replace(base, reason=note)
+    job, how = _inversion(setting, {"id": base.id, "method": "FedLeak"}, spec, sizes)
+    read = lambda results: settled_after(results[0].arrays["curve"])  # noqa: E731
+    note = _join(note, how, "until the attacker's distance is within 5 % of its fall above its last value")
+    return replace(base, jobs=(job,), read=read, note=note)
+
+
+def _parabolas() -> Iterator[Cell]:
+    """Fig. 10: what is left of x = 0.5 after 20 steps on x^2, without the regularization and with both readings."""
+    plain = Case(iterations=20)
+    variants = {
+        "plain": plain,
+        "toward-the-next-point": replace(plain, blend=0.3, probe="step"),  # as in the example and the code
+        "along-the-gradient": replace(plain, blend=0.3, probe="ascent"),  # as in Equation 13
+    }
+    for rate in (1.0, 0.9):
+        for name, case in variants.items():
+            jobs = (Job("fig10", replace(case, step_size=rate)),)
+            yield Cell(f"fig10/step{rate:g}/{name}", None, "1", jobs, score("left"), "|x| after 20 steps from 0.5")
 
 
 def _label_rules(sizes: Sizes) -> Iterator[Cell]:

@@ -1,6 +1,6 @@
-"""The measurements behind FedLeak's theory: sign noise (Fig. 1b), 2mu/L along the path (Fig. 1c, d), Fig. 9.
+"""The measurements behind FedLeak's theory: sign noise (Fig. 1b), 2mu/L along the path (Fig. 1c, d), Figs. 9 and 10.
 
-All of them look at the truth, and none of them at what an attack returns: they explain, they do not attack.
+They look at the truth or at a parabola, and none of them at what an attack returns: they explain, they do not attack.
 """
 
 import functools
@@ -215,6 +215,32 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
         callbacks=(look,),
     )
     return {"iteration": np.array(iterations), "ratio": np.array(ratios), "psnr": np.array(psnr)}
+
+
+def parabola_path(case: Case) -> np.ndarray:
+    """Gradient descent on y = x^2 from x = 0.5 (Fig. 10), at the case's step size, blend and probe.
+
+    Returns:
+        x before the first step and after each of `case.iterations` ones.
+    """
+    regularization = settings(case).regularization
+    path = [jnp.float32(0.5)]
+    for _ in range(case.iterations):
+        _, _, direction = objectives.regularized_gradient(
+            lambda x, _: (x**2, None),
+            path[-1],
+            regularization,
+            selected=lambda aux: aux,
+            step=lambda gradient: -case.step_size * gradient,
+        )
+        path.append(path[-1] - case.step_size * direction)
+    return np.array(path)
+
+
+def settled_after(curve: np.ndarray, share: float = 0.05) -> float:
+    """The iteration from which on a curve stays within a share of its whole fall above its last value."""
+    above = np.flatnonzero(curve > curve[-1] + share * max(curve[0] - curve[-1], 0.0))
+    return float(above[-1] + 1 if len(above) else 0)
 
 
 def summary_of_ratios(ratios: np.ndarray) -> dict[str, float]:

@@ -22,7 +22,7 @@ DATASETS = {
 class Job:
     """One thing to run with one seed."""
 
-    kind: Literal["invert", "labels", "fig1", "path", "fig9", "parameters"]
+    kind: Literal["invert", "labels", "fig1", "path", "fig9", "fig10", "parameters"]
     case: Case
     training: Training | None = None  # of the attacked model, on data that no client of the case has
     federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round

@@ -23,10 +23,14 @@ CAPTIONS = {
     "different functions, so their heights do not compare.",
     "sign_noise.png": "How far the gradient moves when noise of one sign per pixel is added to the images.",
     "steepness.png": "2 mu / L along the way of an attack, computed with the truth, by run.",
+    "parabola-*.png": "Gradient descent on x^2 from 0.5, plain and with 0.3 of a second gradient: that where the step "
+    "would lead, as in the paper's example, or that a short way up the gradient, as in its Equation 13.",
     "*": "Private images above the reconstructions of every run that attacked them, with its PSNR.",
 }
 
 
+#: The legend of Figure 10, by where the second gradient is taken.
+_BLENDED = {"step": "next point", "ascent": "uphill"}
 #: What stands beside a cell: heading to its text.
 BESIDE = {
     "grey": value_of("psnr_grey"),
@@ -135,6 +139,14 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
         plots.curves(
             folder.figure("steepness.png"), positive, xlabel="iteration", ylabel="2 mu / L (truth-side)", log_y=True
         )
+    parabolas: dict[float, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for (job, of_seed), result in runner.memory.items():
+        if job.kind == "fig10" and of_seed == seed:
+            of_rate, x = parabolas.setdefault(job.case.step_size, {}), result.arrays["x"]
+            of_rate[_BLENDED[job.case.probe] if job.case.blend else "plain"] = (np.arange(len(x)), x)
+    for rate, series in parabolas.items():
+        xlabel = f"step of size {rate:g} down x^2"
+        plots.curves(folder.figure(f"parabola-{rate:g}.png"), series, xlabel=xlabel, ylabel="x")
     write_json(folder.path / "curves.json", stored)
 
 

@@ -68,6 +68,8 @@ class UpdateJobs:
         case = job.case
         if job.kind == "parameters":
             return drawn(case.data, 1, 0)
+        if job.kind == "fig10":  # which has no data
+            return {}
         if job.kind == "labels":
             return drawn(case.data, None, seed)
         if job.kind == "fig9":
@@ -89,15 +91,19 @@ class UpdateJobs:
 
     def cost(self, job: Job) -> Cost:
         """As `seconds` says; seeds share a compilation."""
-        return Cost(max(0.0, seconds(job) - COMPILE), COMPILE)
+        needed = seconds(job)
+        return Cost(max(0.0, needed - COMPILE), min(needed, COMPILE))
 
     def run(self, job: Job, seed: int) -> Result:
-        """`invert` leaves truth, estimate (B, H, W, C) and curve (iterations,), `path` arrays along the path."""
+        """`invert` leaves truth, estimate (B, H, W, C) and curve (iterations,); `path` and `fig10` leave a path."""
         if job.kind == "invert":
             return self._invert(job, seed)
         if job.kind == "path":
             along = diagnostics.path_steepness(job.case, seed)
             return Result(diagnostics.summary_of_ratios(along["ratio"]) | {"psnr": float(along["psnr"][-1])}, along)
+        if job.kind == "fig10":
+            path = diagnostics.parabola_path(job.case)
+            return Result({"left": float(abs(path[-1]))}, {"x": path})
         scores = {
             "labels": lambda: diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes),
             "fig1": lambda: diagnostics.sign_noise(job.case, seed),
@@ -141,7 +147,7 @@ def _has_code(value: Any) -> bool:
 def seconds(job: Job) -> float:
     """Estimated seconds on one core, from the operations of a forward pass."""
     case = job.case
-    if job.kind == "parameters":
+    if job.kind in ("parameters", "fig10"):
         return 1.0
     rate = RATE.get(jax.default_backend(), RATE["other"])
     # Nothing else of a case changes the model, and to count is to trace.
