@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._ledger import pages, sheets
-from experiments._ledger.check import Recheck, drawn, recheck
+from experiments._ledger.check import Recheck, drawn, recheck, record
 from experiments._ledger.entry import MEASURED, VARIANTS, Entry
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.status import summary
@@ -55,7 +55,7 @@ class Args:
     budget: float = 60.0
     """Minutes that may be spent; 0 runs nothing and estimates everything."""
     record: bool = False
-    """Write what comes of it to the ledger."""
+    """Write what comes of it to the ledger; with --check, beside it."""
     status: bool = False
     """Print how many cells are met, missed and without a run, and run nothing."""
     json: bool = False
@@ -186,6 +186,8 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
         name = "/".join(filter(None, (ledger.paper, *entry.key)))
         print(f"{word}: {name}, seed {result.seed}: {entry.seeds[result.seed]:.6g}, again {again}")
     print(f"{sum(r.agrees for r in results)} of {len(results)} agree")
+    if args.record:
+        print(f"wrote {record(results, longest)}; --pages puts it on the overview")
     return 0 if all(r.agrees for r in results) else 1
 
 

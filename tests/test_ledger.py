@@ -204,11 +204,11 @@ def test_further_seeds_are_added_and_an_estimate_never_replaces_a_number(ledger,
 
 def test_a_number_that_is_read_back_keeps_its_commit_and_time(ledger, tmp_path, monkeypatch):
     study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 40.0))
-    monkeypatch.setattr("experiments._ledger.queue._commit", lambda: "first")
+    monkeypatch.setattr("experiments._ledger.queue.commit", lambda: "first")
     run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path)
     seconds = ledger.entries[CELL, "printed", ""].seconds
     study.ran = [(40.0, 0)]
-    monkeypatch.setattr("experiments._ledger.queue._commit", lambda: "second")
+    monkeypatch.setattr("experiments._ledger.queue.commit", lambda: "second")
     run(study, ledger, tmp_path, seeds=(0, 1))
     assert ledger.entries[OTHER, "printed", ""].commit == "first, second"
     assert ledger.entries[OTHER, "printed", ""].seconds >= seconds
@@ -265,6 +265,11 @@ def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path)
     changed = check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 50.0)))
     assert not changed.agrees
     assert not check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy()).agrees
+    assert "random measurements whose run" not in pages.pages([ledger])["index.md"]
+    check.record([again, changed], 30.0, tmp_path)
+    overview = pages.pages([ledger])["index.md"]
+    assert "2 random measurements whose run had taken at most 30 seconds were run again. 1 agree" in overview
+    assert f"These differ: cafe/{CELL}/printed." in overview
 
 
 def test_numbers_agree_within_the_spread_or_the_tolerance():

@@ -1,14 +1,21 @@
 """Recorded cells, drawn at random and run again."""
 
+import datetime
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from experiments._ledger.entry import MEASURED, Entry
 from experiments._ledger.measurement import Measurement, Study
-from experiments._ledger.store import Ledger
+from experiments._ledger.queue import commit
+from experiments._ledger.store import FOLDER, Ledger
 from experiments._ledger.verdict import agrees
+from jaxleak.study.files import write_json
+
+#: What was run again, beside the ledger's files.
+CHECKED = "checked.json"
 
 
 class Recheck(NamedTuple):
@@ -28,6 +35,25 @@ def drawn(ledgers: Sequence[Ledger], count: int, seed: int, longest: float) -> t
     affordable = [(ledger, e) for ledger, e in measured if (e.seconds or 0.0) / len(e.seeds) <= longest]
     order = np.random.default_rng(seed).permutation(len(affordable))[:count]
     return [affordable[i] for i in order], len(measured) - len(affordable)
+
+
+def record(results: Sequence[Recheck], longest: float, folder: Path = FOLDER) -> Path:
+    """Write what was run again to `checked.json` beside the ledger's files, from where a page has it."""
+    path = folder / CHECKED
+    cells = [
+        {
+            "cell": "/".join(filter(None, (r.paper, *r.entry.key))),
+            "seed": r.seed,
+            "recorded": r.entry.seeds[r.seed],
+            "again": r.again,
+            "agrees": r.agrees,
+            "note": r.note,
+        }
+        for r in results
+    ]
+    made = {"commit": commit(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "longest": longest}
+    write_json(path, {**made, "agree": sum(r.agrees for r in results), "cells": cells})
+    return path
 
 
 def recheck(paper: str, entry: Entry, study: Study) -> Recheck:

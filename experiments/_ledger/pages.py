@@ -1,14 +1,16 @@
 """docs/reproduction: one page per table and an overview, written from the ledger alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import _paper
+from experiments._ledger.check import CHECKED
 from experiments._ledger.entry import MEASURED, STATUSES, VARIANTS, Entry
 from experiments._ledger.sheets import FOLDER as FIGURES
 from experiments._ledger.status import UNKNOWN, cell_status, summary, table_counts
 from experiments._ledger.store import PAPERS, Ledger
-from experiments._ledger.verdict import RULE
+from experiments._ledger.verdict import RULE, TOLERANCE
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "reproduction"
 
@@ -79,6 +81,7 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         *_markdown(["paper", "table", "what it shows", "cells", *names], rows),
         *_joined(ledgers),
+        *_checked(ledgers[0].path.with_name(CHECKED)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -94,6 +97,21 @@ def _joined(ledgers: Sequence[Ledger]) -> list[str]:
         f"{count} of the {len(named)} measurements name a commit of a working branch ({', '.join(JOINED)}) whose "
         f"commits were joined before they were published. The commit {PUBLISHED_AS} ends the joined series. "
         "`python -m experiments.reproduce --check 5` runs random measurements again with the code at hand.",
+    ]
+
+
+def _checked(path: Path) -> list[str]:
+    """What came of running random measurements again."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    differ = [cell["cell"] for cell in found["cells"] if not cell["agrees"]]
+    said = f" These differ: {', '.join(differ)}." if differ else ""
+    return [
+        "",
+        f"On {found['date']} (commit {found['commit']}) {len(found['cells'])} random measurements whose run had taken "
+        f"at most {found['longest']:.0f} seconds were run again. {found['agree']} agree to their spread or "
+        f"{TOLERANCE:.0%}, whichever is more.{said} `experiments/ledger/{path.name}` has their numbers.",
     ]
 
 

@@ -70,7 +70,7 @@ class Queue:
         """
         self.runner, self.ledger, self.record = study.runner, ledger, record
         self.log = JobLog(folder / "jobs.json")
-        self.made, self.commit = provenance(), _commit()
+        self.made, self.commit = provenance(), commit()
 
     def wanted(self, measurement: Measurement, seeds: Sequence[int]) -> bool:
         """Whether the ledger lacks this measurement or some of its seeds; what failed is not tried again.
@@ -206,7 +206,7 @@ def impossible(study: Study, ledger: Ledger) -> list[Entry]:
     return entries
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
     root = Path(__file__).parent.parent.parent
     git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
