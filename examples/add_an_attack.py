@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import Batch, attacks, audit, data, metrics, models, objectives, protocols
-from jaxleak._base import Observation
+from jaxleak import Batch, Observation, attacks, audit, data, metrics, models, objectives, protocols
 from jaxleak.attacks import presets
 from jaxleak.attacks.client_updates import Gradients, pixels, variation_prior
 from jaxleak.study import plots, sheets
@@ -96,6 +95,7 @@ plots.curves(Path("pictures/distances.png"), curves, xlabel="iteration", ylabel=
 # %% [markdown]
 # ![The distance of each attack over its iterations](pictures/distances.png)
 #
-# To keep the attack, move the function to `jaxleak/attacks/presets.py` and add it to `PRESETS`: the commands then know
-# it by its name. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to pass. An attack that is no
+# To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py`, add it to `PRESETS`, and its name to
+# `ATTACKS` in `jaxleak/study/updates/_names.py`: `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the
+# recipe, with the tests that every attack has to pass. An attack that is no
 # gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.

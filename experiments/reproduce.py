@@ -137,7 +137,8 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
                 print(line(entry), flush=True)
             left -= study.runner.spent
     ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
-    print(f"{len(ran)} cells and variants were run, {len(made) - len(ran)} were not")
+    print(f"measurements that were run: {len(ran)}; not run: {len(made) - len(ran)}")
+    print(f"the runs are below {_folder(args, ledgers[0]).parent}; --sheets draws what they reconstructed")
     return made
 
 
