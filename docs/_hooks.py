@@ -39,5 +39,5 @@ def as_page(notebook: str, printed: list[str]) -> str:
             continue
         parts.append(f"```python\n{body.strip()}\n```")
         if said := next(outputs).rstrip():
-            parts.append(f"```text\n{said}\n```")
+            parts.append(f"```{{ .text .printed }}\n{said}\n```")
     return "\n\n".join(parts) + "\n"
