@@ -79,6 +79,10 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         *(f"* {name}: {text}" for name, text in VARIANTS.items()),
         "",
+        "The page of a table has the command of one of its cells, which runs in a clone. With `--table` and the "
+        "table's name in the place of `--cell` it runs the whole table, and without `--record` the ledger stays as it "
+        "is. Most cells need [data sets](../data.md) as files.",
+        "",
         *_markdown(["paper", "table", "what it shows", "cells", *names], rows),
         *_joined(ledgers),
         *_checked(ledgers[0].path.with_name(CHECKED)),
