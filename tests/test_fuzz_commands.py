@@ -163,7 +163,7 @@ def test_cases_of_the_command(case):
 def test_options_of_a_study(given_sizes):
     """Everything before the work begins; the work itself is replaced."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cafe_run.exact, "run", lambda *_: {"done": 1.0})
+        patch.setattr(cafe_run.exact, "run", lambda *_: {"psnr_mean": 30.0, "rounds_observed": 3.0})
         options = cafe_scale.Args(**{"data": "digits", **given_sizes}, out=Path(folder) / "out", preset="mnist")
         with contextlib.redirect_stdout(io.StringIO()):
             clear("studies", lambda: cafe_scale.main(options))
