@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments._report import write_rows
 from jaxleak import _validate, metrics
 from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.updates import RECOGNISED_ABOVE, Case, attack, sources_of_update
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from experiments._report import write_rows
 from jaxleak import _validate, capture, data
 from jaxleak.__main__ import main as jaxleak
 from jaxleak.study import RunFolder, default_out, run_command
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json
 from jaxleak.study.sources import drawn
 

@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
-from experiments._report import write_rows
 from experiments._smoothing import ROWS
 from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import client_updates
 from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import Case, require_memory_of_update, sources_of_update, victim
 

@@ -31,13 +31,13 @@ import numpy as np
 
 from experiments._cafe.cells import DATASETS, CafeJobs, available, setting_of
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
-from experiments._cells import Budget, Cell, Results, run_cells
-from experiments._report import finish_cells
-from experiments._rows import NO_DATA, NOT_ASKED, require_match, show_cells
-from experiments._runner import Result, Runner, runner_in
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
+from jaxleak.study.cell_reports import finish_cells
+from jaxleak.study.cells import Budget, Cell, Results, run_cells
 from jaxleak.study.files import write_json
+from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match, show_cells
+from jaxleak.study.runner import Result, Runner, runner_in
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
 PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")

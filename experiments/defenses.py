@@ -27,21 +27,21 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments._cells import Budget
 from experiments._defenses import delegated, report, studies
 from experiments._defenses.runs import attack_job, jobs_of, run_points
 from experiments._defenses.utility import Utilities, Utility, utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import UpdateJobs
-from experiments._rows import BEYOND_BUDGET, require_runs
-from experiments._runner import ByType, Runner, runner_in
 from jaxleak import _validate, data
 from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import Progress, RunFolder, default_out, provenance, run_command
+from jaxleak.study.cells import Budget
 from jaxleak.study.files import jsonable
+from jaxleak.study.rows import BEYOND_BUDGET, require_runs
+from jaxleak.study.runner import ByType, Runner, runner_in
 from jaxleak.study.updates import Case
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)

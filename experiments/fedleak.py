@@ -33,19 +33,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cells import Budget, Cell, Results, run_cells
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
 from experiments._fedleak.cells import cells, names, over_rounds
 from experiments._fedleak.jobs import DATASETS, Sizes
 from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
 from experiments._fedleak.weights import Training
-from experiments._report import finish_cells
-from experiments._rows import NO_DATA, NOT_ASKED, require_match
-from experiments._runner import runner_in
 from jaxleak import _validate, attacks, models
 from jaxleak.study import Progress, RunFolder, default_out, run_command
+from jaxleak.study.cell_reports import finish_cells
+from jaxleak.study.cells import Budget, Cell, Results, run_cells
 from jaxleak.study.files import jsonable
+from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match
+from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import HELD_OUT, SYNTHETIC
 
 #: Options that the demonstration reads.

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._fedleak.weights import Training, trained
-from experiments._report import write_rows
 from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import Outcome, attack, captions, check, require_memory_of_update, sources_of_update

@@ -11,11 +11,11 @@ from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
 from experiments._cafe.cells import CafeJobs, at_iteration, available, iterations_to, seconds, setting_of
 from experiments._cafe.runs import Setting
-from experiments._runner import Result, Runner
 from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.study import rounds
 from jaxleak.study.files import write_json
+from jaxleak.study.runner import Result, Runner
 from jaxleak.study.sources import Sources
 
 ALL = tables.NEURIPS + tables.FACES + tables.ICLR

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from experiments._cells import Budget, Cell, run_cells, score
-from experiments._runner import ByType, Cost, Result, runner_in
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
+from jaxleak.study.cells import Budget, Cell, run_cells, score_named
+from jaxleak.study.runner import ByType, Cost, Result, runner_in
 
 
 class Numbers:
@@ -132,4 +132,4 @@ def test_jobs_of_two_types_do_not_share_a_file(tmp_path):
     runner = runner_in(folder, both, fresh=False)
     assert runner.path(1.0, 0) != runner.path(1, 0)
     assert runner(2, 0).scores == {"psnr_best_match": 2}
-    assert (both.cost(1), score("psnr_best_match", 10.0)([runner(1.5, 1)])) == (Cost(60.0), 25.0)
+    assert (both.cost(1), score_named("psnr_best_match", 10.0)([runner(1.5, 1)])) == (Cost(60.0), 25.0)

@@ -15,9 +15,9 @@ from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
 from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import UpdateJobs, seconds, unavailable
 from experiments._fedleak.weights import Training, trained
-from experiments._runner import Result, runner_in
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
+from jaxleak.study.runner import Result, runner_in
 from jaxleak.study.updates import Case, check, settings, victim
 
 NO_LPIPS = "LPIPS needs pretrained weights"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from experiments import sweep
 from experiments._fedleak import jobs
 from experiments._fedleak.runs import UpdateJobs
-from experiments._runner import runner_in
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder
+from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case
 
 WORDS = NAMES | st.sampled_from(

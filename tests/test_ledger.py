@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from experiments import reproduce
-from experiments._cells import score
 from experiments._ledger import check, pages, queue, sheets, status, studies
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.store import PAPERS, Ledger
 from experiments._ledger.verdict import agrees, better, verdict
-from experiments._runner import Result
 from jaxleak.study import Progress
+from jaxleak.study.cells import score_named
+from jaxleak.study.runner import Result
 
 CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
 PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}
@@ -56,7 +56,7 @@ class FakeStudy:
 
 
 def measurement(cell, job, variant="printed", **fields):
-    return Measurement(cell, variant, "", (job,), score("value"), **fields)
+    return Measurement(cell, variant, "", (job,), score_named("value"), **fields)
 
 
 @pytest.fixture

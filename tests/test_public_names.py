@@ -110,8 +110,15 @@ NAMES = {
         masked_payloads MaskedPayloads split_state split_training vertical
     """,
     "jaxleak.study": """
-        default_out digest distributed files forget_when_many has_run peak_memory_gb plots print_metrics Progress
-        provenance reports require_own_folder run_command RunFolder sheets sources stopped_message StoppedBySignal
+        cell_reports cells default_out digest distributed files forget_when_many has_run peak_memory_gb plots
+        print_metrics Progress provenance reports require_own_folder rows run_command runner RunFolder sheets sources
+        stopped_message StoppedBySignal
+    """,
+    "jaxleak.study.cell_reports": """
+        finish_cells write_cells write_rows
+    """,
+    "jaxleak.study.cells": """
+        best_match Budget Cell Results run_cells score_named
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together
@@ -125,6 +132,13 @@ NAMES = {
     """,
     "jaxleak.study.reports": """
         command_line markdown_table Section write_markdown
+    """,
+    "jaxleak.study.rows": """
+        Beside BEYOND_BUDGET console grouped NO_DATA NOT_ASKED print_grouped require_match require_runs show_cells
+        value_of WIDTH
+    """,
+    "jaxleak.study.runner": """
+        ByType Cost Jobs Result Runner runner_in
     """,
     "jaxleak.study.sheets": """
         comparison_sheet contact_sheet FLAG_COLOUR

@@ -16,12 +16,12 @@ from experiments import cafe_scale, fedleak, invert, sweep, vflrecon
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.runs import UpdateJobs
-from experiments._runner import runner_in
 from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.study import RunFolder, _streams, run_command
+from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, attack
 from jaxleak.study.updates import _size as inversion_size
 

@@ -14,11 +14,11 @@ import tyro
 from tiny_studies import studies  # noqa: F401
 
 from experiments import cafe_scale, fedleak, invert, vflrecon
-from experiments._report import write_cells, write_rows
-from experiments._rows import value_of
 from jaxleak.study import RunFolder, plots
+from jaxleak.study.cell_reports import write_cells, write_rows
 from jaxleak.study.distributed import Devices
 from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.rows import value_of
 from jaxleak.study.updates import Case
 
 CHANGED = {

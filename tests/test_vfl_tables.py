@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from experiments import _paper, vflrecon
-from experiments._rows import require_runs
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import runs as vfl_runs
 from experiments._vfl import tables as vfl_tables
@@ -19,6 +18,7 @@ from experiments._vfl.runs import Runs
 from experiments._vfl.tables import plan, run_readings, seconds, show
 from experiments._vfl.truth import correlations
 from jaxleak.study import RunFolder
+from jaxleak.study.rows import require_runs
 
 BASE = Case("sensorless")
 TINY = Case("breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, task_epochs=1)

@@ -12,10 +12,10 @@ import numpy as np
 
 from experiments._cafe import runs as cafe_runs
 from experiments._cafe.runs import NestedTables, Setting
-from experiments._cells import Cell, Results, score
-from experiments._runner import Cost, Result
 from jaxleak import data
+from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
+from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 
 DATASETS = {
@@ -91,7 +91,9 @@ class CafeJobs:
         key = jax.random.key(setting.seed)
         spec = self.specs[setting.dataset]
         if setting.workers:
-            return horizontal_problem(spec, num_samples=setting.num_samples, seed=setting.seed, key=key)
+            return horizontal_problem(
+                spec, num_samples=setting.num_samples, seed=setting.seed, key=key, network=setting.network
+            )
         return vertical_problem(
             spec,
             num_samples=setting.num_samples,
@@ -173,4 +175,4 @@ def iterations_to(threshold: float) -> Callable[[Results], float]:
 
 
 #: The final mean PSNR.
-psnr = score("psnr")
+psnr = score_named("psnr")

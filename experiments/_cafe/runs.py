@@ -75,7 +75,7 @@ class Setting:
     switch: bool = False  # the single loop passes on by thresholds
     defense: str = "none"
     adaptive: bool = False  # the exact engine's attacker knows that the defense is fake gradients
-    network: str = "cafe"
+    network: Literal["cafe", "cafe-small"] = "cafe"
     seed: int = 0
 
 

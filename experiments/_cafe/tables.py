@@ -7,7 +7,7 @@ from typing import Any, Literal
 from experiments import _paper
 from experiments._cafe.cells import DATASETS, at_iteration, cell_of, iterations_to, psnr, setting_of
 from experiments._cafe.runs import CAP, FAKE, KNOWLEDGE, THRESHOLDS, Setting, cap
-from experiments._cells import Cell, Results
+from jaxleak.study.cells import Cell, Results
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
 #: The faces of the running text and of Figure 8.

@@ -9,11 +9,11 @@ from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
 from experiments._fedleak.jobs import Job
-from experiments._rows import console, grouped, print_grouped
-from experiments._runner import Runner
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder, plots, reports, sheets
 from jaxleak.study.files import write_text
+from jaxleak.study.rows import console, grouped, print_grouped
+from jaxleak.study.runner import Runner
 
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",

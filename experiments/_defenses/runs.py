@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments._cells import Budget
 from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import Point
 from experiments._defenses.utility import Utilities, utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.runs import unavailable
-from experiments._rows import NO_DATA
-from experiments._runner import Runner
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import RunFolder
+from jaxleak.study.cells import Budget
+from jaxleak.study.rows import NO_DATA
+from jaxleak.study.runner import Runner
 from jaxleak.study.updates import Case, check, require_memory_of_update
 
 #: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments._fedleak.federation import Federation
-from experiments._runner import Cost, Result
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.study import digest
 from jaxleak.study.files import naming
+from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays
 from jaxleak.study.updates import Case, build_model, defense_of
 

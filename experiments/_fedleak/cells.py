@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._cells import Cell, Results, score
 from experiments._fedleak.diagnostics import settled_after
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from jaxleak import _validate, metrics
+from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.updates import Case
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
@@ -129,7 +129,7 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
     if table == "text-overdetermination":
         case = Case(model="resnet10", data="mnist")
         unknowns = float(cell["input_dimension"])
-        return replace(base, jobs=(Job("parameters", case),), read=score("parameters", 1 / unknowns))
+        return replace(base, jobs=(Job("parameters", case),), read=score_named("parameters", 1 / unknowns))
     if cell["method"] in GENERATIVE and sizes.public_data is None:
         return replace(base, reason=_NO_PUBLIC_DATA)
     if table.startswith("text-fig1"):
@@ -140,7 +140,7 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
     if table == "text-pearson":
         jobs = (Job("fig9", Case(model="resnet10", width=sizes.width, data=spec, pool=setting["samples"])),)
         note = "" if sizes.width is None else f"width {sizes.width} for 64"
-        return replace(base, jobs=jobs, read=score("pearson"), note=_join(note, "random weights"))
+        return replace(base, jobs=jobs, read=score_named("pearson"), note=_join(note, "random weights"))
     if table == "text-capacity-gain":
         ends = cell["change"].split(" to ")
         jobs, notes = zip(*(_inversion(setting, {**cell, "model": end}, spec, sizes) for end in ends), strict=True)
@@ -159,8 +159,10 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job("labels", case)
-        return replace(base, jobs=(job,), read=score("fedleak", 100), note=_join(data_note, note))
-    other = {"table10-ssim": score("ssim"), "table11-gd": score(_distance(cell["method"]))}.get(table, base.read)
+        return replace(base, jobs=(job,), read=score_named("fedleak", 100), note=_join(data_note, note))
+    other = {"table10-ssim": score_named("ssim"), "table11-gd": score_named(_distance(cell["method"]))}.get(
+        table, base.read
+    )
     return replace(base, jobs=(job,), read=other, note=_join(data_note, note))
 
 
@@ -306,7 +308,7 @@ def _paths(sizes: Sizes) -> Iterator[Cell]:
     }
     for name, case in cases.items():
         note = f"median along the path; {case.model}; B 1; {case.iterations} iterations; random weights"
-        yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), score("median"), note)
+        yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), score_named("median"), note)
 
 
 def _convergence(setting: dict[str, Any], sizes: Sizes) -> Cell:
@@ -332,7 +334,9 @@ def _parabolas() -> Iterator[Cell]:
     for rate in (1.0, 0.9):
         for name, case in variants.items():
             jobs = (Job("fig10", replace(case, step_size=rate)),)
-            yield Cell(f"fig10/step{rate:g}/{name}", None, "1", jobs, score("left"), "|x| after 20 steps from 0.5")
+            yield Cell(
+                f"fig10/step{rate:g}/{name}", None, "1", jobs, score_named("left"), "|x| after 20 steps from 0.5"
+            )
 
 
 def _label_rules(sizes: Sizes) -> Iterator[Cell]:
@@ -353,7 +357,7 @@ def _label_rules(sizes: Sizes) -> Iterator[Cell]:
             jobs = (Job("labels", case, drawn_classes=drawn),)
             note = "FedLeak's rule; all rules below; random weights"
             classes = f"-{drawn}-classes" if drawn else ""
-            yield Cell(f"labels/{case.data}{classes}/b{batch}", None, "%", jobs, score("fedleak", 100), note)
+            yield Cell(f"labels/{case.data}{classes}/b{batch}", None, "%", jobs, score_named("fedleak", 100), note)
 
 
 def _data(of_table: str, of_cell: str, sizes: Sizes) -> tuple[str | None, str]:

@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.report import console
 from experiments._fedleak.runs import UpdateJobs
-from experiments._runner import Runner, runner_in
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, sheets
+from jaxleak.study.runner import Runner, runner_in
 from jaxleak.study.updates import Case, settings
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
-from experiments._rows import console, print_grouped, show_cells, value_of
-from experiments._runner import Result, Runner
 from jaxleak.study import RunFolder, plots, sheets
 from jaxleak.study.files import write_json
+from jaxleak.study.rows import console, print_grouped, show_cells, value_of
+from jaxleak.study.runner import Result, Runner
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")

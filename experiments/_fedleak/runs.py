@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from experiments._fedleak.weights import trained
-from experiments._runner import Cost, Result
 from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES, presets
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest
 from jaxleak.study.files import jsonable
+from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates import Case, attack, build_model, require_memory_of_update, settings, sources_of_update
 

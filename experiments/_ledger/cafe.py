@@ -9,14 +9,14 @@ from experiments import _paper
 from experiments._cafe.cells import CafeJobs, psnr, setting_of
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
-from experiments._cells import Cell, score
 from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.store import PAPERS
-from experiments._runner import Runner
+from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
+from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
 #: What stands for each data set. Linnaeus 5 could not be had.
@@ -79,7 +79,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
         if cell.read is psnr:
             name = "-".join(filter(None, (measurement.name, "channel-peak")))
             differs = "; ".join(filter(None, (measurement.differs, CHANNEL_PEAK)))
-            yield replace(measurement, name=name, differs=differs, read=score("psnr_channel_peak"))
+            yield replace(measurement, name=name, differs=differs, read=score_named("psnr_channel_peak"))
 
 
 def _measurement(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from experiments._cafe.cells import iterations_to, psnr
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import SAMPLES_AT_MOST
-from experiments._cells import Results, score
 from experiments._ledger.measurement import Measurement
+from jaxleak.study.cells import Results, score_named
 
 Combine = Callable[[Sequence[float]], float]
 
@@ -90,4 +90,4 @@ def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Res
 
 def _answered(cell: str, setting: Setting, total: int, engine: str) -> Measurement:
     note = f"{engine}; data not printed: CIFAR-10; samples without an answer are not counted"
-    return Measurement(cell, "ours", note, (setting,), score("answered", total), ("cifar10",))
+    return Measurement(cell, "ours", note, (setting,), score_named("answered", total), ("cifar10",))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _paper
-from experiments._cells import Cell
 from experiments._defenses.utility import Utilities, Utility
 from experiments._fedleak.cells import cells, names
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
@@ -16,9 +15,10 @@ from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.verdict import printed_cells
-from experiments._runner import ByType, runner_in
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
+from jaxleak.study.cells import Cell
+from jaxleak.study.runner import ByType, runner_in
 from jaxleak.study.updates import Case
 
 #: What stands for SVHN, which could not be had.

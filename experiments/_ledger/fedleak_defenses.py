@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments._cells import score
 from experiments._defenses.utility import utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from experiments._ledger.measurement import Measurement
+from jaxleak.study.cells import score_named
 from jaxleak.study.updates import Case
 
 DATA = "lc25000_lung32"
@@ -38,9 +38,9 @@ def measurements() -> Iterator[Measurement]:
         bits = "; 1 bit, the paper does not say how many" if case.defense else ""
         yield Measurement(
             f"text-fig4-accuracy/{name}", "stand-in", _SETTING + bits, (utility_of(case),),
-            score("test_accuracy", 100), (DATA,),
+            score_named("test_accuracy", 100), (DATA,),
         )  # fmt: skip
         yield Measurement(
             f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{bits}",
-            (Job("invert", case),), score("psnr_best_match"), (DATA,),
+            (Job("invert", case),), score_named("psnr_best_match"), (DATA,),
         )  # fmt: skip

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from experiments._cells import Results
 from experiments._ledger.entry import Variant
-from experiments._runner import Runner
+from jaxleak.study.cells import Results
+from jaxleak.study.runner import Runner
 
 
 @dataclass(frozen=True)

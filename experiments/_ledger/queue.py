@@ -17,10 +17,10 @@ from experiments._ledger.entry import MEASURED, Entry
 from experiments._ledger.measurement import Measurement, Study
 from experiments._ledger.store import Ledger
 from experiments._ledger.verdict import better, statistics, verdict
-from experiments._runner import Result
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import Progress, digest, forget_when_many, provenance
 from jaxleak.study.files import write_json
+from jaxleak.study.runner import Result
 
 
 class Job(NamedTuple):

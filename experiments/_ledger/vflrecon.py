@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._cells import Results
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
-from experiments._runner import Runner
 from experiments._vfl import cells_figures, cells_tables, tables
 from experiments._vfl.cell import FEATURE, LABEL, Reading, dataset_case
 from experiments._vfl.problem import Case
 from experiments._vfl.runs import Runs
 from jaxleak.attacks import party_records
+from jaxleak.study.cells import Results
 from jaxleak.study.files import write_json
+from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
 #: Beside the printed tables there are cells of the text, which read the runs of these.

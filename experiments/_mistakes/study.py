@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments._mistakes.kinds import MIRRORED, MISTAKES, Claim, build_models, draw_client
 from experiments._mistakes.options import Args
-from experiments._report import write_rows
 from jaxleak import _validate, audit, protocols
 from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
 from jaxleak.study.sources import drawn
 

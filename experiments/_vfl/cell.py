@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import _paper
-from experiments._rows import NO_DATA
 from experiments._vfl.case import Case
+from jaxleak.study.rows import NO_DATA
 
 #: The data that exist here; BHI and CelebA do not.
 DATASETS = {

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments._report import finish_cells
-from experiments._rows import require_match
 from experiments._vfl import figures as vfl_figures
 from experiments._vfl import pictures as vfl_pictures
 from experiments._vfl import report as vfl_report
@@ -19,6 +17,8 @@ from experiments._vfl.runs import Runs, run_case
 from jaxleak import _validate
 from jaxleak.attacks import party_records
 from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study.cell_reports import finish_cells
+from jaxleak.study.rows import require_match
 
 
 def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments._cells import Budget, Cell, Results, run_cells, score
-from experiments._rows import show_cells, value_of
-from experiments._runner import Cost, Result, Runner, runner_in
 from experiments._vfl.cell import FEATURE, LABEL, Reading
 from experiments._vfl.problem import Case, sources_of, vertical_problem
 from experiments._vfl.runs import Runs, run_case, task_scores
 from experiments._vfl.truth import correlations
 from jaxleak.attacks import party_records
 from jaxleak.study import Progress, RunFolder
+from jaxleak.study.cells import Budget, Cell, Results, run_cells, score_named
+from jaxleak.study.rows import show_cells, value_of
+from jaxleak.study.runner import Cost, Result, Runner, runner_in
 from jaxleak.study.sources import Arrays
 
 #: Scores that stand beside ours, by the name of the attack.
@@ -144,7 +144,7 @@ def run_readings(
 
 def _cell(reading: Reading, runs: dict[Case, Runs]) -> Cell:
     jobs = () if reading.missing else (CaseJob(reading.case, runs[reading.case]),)
-    read = score(reading.metric, reading.factor)
+    read = score_named(reading.metric, reading.factor)
     return Cell(reading.id, reading.paper, reading.unit, jobs, read, reading.note, reading.missing)
 
 

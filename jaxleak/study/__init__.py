@@ -4,8 +4,9 @@ The command `jaxleak` and the studies in `experiments/` are made with it. A stud
 in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules
 have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
 (charts, and images side by side), `reports` (a report for a colleague), and `distributed` (several devices and
-processes). Everything is imported when it
-is first used.
+processes). A study of many runs describes them as `cells` (what a number is read from), which a `runner` runs once and
+reads back afterwards; `rows` prints them and `cell_reports` writes their report. Everything is imported when it is
+first used.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxleak.study import distributed, files, plots, reports, sheets, sources
+    from jaxleak.study import cell_reports, cells, distributed, files, plots, reports, rows, runner, sheets, sources
     from jaxleak.study._command import print_metrics, run_command
     from jaxleak.study._folder import RunFolder, has_run
     from jaxleak.study._out import default_out, require_own_folder
@@ -28,12 +29,28 @@ _MODULE_OF = {
     "forget_when_many": "_programs",
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
-    **{name: name for name in ("distributed", "files", "plots", "reports", "sheets", "sources")},
+    **{
+        name: name
+        for name in (
+            "cell_reports",
+            "cells",
+            "distributed",
+            "files",
+            "plots",
+            "reports",
+            "rows",
+            "runner",
+            "sheets",
+            "sources",
+        )
+    },
 }
 __all__ = [
     "Progress",
     "RunFolder",
     "StoppedBySignal",
+    "cell_reports",
+    "cells",
     "default_out",
     "digest",
     "distributed",
@@ -46,7 +63,9 @@ __all__ = [
     "provenance",
     "reports",
     "require_own_folder",
+    "rows",
     "run_command",
+    "runner",
     "sheets",
     "sources",
     "stopped_message",

@@ -1,6 +1,6 @@
 """The private set, the model and the simulated parties that the CAFE studies attack."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,9 @@ import numpy as np
 from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
 from jaxleak.study.sources import Arrays, arrays_of, drawn_name
+
+#: Channels of the horizontal network's two convolutions, by the network's name.
+_HORIZONTAL_CHANNELS = {"cafe": (64, 128), "cafe-small": (16, 32)}
 
 
 class Problem(NamedTuple):
@@ -74,7 +77,9 @@ def vertical_problem(
     return _problem(dataset, layout, model, x, num_samples, key)
 
 
-def horizontal_problem(spec: str, *, num_samples: int, seed: int, key: jax.Array) -> Problem:
+def horizontal_problem(
+    spec: str, *, num_samples: int, seed: int, key: jax.Array, network: Literal["cafe", "cafe-small"] = "cafe"
+) -> Problem:
     """Whole images and the horizontal network of the ICLR submission; the worker's number is n // (N / M).
 
     Args:
@@ -82,13 +87,16 @@ def horizontal_problem(spec: str, *, num_samples: int, seed: int, key: jax.Array
         num_samples: N.
         seed: which samples.
         key: the audit's key; the model's parameters are those that `audit.start` would draw from it.
+        network: "cafe", or "cafe-small" with a quarter of the channels.
 
     Raises:
-        ValueError, FileNotFoundError: on unknown data, tables, labels out of range.
+        ValueError, FileNotFoundError: on unknown data or networks, tables, labels out of range.
     """
+    _validate.one_of(_HORIZONTAL_CHANNELS, network=network)
     dataset = data.load(spec, num_samples, seed)
     x, layout = data.image_tiles(dataset.x, 1)
-    model = models.cafe_horizontal(x.shape[2:], num_classes=max(2, len(dataset.classes)))
+    channels = _HORIZONTAL_CHANNELS[network]
+    model = models.cafe_horizontal(x.shape[2:], num_classes=max(2, len(dataset.classes)), channels=channels)
     return _problem(dataset, layout, model, x, num_samples, key)
 
 

@@ -15,6 +15,15 @@ from jaxleak.study import RunFolder, digest
 from jaxleak.study.files import jsonable, read_json, read_npz, read_numbers, write_json, write_npz
 from jaxleak.study.sources import Arrays, Sources
 
+__all__ = [
+    "ByType",
+    "Cost",
+    "Jobs",
+    "Result",
+    "Runner",
+    "runner_in",
+]
+
 #: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
 _SURE_AFTER = 60.0
 #: The form of a result's files; those of another form have other names, and their jobs are run again.
@@ -165,7 +174,13 @@ class Runner:
 
 
 def runner_in(folder: RunFolder, jobs: Jobs[Any], *, fresh: bool) -> Runner:
-    """A runner that keeps its results in the `cells` of a run folder."""
+    """A runner that keeps its results in the `cells` of a run folder.
+
+    Args:
+        folder: of the run; its sources are bound to what the jobs read.
+        jobs: what there is to run.
+        fresh: forget the results that are there.
+    """
     return Runner(jobs, folder.path / "cells", folder.sources, fresh=fresh)
 
 

@@ -3,9 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments._rows import Beside, grouped, has_run, require_runs
 from jaxleak.study import RunFolder
+from jaxleak.study._folder import has_run
 from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.rows import Beside, grouped, require_runs
+
+__all__ = [
+    "finish_cells",
+    "write_cells",
+    "write_rows",
+]
 
 _HEADER = ("cell", "paper", "ours", "spread", "difference", "unit")
 _READING = (

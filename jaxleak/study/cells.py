@@ -6,22 +6,37 @@ from typing import Any
 
 import numpy as np
 
-from experiments._rows import BEYOND_BUDGET, NO_DATA
-from experiments._runner import Result, Runner
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
+from jaxleak.study.rows import BEYOND_BUDGET, NO_DATA
+from jaxleak.study.runner import Result, Runner
+
+__all__ = [
+    "Budget",
+    "Cell",
+    "Results",
+    "best_match",
+    "run_cells",
+    "score_named",
+]
 
 #: The results of a cell's jobs for one seed, in their order.
 Results = Sequence[Result]
 
 
-def score(name: str, factor: float = 1.0) -> Callable[[Results], float]:
-    """How a cell reads one score of its first job."""
+def score_named(name: str, factor: float = 1.0) -> Callable[[Results], float]:
+    """How a cell reads one score of its first job.
+
+    Args:
+        name: of the score in `Result.scores`.
+        factor: by which the score is multiplied, for example 100 for per cent.
+    """
     return lambda results: factor * results[0].scores[name]
 
 
-#: PSNR as most papers report it.
-best_match = score("psnr_best_match")
+def best_match(results: Results) -> float:
+    """PSNR in dB of a cell's first job, every image matched to its best reconstruction, as most papers report it."""
+    return results[0].scores["psnr_best_match"]
 
 
 @dataclass(frozen=True)

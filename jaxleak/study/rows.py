@@ -7,6 +7,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from jaxleak.study._folder import has_run
+
+__all__ = [
+    "BEYOND_BUDGET",
+    "NOT_ASKED",
+    "NO_DATA",
+    "WIDTH",
+    "Beside",
+    "console",
+    "grouped",
+    "print_grouped",
+    "require_match",
+    "require_runs",
+    "show_cells",
+    "value_of",
+]
+
 #: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
 NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
 #: Headings of what stands beside a row's own number, each with what a row has below it.
@@ -15,11 +32,6 @@ Beside = Mapping[str, Callable[[dict[str, Any]], str]]
 WIDTH = 80
 #: The reason of a cell that the options leave out.
 NOT_ASKED = "not asked for"
-
-
-def has_run(row: dict[str, Any]) -> bool:
-    """Whether a row of a table has a number of ours."""
-    return row.get("ours", row.get("accuracy")) is not None
 
 
 def require_match(only: str, identifiers: Iterable[str]) -> None:
