@@ -259,11 +259,12 @@ def test_steps_end_at_the_first_iteration_below_their_threshold():
     points = cafe_runs._passing(104, infos)
     assert points == [(102, 1e-10, 1.0), (104, 1.0, 1e-9)]
     by_id = {c.id: c for c in tables.cells(("table5",), tables.Options(solver="paper", iterations=8000))}
-    points = [(100, 1.0, 1.0), (102, 1e-10, 1.0), (8102, np.inf, 1e-9), (20_000, 1.0, 1.0)]
+    points = [(100, 1.0, 1.0), (102, 1e-10, 1.0), (8102, np.inf, 1e-9), (16_000, 1.0, 1.0)]
     history = [Result({}, {"f_history": np.array(points)})]
     assert by_id["table5/nested/step1/mnist"].read(history) == 102
     assert by_id["table5/nested/step2/mnist"].read(history) == 102
-    assert by_id["table5/nested/step2/linnaeus5"].read(history) == 20_000  # of at most as many
+    longer = [Result({}, {"f_history": np.array([*points[:3], (40_000, 1.0, 1.0)])})]  # Step II begins after 20,000
+    assert by_id["table5/nested/step2/linnaeus5"].read(longer) == 20_000  # none of them was below the threshold
     assert setting_of(by_id["table5/single/linnaeus5"]).iterations == 20_000
 
 

@@ -80,6 +80,25 @@ def test_resizing_is_lanczos_of_the_centre_square(tmp_path):
     np.testing.assert_allclose(data.x[0], np.asarray(expected) / 255, rtol=1e-6)
 
 
+def test_images_of_a_file_are_resized_as_those_of_a_folder(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 30, 3), dtype=np.uint8)
+    (tmp_path / "only").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "only" / f"{number}.png")
+    np.savez(tmp_path / "d.npz", x=pixels, y=np.zeros(2, int))
+    of_file, of_folder = (load(f"{spec}?size=8", 2, 3) for spec in (f"npz:{tmp_path}/d.npz", f"folder:{tmp_path}"))
+    assert of_file.name == f"npz:{tmp_path}/d.npz?size=8"
+    assert (of_file.x.dtype, of_file.x.min() >= 0, of_file.x.max() <= 1) == (np.float32, True, True)
+    np.testing.assert_allclose(of_file.x, of_folder.x, atol=1 / 255)  # which has whole bytes
+
+
+def test_only_images_have_a_size():
+    with pytest.raises(ValueError, match=r"breast_cancer\?size=8: only images have a size .* table of 30 columns"):
+        load("breast_cancer?size=8")
+    with pytest.raises(ValueError, match="only size=S with S > 0 is understood"):
+        load("lfw_faces?side=8")
+
+
 @pytest.mark.parametrize("query", ["size=0", "size=", "size=x", "width=3", "size=3&a=b"])
 def test_folder_options_are_checked(tmp_path, query):
     with pytest.raises(ValueError, match=r"only size=S with S > 0 is understood"):

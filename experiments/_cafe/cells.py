@@ -36,6 +36,8 @@ ORDINAL = 600.0
 STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0.12
 #: The least that a round of training or of Step III takes, however small its batch, and what fake gradients add.
 ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
+#: A round of any step through the network with a quarter of the channels, for at most 16 samples.
+NARROW_ROUND = 0.01
 
 
 #: Curves (points, iteration and values), and the first images: `index` (I,), `truth` and `estimate` (I, H, W, C).
@@ -138,6 +140,9 @@ def seconds(setting: Setting) -> float:
         round_ = max(ROUND_AT_LEAST, TRAINING_PER_ROUND * setting.batch_size / 40)
         return (round_ + FAKE_PER_ROUND * (setting.defense in cafe_runs.FAKE)) * setting.iterations
     rounds = setting.iterations * (3 if setting.method == "gc" else 1)
+    if setting.network == "cafe-small":
+        steps = 2 * cafe_runs.cap(setting.dataset) * (setting.kind == "descent" and setting.method.startswith("cafe"))
+        return NARROW_ROUND * (steps + rounds)
     steps_one_two = (
         2 * cafe_runs.cap(setting.dataset) * STEPS_ONE_TWO_PER_ROUND
         if setting.kind == "descent" and setting.method.startswith("cafe")

@@ -125,8 +125,8 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             )
         else:
             step = int(cell["id"].split("/")[2].removeprefix("step"))
-            read, most = _step_iterations(step, cap(dataset)), f"capped at {cap(dataset)}"
-            yield cell_of(*base, _descent(options, dataset=dataset), read, most)
+            most = f"capped at {cap(dataset)}"
+            yield cell_of(*base, _descent(options, dataset=dataset), _step_iterations(step), most)
     elif table == "table6":
         parties = int(cell["id"].split("/")[2].removeprefix("m"))
         yield cell_of(*base, _frozen(options, dataset=dataset, parties=parties), psnr)
@@ -259,9 +259,12 @@ def _iclr_descent(options: Options, **fields: Any) -> Setting:
     return Setting("single", method="cafe-iclr", overrides=overrides, **fields)
 
 
-def _step_iterations(step: int, most: int) -> Callable[[Results], float]:
+def _step_iterations(step: int) -> Callable[[Results], float]:
+    """Iterations of Step I or II until its threshold, or all of them; both steps take equally many."""
+
     def read(results: Results) -> float:
         history = results[0].arrays["f_history"]
+        most = history[-1][0] // 2
         begin = 0 if step == 1 else most
         reached = [
             point[0] - begin

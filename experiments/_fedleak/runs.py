@@ -1,6 +1,7 @@
 """The jobs behind FedLeak's tables: what they depend on, what they cost, and how they are run."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,8 +29,8 @@ RATE = {"cpu": 4e10, "other": 4e12}
 SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
 #: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
 FIRST_ORDER = 3.0
-#: Forward passes of a generator's training per public image and epoch, in units of the model's: a rough guess.
-GENERATOR = 10.0
+#: Floating-point operations of a generator's training per pixel of a public image and epoch.
+GENERATOR = 6e4
 #: Seconds that a compilation takes, and an iteration at least.
 COMPILE, OVERHEAD = 30.0, 2e-3
 #: Only runs of more estimated seconds than this are checkpointed on their way.
@@ -166,7 +167,8 @@ def seconds(job: Job) -> float:
     each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
     learning = 0.0
     if case.attack in presets.GENERATIVE:
-        learning += GENERATOR * forward * case.public_samples * case.generator_epochs
+        pixels = math.prod(shape_of(case.data)[0][:2])
+        learning += GENERATOR / rate * pixels * case.public_samples * case.generator_epochs
     if job.training is not None:
         t = job.training
         learning += 4 * forward * t.rounds * t.clients_per_round * t.local_steps * t.batch_size

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments import _paper
 from experiments._cafe.cells import CafeJobs, psnr, setting_of
-from experiments._cafe.runs import Setting
+from experiments._cafe.runs import CAP, Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
 from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
@@ -28,6 +28,10 @@ PRINTED = Options(solver="paper", iterations=8000)
 SHARE, ROUNDS, RATE = 10, 200, 0.05
 #: Tables of how many iterations something takes, or of curves over thousands: the small problem runs all of them.
 WHOLE_RUNS = ("table5", "table8-psnr", "table10")
+#: Tables whose small problem still takes ten minutes and more: they have a variant with a quarter of the channels, too.
+NARROW = ("table4", "table5", "table10", "iclr-table1a", "iclr-table2a", "iclr-table2b")
+#: Their attacks, where they are not CAFE by itself, need no such variant.
+_NARROW_METHODS = ("cafe", "cafe-cosine", "cafe-iclr", "dlg")
 OURS = Options(solver="exact", images=8)
 CHANNEL_PEAK = "PSNR by the formula that the paper prints, with every channel's own peak"
 #: Samples behind fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
@@ -68,8 +72,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
     measured = []
     for cell in cells((table,), PRINTED):
         measured.append((cell, _as_printed(cell)))
-        if (smaller := _reduced(cell)) is not None:
-            measured.append((cell, smaller))
+        measured += [(cell, smaller) for smaller in (_reduced(cell), _narrow(cell)) if smaller is not None]
     for cell in cells((table,), ours):
         if setting_of(cell).kind == "exact":
             notes = [f"exact engine; {ours.images} images inverted", f"N {ours.num_samples}" if ours is FAKE else ""]
@@ -111,10 +114,7 @@ def _reduced(cell: Cell) -> Measurement | None:
     setting, table = setting_of(cell), cell.id.partition("/")[0]
     if table == "iclr-table1a":
         return None
-    # Every worker of a horizontal round needs a sample.
-    batch = max(setting.workers or 1, setting.batch_size // SHARE)
-    small = replace(setting, num_samples=setting.num_samples // SHARE, batch_size=batch)
-    sizes = f"N {small.num_samples} for {setting.num_samples}, K {small.batch_size} for {setting.batch_size}"
+    small, sizes = _smaller(setting)
     if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs: the small problem has as many rounds in each
         return _measurement(cell, "reduced", sizes, small)
     if setting.kind == "training":
@@ -125,6 +125,39 @@ def _reduced(cell: Cell) -> Measurement | None:
     return _measurement(
         cell, "reduced", f"{sizes}; {ROUNDS} iterations of Step III at rate {RATE:g} for {setting.iterations}", small
     )
+
+
+def _smaller(setting: Setting) -> tuple[Setting, str]:
+    """A tenth of the samples in batches of a tenth, and how that differs; every worker's share of a batch is whole."""
+    workers, samples = max(1, setting.workers), setting.num_samples // SHARE
+    batch = workers * max(1, setting.batch_size // SHARE // workers)
+    samples = max(samples, batch)
+    small = replace(setting, num_samples=samples, batch_size=batch)
+    return small, f"N {samples} for {setting.num_samples}, K {batch} for {setting.batch_size}"
+
+
+def _narrow(cell: Cell) -> Measurement | None:
+    """The reduced problem through a quarter of the channels and with at most `CAP` iterations of Step III.
+
+    CIFAR-10 stands for Linnaeus 5 with its own caps, so that one run serves both.
+    """
+    setting, table = setting_of(cell), cell.id.partition("/")[0]
+    if table not in NARROW or setting.method not in _NARROW_METHODS:
+        return None
+    small, sizes = _smaller(setting)
+    small = replace(small, network="cafe-small")
+    if table not in (*WHOLE_RUNS, "iclr-table1a"):
+        small = replace(small, iterations=ROUNDS, overrides=(*small.overrides, ("data_learning_rate", RATE)))
+    elif table != "table10":
+        small = replace(small, iterations=min(small.iterations, CAP))
+    notes = [sizes, "a quarter of the channels"]
+    if small.iterations != setting.iterations:
+        notes.append(f"{small.iterations} iterations of Step III for {setting.iterations}")
+    if ("data_learning_rate", RATE) in small.overrides:
+        notes[-1] += f" at rate {RATE:g}"
+    measurement = _measurement(cell, "reduced", "; ".join(notes), small)
+    jobs = (replace(small, dataset="cifar10") if small.dataset == "linnaeus5" else small,)
+    return replace(measurement, jobs=jobs, name="-".join(filter(None, (measurement.name, "narrow"))))
 
 
 def _too_large(measurement: Measurement) -> str:

@@ -11,6 +11,7 @@ from experiments._defenses.utility import Utilities, Utility
 from experiments._fedleak.cells import cells, names
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
+from experiments._fedleak.weights import Training
 from experiments._ledger import fedleak_defenses
 from experiments._ledger.entry import Variant
 from experiments._ledger.measurement import Measurement
@@ -38,6 +39,13 @@ _WIDTH = 16
 _SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
 #: The clients draw from so many samples at most.
 _POOL = 512
+#: A second, smaller reduction of tables that compare models: a step of the deep ones takes seconds.
+_NARROW_WIDTH, _NARROW_ITERATIONS = 8, 25
+#: How weights are trained in place of pretrained ones where a table compares them with random ones.
+WARM = Training(rounds=100, clients=20, clients_per_round=5)
+#: Data of 224 pixels at the side of the reduced problem, and what stands for those of which there are too few.
+SMALL_SIDE = 32
+TOO_FEW = "cifar100"
 #: Tables of unlike clients, for which three lung classes with 498 images are too few: four clients with images of
 #: CIFAR-10 instead, of which 1,000 are theirs and the others may be public. Feature skew makes five groups of clients.
 _UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
@@ -68,12 +76,12 @@ class FedLeakStudy:
     def _all(self) -> list[Measurement]:
         found = list(fedleak_defenses.measurements())
         for table in names():
-            for variant, sizes in _sizes(table):
+            for variant, name, sizes in _sizes(table):
                 for cell in cells(table, sizes):
                     if cell.paper is not None and not cell.reason:
                         # What no size changes is measured once, in its most faithful variant.
                         same = {(m.cell, m.jobs) for m in found}
-                        found += [m for m in self._of_cell(variant, cell) if (m.cell, m.jobs) not in same]
+                        found += [m for m in self._of_cell(variant, name, cell) if (m.cell, m.jobs) not in same]
         return found
 
     @cached_property
@@ -81,7 +89,7 @@ class FedLeakStudy:
         covered = {measurement.cell for measurement in self._all}
         reasons = {}
         for table in names():
-            sizes = next(sizes for _, sizes in _sizes(table))
+            sizes = next(sizes for *_, sizes in _sizes(table))
             for cell in cells(table, sizes):
                 if cell.paper is not None and cell.id not in covered:
                     reasons[cell.id] = cell.reason
@@ -91,14 +99,20 @@ class FedLeakStudy:
         table = _paper.tables("fedleak")[cell.partition("/")[0]]
         return str(self.printed[cell].get("dataset", "")) + str(table["setting"].get("dataset", ""))
 
-    def _of_cell(self, variant: Variant, cell: Cell) -> Iterator[Measurement]:
+    def _of_cell(self, variant: Variant, name: str, cell: Cell) -> Iterator[Measurement]:
         method = self.printed[cell.id].get("method", "")
         if variant == "ours" and not method.startswith("FedLeak"):
             return
         jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in cell.jobs)
+        printed = {job.case.data for job in jobs}
+        if variant != "printed":
+            jobs = tuple(_with_enough_images(job) for job in jobs)
         if variant == "reduced":
             jobs = tuple(_reduced(job) for job in jobs)
         notes = [cell.note] if cell.note else []
+        if jobs and not printed & (now := {job.case.data for job in jobs}):
+            notes.append(f"{', '.join(sorted(now))} for {', '.join(sorted(printed))}, which has too few images")
+        notes.extend(f"{spec.partition('?')[0]} at {SMALL_SIDE} pixels" for spec in sorted(printed) if "?size=" in spec)
         if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
             notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
         notes.extend(sorted({f"{job.case.federation} clients for 100" for job in jobs if _few_clients(job)}))
@@ -107,25 +121,31 @@ class FedLeakStudy:
             if any(job.case.data == spec for job in jobs) and dataset in self._dataset(cell.id):
                 notes.append(note)
         differs = "; ".join(notes)
-        name = ""
-        if variant != "ours" and any(note in differs for note in (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1])):
-            variant, name = "stand-in", "reduced" if variant == "reduced" else ""
+        stand_ins = (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1], f"{TOO_FEW} for")
+        if variant != "ours" and any(note in differs for note in stand_ins):
+            name = "-".join(filter(None, ("reduced" if variant == "reduced" else "", name)))
+            variant = "stand-in"
         yield Measurement(
             cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),
             name=name, reason=_too_large(jobs),
         )  # fmt: skip
 
 
-def _sizes(table: str) -> Iterator[tuple[Variant, Sizes]]:
-    """The printed sizes, and the reduced ones for the paper's algorithm and for ours."""
+def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
+    """The printed sizes, and the reduced ones for the paper's algorithm and for ours; with the name of a variant."""
     printed = Sizes(
         fedleak="fedleak_paper", labels="fedleak", public_data="held_out",
         specs={**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": LUNG[0]},
     )  # fmt: skip
     small = {**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": SMALL_LUNG[0]}
+    small |= {name: f"{DATASETS[name]}?size={SMALL_SIDE}" for name in ("HAM10000", "ImageNet")}
     changed: dict[str, Any] = {"model": "convnet", "iterations": REDUCED_ITERATIONS, "idlg_optimizer": "adam"}
     if table in _COMPARE_MODELS:
         changed |= {"model": None, "width": _WIDTH}
+    elif table == "fig9":
+        changed["width"] = _WIDTH
+    elif table == "table7":
+        changed["warm"] = WARM
     elif table in _SMALL_MODELS:
         changed |= {"model": None, "iterations": SMALL_MODEL_ITERATIONS}
     if table in _UNLIKE_CLIENTS:
@@ -133,9 +153,15 @@ def _sizes(table: str) -> Iterator[tuple[Variant, Sizes]]:
         changed["federation"] = UNLIKE_FEDERATION
     reduced = replace(printed, specs=small, **changed)
     ours = replace(reduced, fedleak="fedleak", labels="calibrated", iterations=OUR_ITERATIONS)
-    for variant, sizes in (("printed", printed), ("reduced", reduced), ("ours", ours)):
+    narrow = replace(reduced, width=_NARROW_WIDTH, iterations=_NARROW_ITERATIONS)
+    variants: list[tuple[Variant, str, Sizes]] = [
+        ("printed", "", printed),
+        ("reduced", "", reduced),
+        ("ours", "", ours),
+    ]
+    for variant, name, sizes in [*variants, *([("reduced", "narrow", narrow)] if table in _COMPARE_MODELS else [])]:
         most = UNLIKE_POOL if sizes.federation == UNLIKE_FEDERATION else _POOL
-        yield variant, replace(sizes, pools=_pools(sizes, most))  # type: ignore[misc]
+        yield variant, name, replace(sizes, pools=_pools(sizes, most))  # type: ignore[misc]
 
 
 def _pools(sizes: Sizes, most: int) -> dict[str, int]:
@@ -153,9 +179,19 @@ def _without_public_half(job: Job) -> Job:
     """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
     if unavailable(job.case.data):  # which is said where the job is run, and not of cells that nobody asked for
         return job
-    if job.kind != "invert" or job.case.attack in presets.GENERATIVE or _few_clients(job):
+    if job.kind != "invert" or job.case.attack in presets.GENERATIVE or _few_clients(job) or job.training is not None:
         return job
     return replace(job, case=replace(job.case, pool=min(_POOL, samples_in(job.case.data))))
+
+
+def _with_enough_images(job: Job) -> Job:
+    """The same job on `TOO_FEW` where its own data have fewer images than the batch and the public half need."""
+    if job.kind not in ("invert", "labels") or unavailable(job.case.data):
+        return job
+    there = samples_in(job.case.data) if job.kind == "labels" else job.case.pool
+    if job.case.images <= there or unavailable(TOO_FEW):
+        return job
+    return replace(job, case=replace(job.case, data=TOO_FEW, pool=min(_POOL, samples_in(TOO_FEW) // 2)))
 
 
 def _few_clients(job: Job) -> bool:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from jaxleak._memory import require_host_bytes
 from jaxleak.data._dataset import Dataset, draw, unit_pixels
+from jaxleak.data._size import split_size
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 _HAM10000_CSV = "HAM10000_metadata.csv"
@@ -72,13 +73,8 @@ def folder(spec: str, n: int | None, seed: int) -> Dataset:
 
 
 def _parse(spec: str) -> tuple[Path, int | None]:
-    directory, _, query = spec.removeprefix("folder:").partition("?")
-    if not query:
-        return Path(directory).expanduser(), None
-    key, _, value = query.partition("=")
-    if key != "size" or not value.isdecimal() or int(value) == 0:
-        raise ValueError(f"{spec}: after '?' only size=S with S > 0 is understood, got {query!r}")
-    return Path(directory).expanduser(), int(value)
+    source, size = split_size(spec)
+    return Path(source.removeprefix("folder:")).expanduser(), size
 
 
 def _list_classes(root: Path) -> _Listing:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxleak.data import _embedded, _files, _folder, _tfds
 from jaxleak.data._dataset import Dataset, check_request
+from jaxleak.data._size import resized, split_size
 
 _VARIABLE = "JAXLEAK_DATA_DIR"
 _EMBEDDED = {
@@ -62,6 +63,9 @@ SIZExSIZEx3 |
 `lc25000_lung32`, `mnist`, `sensorless`, `yale32` | the npz file of that name in the folder that the environment \
 variable JAXLEAK_DATA_DIR names |
 
+    Any images may be followed by `?size=S`, such as `ham10000?size=32`: the centre square of every image, brought to
+    S x S pixels.
+
     `mnist` with more samples than its npz file has is read from `raw/mnist/train-*-ubyte.gz` in that folder.
 
     Args:
@@ -82,6 +86,10 @@ variable JAXLEAK_DATA_DIR names |
     """
     check_request(n, seed)
     kind, colon, rest = spec.partition(":")
+    if "?" in spec and kind != "folder":  # whose files are brought to one size one by one
+        source, size = split_size(spec)
+        dataset = load(source, n, seed)
+        return dataset if size is None else resized(dataset, size, spec)
     if not colon and spec in _NAMED:
         return _named(spec, n, seed)
     if kind in _EMBEDDED and (not colon or kind in OVERLAPPING):
