@@ -40,6 +40,7 @@ mutants: .venv/installed
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.figure
 
 # Builds build/site/index.html without a network; a warning is an error.
 docs: .venv/docs

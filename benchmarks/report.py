@@ -144,8 +144,8 @@ def _summary(groups: dict[str, list[dict]]) -> list[str]:
         ours = [e for e in members if not e["name"].startswith("PyTorch") and e["name"] not in EAGER]
         if not ours or (eager is None and peer is None):
             continue
-        best = min(ours, key=_seconds)
-        times = [f"{_seconds(e):.3g}" if e else "" for e in (eager, best, peer)]
+        best = min(ours, key=seconds_of)
+        times = [f"{seconds_of(e):.3g}" if e else "" for e in (eager, best, peer)]
         rows.append([group, *times, best["name"], _ratio(eager, best), _ratio(peer, best)])
     if not rows:
         return []
@@ -162,7 +162,7 @@ def _eager(entries: list[dict]) -> dict | None:
 
 
 def _peer(entries: list[dict]) -> dict | None:
-    return min((e for e in entries if e["name"].startswith("PyTorch")), key=_seconds, default=None)
+    return min((e for e in entries if e["name"].startswith("PyTorch")), key=seconds_of, default=None)
 
 
 def _environment(run: dict) -> str:
@@ -184,7 +184,7 @@ def _origin(run: dict, entries: list[dict]) -> str:
 
 def _rows(entries: list[dict]) -> list[str]:
     """Header and rows of one group; a column that no entry has a value for is left out."""
-    slowest = max(entries, key=_seconds)
+    slowest = max(entries, key=seconds_of)
     peer, eager = _peer(entries), _eager(entries)
     base = next((e for e in entries if e["extra_info"].get("base")), None)
     extra = sorted({k for e in entries for k in e["extra_info"]} - KNOWN)
@@ -193,14 +193,14 @@ def _rows(entries: list[dict]) -> list[str]:
         info, limit = entry["extra_info"], entry["extra_info"].get("limit_seconds")
         cells = {
             "": entry["name"],
-            "seconds": f"{_seconds(entry):.3g}",
+            "seconds": f"{seconds_of(entry):.3g}",
             "quartiles, %": _spread(entry),
             "times faster than the slowest": _ratio(slowest, entry),
             "times faster than op by op": _ratio(eager, entry),
             "times faster than PyTorch's best": _ratio(peer, entry),
             "times the first row": _ratio(entry, base),
             "first call, seconds": f"{info['first_call_seconds']:.1f}",
-            "fraction of the machine's rate": f"{limit / _seconds(entry):.2f}" if limit else "",
+            "fraction of the machine's rate": f"{limit / seconds_of(entry):.2f}" if limit else "",
             **{name: f"{info[name]:.3g}" if name in info else "" for name in extra},
             "loaded": "loaded" if info.get("loaded") else "",
         }
@@ -210,7 +210,7 @@ def _rows(entries: list[dict]) -> list[str]:
     return _markdown(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
-def _seconds(entry: dict) -> float:
+def seconds_of(entry: dict) -> float:
     """Per iteration."""
     return entry["stats"]["median"] / entry["extra_info"]["rounds_per_call"]
 
@@ -220,7 +220,7 @@ def _ratio(a: dict | None, b: dict | None) -> str:
     if a is None or b is None:
         return ""
     loaded = a["extra_info"].get("loaded") or b["extra_info"].get("loaded")
-    ratio = _seconds(a) / _seconds(b)
+    ratio = seconds_of(a) / seconds_of(b)
     return f"{ratio:.{0 if ratio >= 100 else 2}f}{' (loaded)' if loaded else ''}"
 
 

@@ -1,0 +1,22 @@
+"""The figure of speeds is drawn from stored numbers, and says which step lacks them."""
+
+import pytest
+
+from benchmarks import figure
+
+
+def _entry(group, name, median):
+    return {"group": group, "name": name, "stats": {"median": median}, "extra_info": {"rounds_per_call": 2}}
+
+
+def test_ratios_are_of_the_fastest_entries_of_both_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure, "STEPS", {"a": "A"})
+    entries = [_entry("a, B = 1", name, s) for name, s in (("op by op", 0.1), ("jit", 2.0), ("jit, scan", 1.0))]
+    entries += [_entry("a, B = 1", name, s) for name, s in (("PyTorch eager", 9.0), ("PyTorch compiled", 3.0))]
+    figure.draw({"benchmarks": entries}, tmp_path / "speed.png")
+    assert "3.00" in (tmp_path / "speed.svg").read_text().replace("<!-- ", "").replace(" -->", "")
+
+
+def test_a_step_without_a_pair_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no pair of entries for the step 'CAFE iteration"):
+        figure.draw({"benchmarks": []}, tmp_path / "speed.png")
