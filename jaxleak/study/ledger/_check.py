@@ -1,7 +1,7 @@
 """Recorded cells, drawn at random and run again."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +29,23 @@ class Recheck(NamedTuple):
     note: str = ""
 
 
-def drawn(ledgers: Sequence[Ledger], count: int, seed: int, longest: float) -> tuple[list[tuple[Ledger, Entry]], int]:
-    """Random measured entries whose run took at most `longest` seconds per seed, and how many took longer."""
-    measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED]
+def drawn(
+    ledgers: Sequence[Ledger],
+    count: int,
+    seed: int,
+    longest: float,
+    asked: Callable[[Entry], bool] = lambda _: True,
+) -> tuple[list[tuple[Ledger, Entry]], int]:
+    """Random measured entries, and how many took too long to be drawn from.
+
+    Args:
+        ledgers: whose entries.
+        count: how many are drawn at most.
+        seed: of the draw.
+        longest: seconds that a seed of an entry may have taken.
+        asked: which entries are meant; all by default.
+    """
+    measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED and asked(e)]
     affordable = [(ledger, e) for ledger, e in measured if (e.seconds or 0.0) / len(e.seeds) <= longest]
     order = np.random.default_rng(seed).permutation(len(affordable))[:count]
     return [affordable[i] for i in order], len(measured) - len(affordable)
