@@ -6,15 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_studies import TINY, Killed, studies  # noqa: F401
 
 from experiments import reproduce
-from experiments._ledger import check, pages, queue, sheets, status, studies
+from experiments._fedleak.jobs import Job
+from experiments._ledger import check, pages, queue, sheets, status
 from experiments._ledger.entry import Entry, as_record, from_record
 from experiments._ledger.measurement import Measurement
 from experiments._ledger.queue import Queue, impossible
 from experiments._ledger.store import PAPERS, Ledger
+from experiments._ledger.studies import study_of
 from experiments._ledger.verdict import agrees, better, verdict
 from jaxleak.study import Progress
+from jaxleak.study._folder import take_back_folders
 from jaxleak.study.cells import score_named
 from jaxleak.study.runner import Result
 
@@ -26,7 +30,7 @@ class FakeStudy:
     """Jobs are the numbers that they give, plus the seed; one that is an error is raised. It is its own runner."""
 
     def __init__(self, *measurements, slow=()):
-        self.own, self.slow, self.ran, self.runner = measurements, slow, [], self
+        self.own, self.slow, self.ran, self.runner, self.spent = measurements, slow, [], self, 0.0
 
     def measurements(self):
         return iter(self.own)
@@ -308,6 +312,96 @@ def test_every_committed_verdict_is_that_of_the_rule():
                 assert (entry.status, entry.why) == verdict(entry.paper, list(entry.seeds.values()), how)
 
 
+class TestCommand:
+    """`python -m experiments.reproduce` on a ledger and a study of the test's own."""
+
+    @pytest.fixture
+    def reproduced(self, ledger, tmp_path, monkeypatch):
+        """Run the command on two cells, one of which takes long and the other one is ours."""
+        study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0, "ours"), slow=(40.0,))
+        monkeypatch.setattr(reproduce, "Ledger", lambda paper: ledger)
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
+
+        def run(**options):
+            return reproduce.main(reproduce.Args(paper=("cafe",), out=tmp_path / "out", **options))
+
+        (tmp_path / "out" / "cafe").mkdir(parents=True)
+        return run
+
+    def test_a_budget_for_which_nothing_runs_is_an_error_and_none_is_an_estimate(self, reproduced, capsys):
+        with pytest.raises(ValueError, match=r"nothing was measured: .* needs about 1 seconds .*; raise --budget"):
+            reproduced(budget=0.001)
+        assert reproduced(budget=0.0) == 0
+        assert "measurements that were run: 0; not run: 2" in capsys.readouterr().out
+
+    def test_a_queue_that_is_empty_since_all_is_measured_is_no_error(self, reproduced, capsys):
+        assert reproduced(budget=10.0, record=True) == 0
+        assert reproduced(budget=10.0, record=True) == 0
+        assert "not tried again: 2" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
+            reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
+
+    def test_nothing_but_failures_is_an_error(self, reproduced, ledger, monkeypatch, tmp_path):
+        study = FakeStudy(measurement(CELL, FileNotFoundError("no such data")))
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
+        with pytest.raises(ValueError, match="nothing was measured: FileNotFoundError: no such data"):
+            reproduced(record=True)
+        assert ledger.entries[CELL, "printed", ""].status == "failed"
+
+    def test_a_check_draws_from_what_the_options_name_and_says_when_that_is_nothing(
+        self, reproduced, ledger, tmp_path, capsys
+    ):
+        with pytest.raises(ValueError, match="nothing was run: no cell that the options name is recorded"):
+            reproduced(check=5)
+        reproduced(budget=10.0, record=True)
+        ledger.record([replace(entry, seconds=60.0) for entry in ledger.entries.values()])
+        with pytest.raises(ValueError, match=r"the 2 recorded .* took more than 0.012 seconds.*raise --budget"):
+            reproduced(check=5, budget=0.001)
+        capsys.readouterr()
+        for named in ({"cell": (OTHER,)}, {"variant": ("ours",)}):
+            assert reproduced(check=5, **named) == 0
+            assert "1 of 1 agree" in (said := capsys.readouterr().out)
+            assert OTHER in said
+        assert reproduced(check=5, table=("table2",)) == 0
+        assert "2 of 2 agree" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="no cell that the options name is recorded"):
+            reproduced(check=5, table=("table3",))
+        with pytest.raises(ValueError, match="table must be one of"):
+            reproduced(check=5, table=("nosuch",))
+
+
+def test_a_queue_that_was_killed_and_started_again_leaves_the_ledger_of_one_that_nobody_disturbed(tmp_path):
+    class Killing(FakeStudy):
+        def __call__(self, job, seed):
+            if len(self.ran) == 2:
+                raise Killed
+            return super().__call__(job, seed)
+
+    cells = [measurement(CELL, 40.0), measurement(OTHER, 9.0), measurement(THIRD, 5.0)]
+    whole, resumed = Ledger("cafe", tmp_path / "whole"), Ledger("cafe", tmp_path / "resumed")
+    for folder in ("whole", "resumed"):
+        (tmp_path / folder).mkdir()
+    run(FakeStudy(*cells), whole, tmp_path / "whole", seeds=(0, 1))
+    with pytest.raises(Killed):
+        run(killed := Killing(*cells), resumed, tmp_path / "resumed", seeds=(0, 1))
+    again = FakeStudy(*cells)
+    again.ran = killed.ran
+    run(again, resumed := Ledger("cafe", tmp_path / "resumed"), tmp_path / "resumed", seeds=(0, 1))
+    assert resumed.entries.keys() == whole.entries.keys()
+    assert {entry.value for entry in resumed.entries.values()} == {40.5, 9.5, 5.5}
+    for key, entry in whole.entries.items():
+        assert replace(resumed.entries[key], seconds=0.0) == replace(entry, seconds=0.0)
+
+
+def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
+    studies.draw("fedleak", 0)
+    study = study_of("fedleak", studies.out)
+    job = Job("invert", replace(TINY, data=studies.spec))
+    study.runner(job, 0)
+    take_back_folders()
+    assert study_of("fedleak", studies.out).runner.done(job, 0)
+
+
 def test_unknown_cells_and_tables_are_refused():
     with pytest.raises(ValueError, match="--cell nosuch is no printed cell"):
         reproduce.main(reproduce.Args(cell=("nosuch",)))
@@ -317,7 +411,7 @@ def test_unknown_cells_and_tables_are_refused():
 
 @pytest.mark.parametrize("paper", ["cafe", "cafe-iclr", "vflrecon"])
 def test_every_printed_cell_has_a_run_or_a_reason(paper, tmp_path):
-    study, printed = studies.study_of(paper, tmp_path), Ledger(paper, tmp_path).printed
+    study, printed = study_of(paper, tmp_path), Ledger(paper, tmp_path).printed
     measurements = list(study.measurements())
     assert {m.cell for m in measurements} | set(study.impossible()) == set(printed)
     assert not {m.cell for m in measurements} & set(study.impossible())
