@@ -1,52 +1,30 @@
-"""Fill the numbers of README and docs from stored results.
-
-    python -m experiments.numbers            # write the stored numbers into the pages
-    python -m experiments.numbers --check    # say which pages are out of date; exit status 1 if any is
-
-A page marks a number by two comments, which readers of the rendered page do not see:
-
-    <!-- docs/results/sixteen.json metrics.psnr .1f -->30.5<!-- / -->
-
-The first comment names a JSON file of this repository, the keys that lead to a number, and a format of Python's
-`format`. Keys are separated by dots; a whole number picks from a list. For a ledger (.jsonl) the first key is the
-identity of an entry, CELL@VARIANT or CELL@VARIANT@NAME, and the second a field: `table3/cafe/mnist@printed value`.
-"""
+"""Numbers of README and docs, filled from stored results: what `python -m experiments.numbers` does."""
 
 import json
 import re
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from jaxleak.study import run_command
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"<!-- (?P<file>\S+\.jsonl?) (?P<keys>.+?) (?P<format>\S+) -->(?P<shown>.*?)<!-- / -->", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Args:
-    """What to do with the pages."""
+def fill_pages(*, check: bool) -> list[Path]:
+    """Fill all pages, or say which are out of date; returns those whose numbers were.
 
-    check: bool = False
-    """Write nothing and name the pages whose numbers are not those that are stored."""
-
-
-def main(args: Args) -> list[Path]:
-    """Fill or check all pages; returns those whose numbers were out of date."""
+    Args:
+        check: write nothing.
+    """
     stale = []
     for page in pages():
         text = page.read_text()
         filled = fill(text, ROOT)
         if filled != text:
             stale.append(page)
-            if not args.check:
+            if not check:
                 page.write_text(filled)
     for page in stale:
-        print(f"{page.relative_to(ROOT)} {'is out of date' if args.check else 'was written'}")
-    if stale and args.check:
-        sys.exit(1)
+        print(f"{page.relative_to(ROOT)} {'is out of date' if check else 'was written'}")
     return stale
 
 
@@ -105,7 +83,3 @@ def entry_of(path: Path, identity: str) -> dict[str, Any]:
         if identity == "@".join(filter(None, (entry["cell"], entry["variant"], entry.get("name")))):
             return entry
     raise KeyError(identity)
-
-
-if __name__ == "__main__":
-    run_command(main, Args, __doc__)

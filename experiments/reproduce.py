@@ -27,15 +27,25 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from experiments._ledger import pages, sheets
-from experiments._ledger.check import Recheck, drawn, recheck, record
-from experiments._ledger.entry import MEASURED, VARIANTS, Entry
-from experiments._ledger.queue import Queue, impossible
-from experiments._ledger.status import summary
-from experiments._ledger.store import PAPERS, Ledger
+from experiments._by_path import module_at
+from experiments._ledger.papers import FIGURES, FOLDER, PAPERS, command, commit, in_sheets, ledger_of
 from experiments._ledger.studies import study_of
 from jaxleak import _validate
 from jaxleak.study import Progress, default_out, require_own_folder, run_command
+from jaxleak.study.ledger import (
+    MEASURED,
+    VARIANTS,
+    Entry,
+    Ledger,
+    Queue,
+    Recheck,
+    draw_entries,
+    draw_sheets,
+    impossible_entries,
+    recheck,
+    record_rechecks,
+    summary,
+)
 
 
 @dataclass(frozen=True)
@@ -87,17 +97,17 @@ def main(args: Args) -> int:
     _validate.positive(paper=len(args.paper), variant=len(args.variant))
     if args.out is not None:
         require_own_folder(args.out)
-    ledgers = [Ledger(paper) for paper in args.paper]
+    ledgers = [ledger_of(paper) for paper in args.paper]
     if args.status:
         show_status(ledgers, as_json=args.json)
         return 0
     if args.pages:
-        for path in pages.write([Ledger(paper) for paper in PAPERS]):
+        for path in module_at("docs/_reproduction.py").write([ledger_of(paper) for paper in PAPERS]):
             print(f"wrote {path}")
         return 0
     if args.sheets:
         for ledger in ledgers:
-            for path in sheets.draw(study_of(ledger.paper, _folder(args, ledger)), ledger):
+            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets):
                 print(f"wrote {path}")
         return 0
     _known(args, ledgers)
@@ -132,10 +142,13 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
         for number, ledger in enumerate(ledgers):
             folder = _folder(args, ledger)
             study = study_of(ledger.paper, folder)
-            queue = Queue(study, ledger, folder, record=args.record)
+            queue = Queue(
+                study, ledger, folder, record=args.record,
+                commit=commit(), estimates_for="two CPU cores", command=command,
+            )  # fmt: skip
             measurements = list(study.measurements())
             if args.record:
-                reasons = impossible(study, ledger)
+                reasons = impossible_entries(study, ledger)
                 ledger.forget_all_but({m.key for m in measurements} | {entry.key for entry in reasons})
                 ledger.record(reasons)
             wanted = [m for m in measurements if _asked(args, m.cell, m.variant)]
@@ -207,7 +220,7 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
         ValueError: if no cell is recorded of those that the options name, or none that the budget allows.
     """
     longest = 60.0 * args.budget / args.check
-    chosen, longer = drawn(ledgers, args.check, args.seed, longest, lambda e: _asked(args, e.cell, e.variant))
+    chosen, longer = draw_entries(ledgers, args.check, args.seed, longest, lambda e: _asked(args, e.cell, e.variant))
     if not chosen and not longer:
         raise ValueError("nothing was run: no cell that the options name is recorded with a number")
     if not chosen:
@@ -227,15 +240,15 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
         print(f"{word}: {name}, seed {result.seed}: {entry.seeds[result.seed]:.6g}, again {again}")
     print(f"{sum(r.agrees for r in results)} of {len(results)} agree")
     if args.record:
-        print(f"wrote {record(results, longest)}; --pages puts it on the overview")
+        print(f"wrote {record_rechecks(results, longest, FOLDER, commit())}; --pages puts it on the overview")
     return 0 if all(r.agrees for r in results) else 1
 
 
-def command(args: Args) -> None:
-    """The command, with the exit status of `--check`."""
+def checked(args: Args) -> None:
+    """Run the command, with the exit status of `--check`."""
     if status := main(args):
         sys.exit(status)
 
 
 if __name__ == "__main__":
-    run_command(command, Args, __doc__)
+    run_command(checked, Args, __doc__)
