@@ -110,7 +110,7 @@ class Args:
 
 def main(args: Args) -> dict[str, float]:
     """Run all cases; returns the metrics."""
-    _validate.positive(seeds=len(args.seeds))
+    _validate.seeds(seeds=args.seeds)
     cases = {name: case for name, case in CASES.items() if args.only in name}
     if not cases:
         raise ValueError(f"only must be part of a case's name ({', '.join(CASES)}), got {args.only!r}")

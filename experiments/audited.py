@@ -6,12 +6,15 @@
 A client owns a network of `experiments/_audited` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
 images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
 as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
-that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again. Needs
-PyTorch and Equinox. All cases take about an hour of two cores.
+that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again; those of
+another seed, budget or data set are other cases. Needs PyTorch and Equinox. All cases take about an hour of two cores.
 """
 
+import importlib.util
 import re
+import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +24,14 @@ import safetensors.numpy
 
 from jaxleak import _validate, capture, data
 from jaxleak.__main__ import main as jaxleak
-from jaxleak.study import RunFolder, default_out, run_command
+from jaxleak.study import RunFolder, default_out, digest, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json
 from jaxleak.study.sources import drawn
 
 _NETWORKS = Path(__file__).parent / "_audited"
+#: Where a run folder keeps the files of its cases.
+_CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
 _SCORES = ("psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement")
 
@@ -38,6 +43,11 @@ class Case(NamedTuple):
     batch_size: int = 1
     trained: bool = False
     batch_norm: str = "train"
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether the client computes in PyTorch; the classes there have names in capitals."""
+        return self.network[0].isupper()
 
 
 CASES = {
@@ -80,22 +90,37 @@ class Args:
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Run the cases; returns the metrics by case."""
+    """Run the cases.
+
+    Returns:
+        The metrics: `by_case`, and the `differences` between frameworks where both cases are there.
+
+    Raises:
+        ValueError: on options out of range.
+        ImportError: naming the extra, if a case that has to run needs a package that is missing; nothing is written.
+        ConfigMismatchError: if finished cases come from other contents of the data.
+    """
     _validate.positive(minutes=args.minutes)
+    _validate.seeds(seed=args.seed)
     for name in args.only:
         _validate.one_of(tuple(CASES), only=name)
-    folder = RunFolder(args.out or default_out("audited", args.data), "audited", asdict(args), fresh=args.fresh)
+    out = args.out or default_out("audited", args.data)
+    own = {name: folder_of(out, name, args) for name in args.only or CASES}
+    _require_frameworks([CASES[name] for name, path in own.items() if args.fresh or not _is_finished(path)])
+    folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh)
     folder.sources.bind(drawn(args.data, None, args.seed))
+    if args.fresh:
+        folder.begin()
+        shutil.rmtree(folder.path / _CELLS, ignore_errors=True)
     images = data.load(args.data, seed=args.seed)
     rows: dict[str, dict[str, Any]] = {}
-    for name in args.only or CASES:
-        own = folder.path / name
-        if args.fresh or not (own / "audit" / "results.json").exists():
+    for name, path in own.items():
+        if not _is_finished(path):
             with folder.phase(name):
-                own.mkdir(parents=True, exist_ok=True)
-                _audit(CASES[name], images, args, own)
-        rows[name] = _row(CASES[name], read_json(own / "audit" / "results.json", dict))
-    differences = _differences(folder.path)
+                path.mkdir(parents=True, exist_ok=True)
+                _audit(CASES[name], images, args, path)
+        rows[name] = _row(CASES[name], read_json(path / "audit" / "results.json", dict))
+    differences = _differences({name: folder_of(out, name, args) for name in CASES})
     print(table(rows))
     print("".join(f"largest difference of {what}: {value:.2g}\n" for what, value in differences.items()), end="")
     metrics: dict[str, Any] = {"by_case": rows, "differences": differences}
@@ -104,6 +129,26 @@ def main(args: Args) -> dict[str, Any]:
     folder.finish(metrics, cells=cells)
     print(folder.contents())
     return metrics
+
+
+def folder_of(out: Path, name: str, args: Args) -> Path:
+    """Where a case has its files: a folder named by all that its results depend on, apart from the data's contents."""
+    depends = {"case": CASES[name]._asdict(), "seed": args.seed, "minutes": args.minutes, "data": args.data}
+    return out / _CELLS / f"{name}-{digest(depends)}"
+
+
+def _is_finished(own: Path) -> bool:
+    return (own / "audit" / "results.json").exists()
+
+
+def _require_frameworks(cases: list[Case]) -> None:
+    """Raise `ImportError` where a package is missing that a client of these cases computes with."""
+    # The clients in Flax and Equinox take their weights from the network in PyTorch.
+    needed = {"torch": bool(cases), "equinox": not all(case.in_torch for case in cases)}
+    missing = [name for name, needs in needed.items() if needs and importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(missing)
+        raise ImportError(f"these clients need {' and '.join(missing)}: pip install 'jaxleak[{extras}]'")
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -136,10 +181,9 @@ def _audit(case: Case, images: data.Dataset, args: Args, own: Path) -> None:
     """Compute a client's update in its own framework, write the files, and call the command on them."""
     x, y = np.asarray(images.x[: case.batch_size], np.float32), np.asarray(images.y[: case.batch_size])
     np.savez(own / "truth.npz", x=x, y=y)
-    in_torch = case.network[0].isupper()
-    weights = own / ("weights.pt" if in_torch else "weights.safetensors")
-    (_torch_client if in_torch else _jax_client)(case, images, args, (x, y), weights)
-    module = "torch_networks" if in_torch else "jax_networks"
+    weights = own / ("weights.pt" if case.in_torch else "weights.safetensors")
+    (_torch_client if case.in_torch else _jax_client)(case, images, args, (x, y), weights)
+    module = "torch_networks" if case.in_torch else "jax_networks"
     command = [
         "audit", "--model", f"{_NETWORKS / module}.py:{case.network}", "--weights", str(weights),
         "--update", str(own / "update.safetensors"), "--batch-size", str(case.batch_size),
@@ -209,21 +253,23 @@ def _jax_client(
     capture.save(weights.with_name("update.safetensors"), gradient, batch_size=case.batch_size)
 
 
-def _differences(folder: Path) -> dict[str, float]:
-    """How far update and images through Flax NNX and Equinox are from those through PyTorch; relative for updates."""
-    from experiments._audited import jax_networks
+def _differences(own: Mapping[str, Path]) -> dict[str, float]:
+    """How far update and images through Flax NNX and Equinox are from those through PyTorch; relative for updates.
 
-    names = {"nnx": "cnn-nnx-b1", "equinox": "cnn-equinox-b1"}
-    first = folder / "cnn-b1"
-    found = {}
-    for library, name in names.items():
-        if not all((own / "audit" / "reconstruction.npz").exists() for own in (first, folder / name)):
+    Args:
+        own: every case's folder, finished or not; where one of two frameworks is missing there is no difference.
+    """
+    first, found = own["cnn-b1"], dict[str, float]()
+    for library, other in {"nnx": own["cnn-nnx-b1"], "equinox": own["cnn-equinox-b1"]}.items():
+        if not all((path / "audit" / "reconstruction.npz").exists() for path in (first, other)):
             continue
+        from experiments._audited import jax_networks
+
         by_torch = getattr(jax_networks, f"in_{library}")(capture.load(first / "update.safetensors").arrays)
-        other = capture.load(folder / name / "update.safetensors").arrays
+        arrays = capture.load(other / "update.safetensors").arrays
         largest = max(float(np.abs(array).max()) for array in by_torch.values())
-        found[f"{library}_update"] = max(float(np.abs(by_torch[n] - other[n]).max()) for n in by_torch) / largest
-        images = [np.load(own / "audit" / "reconstruction.npz")["x"] for own in (first, folder / name)]
+        found[f"{library}_update"] = max(float(np.abs(by_torch[n] - arrays[n]).max()) for n in by_torch) / largest
+        images = [np.load(path / "audit" / "reconstruction.npz")["x"] for path in (first, other)]
         found[f"{library}_image"] = float(np.abs(images[0] - images[1]).max())
     return found
 

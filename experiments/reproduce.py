@@ -27,15 +27,25 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from experiments._ledger import pages, sheets
-from experiments._ledger.check import Recheck, drawn, recheck, record
-from experiments._ledger.entry import MEASURED, VARIANTS, Entry
-from experiments._ledger.queue import Queue, impossible
-from experiments._ledger.status import summary
-from experiments._ledger.store import PAPERS, Ledger
+from experiments._by_path import module_at
+from experiments._ledger.papers import FIGURES, FOLDER, PAPERS, command, commit, in_sheets, ledger_of
 from experiments._ledger.studies import study_of
 from jaxleak import _validate
-from jaxleak.study import Progress, default_out, run_command
+from jaxleak.study import Progress, default_out, require_own_folder, run_command
+from jaxleak.study.ledger import (
+    MEASURED,
+    VARIANTS,
+    Entry,
+    Ledger,
+    Queue,
+    Recheck,
+    draw_entries,
+    draw_sheets,
+    impossible_entries,
+    recheck,
+    record_rechecks,
+    summary,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Args:
     json: bool = False
     """With --status: print it as JSON."""
     check: int = 0
-    """Run so many random recorded cells again, and say whether they agree."""
+    """Run so many random recorded cells again, of those that the other options name; say whether they agree."""
     seed: int = 0
     """Seed of the draw of --check."""
     pages: bool = False
@@ -79,26 +89,30 @@ def main(args: Args) -> int:
         0, or 1 if `--check` found a cell that does not agree.
 
     Raises:
-        ValueError: on options out of range, or if no cell has the names asked for; nothing has run then.
+        ValueError: on options out of range, if no cell has the names asked for, or if nothing of what was asked for
+            could be run although there was a budget.
     """
-    _validate.non_negative(budget=args.budget, check=args.check, seed=args.seed)
-    _validate.positive(seeds=len(args.seeds), papers=len(args.paper), variants=len(args.variant))
-    ledgers = [Ledger(paper) for paper in args.paper]
+    _validate.non_negative(budget=args.budget, check=args.check)
+    _validate.seeds(seeds=args.seeds, seed=args.seed)
+    _validate.positive(paper=len(args.paper), variant=len(args.variant))
+    if args.out is not None:
+        require_own_folder(args.out)
+    ledgers = [ledger_of(paper) for paper in args.paper]
     if args.status:
         show_status(ledgers, as_json=args.json)
         return 0
     if args.pages:
-        for path in pages.write([Ledger(paper) for paper in PAPERS]):
+        for path in module_at("docs/_reproduction.py").write([ledger_of(paper) for paper in PAPERS]):
             print(f"wrote {path}")
         return 0
     if args.sheets:
         for ledger in ledgers:
-            for path in sheets.draw(study_of(ledger.paper, _folder(args, ledger)), ledger):
+            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets):
                 print(f"wrote {path}")
         return 0
+    _known(args, ledgers)
     if args.check:
         return check(args, ledgers)
-    _known(args, ledgers)
     run(args, ledgers)
     return 0
 
@@ -118,19 +132,27 @@ def _known(args: Args, ledgers: list[Ledger]) -> None:
 
 
 def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
-    """Run what fits the budget, paper by paper; papers get equal shares of what is left."""
-    left, made = 60.0 * args.budget, list[Entry]()
+    """Run what fits the budget, paper by paper; papers get equal shares of what is left.
+
+    Raises:
+        ValueError: if there is a budget and nothing was measured, although the ledger lacks something.
+    """
+    left, made, asked = 60.0 * args.budget, list[Entry](), 0
     with Progress() as progress:
         for number, ledger in enumerate(ledgers):
             folder = _folder(args, ledger)
             study = study_of(ledger.paper, folder)
-            queue = Queue(study, ledger, folder, record=args.record)
+            queue = Queue(
+                study, ledger, folder, record=args.record,
+                commit=commit(), estimates_for="two CPU cores", command=command,
+            )  # fmt: skip
             measurements = list(study.measurements())
             if args.record:
-                reasons = impossible(study, ledger)
+                reasons = impossible_entries(study, ledger)
                 ledger.forget_all_but({m.key for m in measurements} | {entry.key for entry in reasons})
                 ledger.record(reasons)
-            wanted = [m for m in measurements if m.variant in args.variant and _asked(args, m.cell)]
+            wanted = [m for m in measurements if _asked(args, m.cell, m.variant)]
+            asked += len(wanted)
             share = left / (len(ledgers) - number)
             for entry in queue.run(wanted, args.seeds, share, progress):
                 made.append(entry)
@@ -138,12 +160,28 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             left -= study.runner.spent
     ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
     print(f"measurements that were run: {len(ran)}; not run: {len(made) - len(ran)}")
+    print(f"in the ledger already, or failed before and not tried again: {asked - len(made)}")
     print(f"the runs are below {_folder(args, ledgers[0]).parent}; --sheets draws what they reconstructed")
+    if args.budget:
+        _require_measured(made, asked)
     return made
 
 
-def _asked(args: Args, cell: str) -> bool:
-    return (not args.cell or cell in args.cell) and (not args.table or cell.partition("/")[0] in args.table)
+def _require_measured(made: list[Entry], asked: int) -> None:
+    """Raise `ValueError` where nothing was measured of what the ledger lacks: such a command has done nothing."""
+    if not asked:
+        raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
+    if not made or any(entry.status in MEASURED for entry in made):
+        return
+    if any(entry.status == "not run" for entry in made):
+        cheapest = next(entry for entry in made if entry.status == "not run")
+        raise ValueError(f"nothing was measured: {cheapest.cell} {cheapest.why}; raise --budget")
+    raise ValueError(f"nothing was measured: {made[0].why}")
+
+
+def _asked(args: Args, cell: str, variant: str) -> bool:
+    named = (not args.cell or cell in args.cell) and (not args.table or cell.partition("/")[0] in args.table)
+    return named and variant in args.variant
 
 
 def line(entry: Entry) -> str:
@@ -173,9 +211,23 @@ def show_status(ledgers: list[Ledger], *, as_json: bool) -> None:
 
 
 def check(args: Args, ledgers: list[Ledger]) -> int:
-    """Run recorded cells again in an empty folder; the budget is shared evenly by the cells."""
+    """Run recorded cells again in an empty folder; the budget is shared evenly by the cells.
+
+    Returns:
+        0, or 1 if a cell does not agree.
+
+    Raises:
+        ValueError: if no cell is recorded of those that the options name, or none that the budget allows.
+    """
     longest = 60.0 * args.budget / args.check
-    chosen, longer = drawn(ledgers, args.check, args.seed, longest)
+    chosen, longer = draw_entries(ledgers, args.check, args.seed, longest, lambda e: _asked(args, e.cell, e.variant))
+    if not chosen and not longer:
+        raise ValueError("nothing was run: no cell that the options name is recorded with a number")
+    if not chosen:
+        raise ValueError(
+            f"nothing was run: a seed of each of the {longer} recorded measurements took more than {longest:.2g} "
+            "seconds, its share of the budget; raise --budget"
+        )
     if longer:
         print(f"{longer} recorded cells are not drawn from: a seed of theirs took more than {longest:.0f} seconds")
     results: list[Recheck] = []
@@ -188,15 +240,15 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
         print(f"{word}: {name}, seed {result.seed}: {entry.seeds[result.seed]:.6g}, again {again}")
     print(f"{sum(r.agrees for r in results)} of {len(results)} agree")
     if args.record:
-        print(f"wrote {record(results, longest)}; --pages puts it on the overview")
+        print(f"wrote {record_rechecks(results, longest, FOLDER, commit())}; --pages puts it on the overview")
     return 0 if all(r.agrees for r in results) else 1
 
 
-def command(args: Args) -> None:
-    """The command, with the exit status of `--check`."""
+def checked(args: Args) -> None:
+    """Run the command, with the exit status of `--check`."""
     if status := main(args):
         sys.exit(status)
 
 
 if __name__ == "__main__":
-    run_command(command, Args, __doc__)
+    run_command(checked, Args, __doc__)

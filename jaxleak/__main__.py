@@ -10,6 +10,7 @@ from pathlib import Path
 STUDIES = {
     "demo": ("jaxleak._command.cafe_scale", "recover 100 embedded photographs from aggregated gradients"),
     "invert": ("jaxleak._command.invert", "invert the gradient of one client, simulated or captured"),
+    "sweep": ("jaxleak._command.sweep", "run one line of a file of many runs, or merge what they found"),
 }
 
 

@@ -51,6 +51,12 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
         assert found["x"].shape == (1, 4, 4, 1)
 
 
+def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
+    _, command = files
+    assert main([*command, str(tmp_path / "out"), "--seed", str(2**32)]) == 1
+    assert "seed must be whole numbers in [0, 2^32), got 4294967296" in capsys.readouterr().err
+
+
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
     _, command = files
     assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1"]) == 3

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import json
+import os
 import tempfile
 import typing
 from pathlib import Path
@@ -102,7 +103,7 @@ JSON = st.recursive(
 def test_sweeps(lines, index, action):
     started = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep.os, "execv", lambda program, words: started.append(words))
+        patch.setattr(os, "execv", lambda program, words: started.append(words))
         path = Path(folder) / "runs.jsonl"
         path.write_text("\n".join(lines), errors="surrogatepass")
         clear("sweeps", lambda: sweep.main(sweep.Args(path, action, index, Path(folder) / "out")))

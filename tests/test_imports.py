@@ -128,8 +128,8 @@ def test_nothing_needs_modules_that_windows_lacks():
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
 LIGHT = (
     "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
-    "experiments.cafe_scale", "experiments.invert", "experiments.mistakes", "experiments.numbers",
-    "experiments.sweep", "experiments.vflrecon",
+    "jaxleak._command.sweep.options", "experiments.cafe_scale", "experiments.invert", "experiments.mistakes",
+    "experiments.numbers", "experiments.sweep", "experiments.vflrecon",
 )  # fmt: skip
 
 

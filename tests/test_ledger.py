@@ -1,73 +1,37 @@
-"""The ledger: verdicts by rule, entries that survive, a queue that nothing stops, and pages that say what it holds."""
+"""The ledger of a study: verdicts by rule, entries that survive, and a queue that nothing stops."""
 
 import json
 import math
+import re
+import subprocess
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from fake_study import CELL, OTHER, THIRD, FakeStudy, measurement, run
+from tiny_studies import Killed
 
-from experiments import reproduce
-from experiments._ledger import check, pages, queue, sheets, status, studies
-from experiments._ledger.entry import Entry, as_record, from_record
-from experiments._ledger.measurement import Measurement
-from experiments._ledger.queue import Queue, impossible
-from experiments._ledger.store import PAPERS, Ledger
-from experiments._ledger.verdict import agrees, better, verdict
-from jaxleak.study import Progress
-from jaxleak.study.cells import score_named
-from jaxleak.study.runner import Result
-
-CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10/cifar10"
-PRINTED = {CELL: 31.83, OTHER: 7.96, THIRD: 30.83}
-
-
-class FakeStudy:
-    """Jobs are the numbers that they give, plus the seed; one that is an error is raised. It is its own runner."""
-
-    def __init__(self, *measurements, slow=()):
-        self.own, self.slow, self.ran, self.runner = measurements, slow, [], self
-
-    def measurements(self):
-        return iter(self.own)
-
-    def impossible(self):
-        return {THIRD: "a statement about other cells"}
-
-    def each(self, job):
-        return 100.0 if job in self.slow else 1.0
-
-    def lacking(self, jobs, seeds):
-        return sum(self.each(job) for job in jobs for seed in seeds if not self.done(job, seed))
-
-    cost = lacking
-
-    def done(self, job, seed):
-        return (job, seed) in self.ran
-
-    def __call__(self, job, seed):
-        if isinstance(job, Exception):
-            raise job
-        if not self.done(job, seed):
-            self.ran.append((job, seed))
-        truth = np.full((3, 4, 4, 1), 0.1 if job < 20 else 0.9)
-        images = {} if job == 9.0 else {"truth": truth, "estimate": np.full_like(truth, job / 100)}
-        return Result({"value": job + seed}, images)
-
-
-def measurement(cell, job, variant="printed", **fields):
-    return Measurement(cell, variant, "", (job,), score_named("value"), **fields)
+from experiments._ledger.papers import ledger_of
+from jaxleak.study import sheets as image_sheets
+from jaxleak.study.ledger import (
+    Directions,
+    Entry,
+    Ledger,
+    agrees,
+    as_record,
+    cell_status,
+    commit_of,
+    draw_sheets,
+    from_record,
+    impossible_entries,
+    judge,
+    summary,
+)
+from jaxleak.study.ledger import _queue as queue
 
 
 @pytest.fixture
 def ledger(tmp_path):
-    return Ledger("cafe", tmp_path)
-
-
-def run(study, ledger, tmp_path, *, seeds=(0,), budget=10.0, record=True):
-    with Progress() as progress:
-        queue = Queue(study, ledger, tmp_path, record=record)
-        return list(queue.run(list(study.measurements()), seeds, budget, progress))
+    return ledger_of("cafe", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -87,23 +51,13 @@ def run(study, ledger, tmp_path, *, seeds=(0,), budget=10.0, record=True):
     ],
 )
 def test_verdicts_go_by_the_rule(paper, values, how, found):
-    assert verdict(paper, values, how)[0] == found
-
-
-def test_what_is_better_depends_on_the_cell():
-    assert better("table2/cafe/cifar10", "dB") == "higher"
-    assert better("table5/single/cifar10", "iterations") == "lower"  # of CAFE
-    assert better("table5/fedleak/label-skew/3", "dB") == "higher"
-    assert better("table6-feature/no-defense/sensorless", "1") == "lower"
-    assert better("table6-label/vfldefender/cifar10", "%") == "equal"
-    assert better("text-fake-gradients/fake/cifar10", "dB") == "equal"
-    assert better("table11/true/iter8000", "nats") == "equal"
+    assert judge(paper, values, how)[0] == found
 
 
 def test_entries_survive_the_file(ledger, tmp_path):
     entry = Entry(CELL, "ours", "missed", "why", 31.83, "dB", value=0.0, spread=math.nan, seeds={0: 0.0, 3: math.nan})
     ledger.record([entry])
-    (again,) = Ledger("cafe", tmp_path).entries.values()
+    (again,) = ledger_of("cafe", tmp_path).entries.values()
     assert as_record(again).keys() == as_record(entry).keys()
     assert again.value == 0.0
     assert math.isnan(again.seeds[3])
@@ -129,13 +83,13 @@ def test_a_line_that_is_no_entry_is_refused_by_its_number(change, message, tmp_p
     changed = {name: value for name, value in (record | change).items() if value is not None}
     (tmp_path / "cafe.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(changed) + "\n")
     with pytest.raises(ValueError, match=f"line 2: .*{message}"):
-        Ledger("cafe", tmp_path)
+        ledger_of("cafe", tmp_path)
 
 
 def test_a_failure_is_recorded_and_stops_nothing(ledger, tmp_path):
     study = FakeStudy(measurement(CELL, ValueError("no such thing")), measurement(OTHER, 9.0))
     run(study, ledger, tmp_path)
-    stored = Ledger("cafe", tmp_path).entries
+    stored = ledger_of("cafe", tmp_path).entries
     failed, met = stored[CELL, "printed", ""], stored[OTHER, "printed", ""]
     assert (failed.status, failed.why, failed.value) == ("failed", "ValueError: no such thing", None)
     assert (met.status, met.value, met.seeds) == ("met", 9.0, {0: 9.0})
@@ -202,14 +156,12 @@ def test_further_seeds_are_added_and_an_estimate_never_replaces_a_number(ledger,
     assert study.ran == [(40.0, 0), (40.0, 1), (40.0, 2)]
 
 
-def test_a_number_that_is_read_back_keeps_its_commit_and_time(ledger, tmp_path, monkeypatch):
+def test_a_number_that_is_read_back_keeps_its_commit_and_time(ledger, tmp_path):
     study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 40.0))
-    monkeypatch.setattr("experiments._ledger.queue.commit", lambda: "first")
-    run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path)
+    run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path, commit="first")
     seconds = ledger.entries[CELL, "printed", ""].seconds
     study.ran = [(40.0, 0)]
-    monkeypatch.setattr("experiments._ledger.queue.commit", lambda: "second")
-    run(study, ledger, tmp_path, seeds=(0, 1))
+    run(study, ledger, tmp_path, seeds=(0, 1), commit="second")
     assert ledger.entries[OTHER, "printed", ""].commit == "first, second"
     assert ledger.entries[OTHER, "printed", ""].seconds >= seconds
 
@@ -228,7 +180,7 @@ def test_entries_that_no_measurement_has_are_forgotten(ledger, tmp_path):
     run(FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0)), ledger, tmp_path)
     ledger.forget_all_but({(OTHER, "printed", "")})
     ledger.record([])
-    assert list(Ledger("cafe", tmp_path).entries) == [(OTHER, "printed", "")]
+    assert list(ledger_of("cafe", tmp_path).entries) == [(OTHER, "printed", "")]
 
 
 def test_nothing_is_written_without_record(ledger, tmp_path):
@@ -244,32 +196,14 @@ def test_a_cells_status_is_that_of_its_most_faithful_measurement(ledger, tmp_pat
         measurement(OTHER, 9.0, "ours"),
     )
     run(study, ledger, tmp_path)
-    ledger.record(impossible(study, ledger))
-    assert status.cell_status(ledger, CELL)[0] == "missed"
-    assert status.cell_status(ledger, OTHER)[0] == "met"
-    assert status.cell_status(ledger, THIRD)[0] == "impossible"
-    found = status.summary([ledger])
+    ledger.record(impossible_entries(study, ledger))
+    assert cell_status(ledger, CELL)[0] == "missed"
+    assert cell_status(ledger, OTHER)[0] == "met"
+    assert cell_status(ledger, THIRD)[0] == "impossible"
+    found = summary([ledger])
     assert (found["cells"], found["met"], found["missed"], found["impossible"]) == (186, 1, 1, 1)
     assert (found["measured"], found["paper_algorithm"], found["as_printed"]) == (2, 1, 0)
     assert sum(found[name] for name in ("met", "missed", "impossible", "no entry")) == 186
-
-
-def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path):
-    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0))
-    run(study, ledger, tmp_path, seeds=(3,))
-    chosen, longer = check.drawn([ledger], 5, seed=0, longest=60.0)
-    assert (len(chosen), longer) == (2, 0)
-    assert check.drawn([ledger], 5, seed=0, longest=-1.0) == ([], 2)
-    again = check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 40.0)))
-    assert (again.seed, again.again, again.agrees) == (3, 43.0, True)
-    changed = check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 50.0)))
-    assert not changed.agrees
-    assert not check.recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy()).agrees
-    assert "random measurements whose run" not in pages.pages([ledger])["index.md"]
-    check.record([again, changed], 30.0, tmp_path)
-    overview = pages.pages([ledger])["index.md"]
-    assert "2 random measurements whose run had taken at most 30 seconds were run again. 1 agree" in overview
-    assert f"These differ: cafe/{CELL}/printed." in overview
 
 
 def test_numbers_agree_within_the_spread_or_the_tolerance():
@@ -280,58 +214,33 @@ def test_numbers_agree_within_the_spread_or_the_tolerance():
     assert not agrees(math.nan, 1.0, 0.0)
 
 
-def test_pages_show_what_the_ledger_holds(ledger, tmp_path):
-    run(FakeStudy(measurement(CELL, 40.0, "ours", name="exact")), ledger, tmp_path, seeds=(0, 1))
-    made = pages.pages([ledger])
-    assert (
-        "| table2/cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 | 0: 40, 1: 41 | met | ours (exact) |" in made["cafe/table2.md"]
-    )
-    assert "no entry: " in made["cafe/table3.md"]
-    assert pages.write([ledger], tmp_path / "docs")
-    (tmp_path / "docs" / "cafe" / "table99.md").write_text("of a table that is no more")
-    assert pages.write([ledger], tmp_path / "docs") == []
-    assert not (tmp_path / "docs" / "cafe" / "table99.md").exists()
+def test_a_queue_that_was_killed_and_started_again_leaves_the_ledger_of_one_that_nobody_disturbed(tmp_path):
+    class Killing(FakeStudy):
+        def __call__(self, job, seed):
+            if len(self.ran) == 2:
+                raise Killed
+            return super().__call__(job, seed)
 
-
-def test_the_committed_pages_are_those_of_the_ledger():
-    for name, text in pages.pages([Ledger(paper) for paper in PAPERS]).items():
-        path = pages.FOLDER / name
-        assert path.exists(), f"{name} is missing; run python -m experiments.reproduce --pages"
-        assert path.read_text() == text, f"{name} is out of date; run python -m experiments.reproduce --pages"
-
-
-def test_every_committed_verdict_is_that_of_the_rule():
-    for paper in PAPERS:
-        for entry in Ledger(paper).entries.values():
-            if entry.value is not None:
-                how = better(entry.cell, entry.unit)
-                assert (entry.status, entry.why) == verdict(entry.paper, list(entry.seeds.values()), how)
-
-
-def test_unknown_cells_and_tables_are_refused():
-    with pytest.raises(ValueError, match="--cell nosuch is no printed cell"):
-        reproduce.main(reproduce.Args(cell=("nosuch",)))
-    with pytest.raises(ValueError, match="table must be one of"):
-        reproduce.main(reproduce.Args(table=("nosuch",)))
-
-
-@pytest.mark.parametrize("paper", ["cafe", "cafe-iclr", "vflrecon"])
-def test_every_printed_cell_has_a_run_or_a_reason(paper, tmp_path):
-    study, printed = studies.study_of(paper, tmp_path), Ledger(paper, tmp_path).printed
-    measurements = list(study.measurements())
-    assert {m.cell for m in measurements} | set(study.impossible()) == set(printed)
-    assert not {m.cell for m in measurements} & set(study.impossible())
-    keys = [m.key for m in measurements]
-    assert len(keys) == len(set(keys))
-    for m in measurements:
-        assert m.jobs
-        assert m.differs or m.variant == "printed"
+    cells = [measurement(CELL, 40.0), measurement(OTHER, 9.0), measurement(THIRD, 5.0)]
+    whole, resumed = ledger_of("cafe", tmp_path / "whole"), ledger_of("cafe", tmp_path / "resumed")
+    for folder in ("whole", "resumed"):
+        (tmp_path / folder).mkdir()
+    run(FakeStudy(*cells), whole, tmp_path / "whole", seeds=(0, 1))
+    with pytest.raises(Killed):
+        run(killed := Killing(*cells), resumed, tmp_path / "resumed", seeds=(0, 1))
+    again = FakeStudy(*cells)
+    again.ran = killed.ran
+    run(again, resumed := ledger_of("cafe", tmp_path / "resumed"), tmp_path / "resumed", seeds=(0, 1))
+    assert resumed.entries.keys() == whole.entries.keys()
+    assert {entry.value for entry in resumed.entries.values()} == {40.5, 9.5, 5.5}
+    for key, entry in whole.entries.items():
+        assert replace(resumed.entries[key], seconds=0.0) == replace(entry, seconds=0.0)
 
 
 def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_common(ledger, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        sheets.sheets, "comparison_sheet", lambda path, rows, **how: drawn.update({path.name: (rows, how["title"])})
+        image_sheets, "comparison_sheet", lambda path, rows, **how: drawn.update({path.name: (rows, how["title"])})
     )
     study = FakeStudy(
         measurement(CELL, 31.0),  # other images
@@ -340,10 +249,58 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
         measurement(THIRD, 9.0),  # none
     )
     run(study, ledger, tmp_path)
-    paths = sheets.draw(study, ledger, tmp_path / "sheets")
+    paths = draw_sheets(study, ledger, tmp_path / "sheets")
     assert [path.name for path in paths] == ["cafe-table2.png"] == list(drawn)
     rows, title = drawn["cafe-table2.png"]
     assert title == "cafe, table2"
     assert list(rows) == ["private images", "dlg/mnist (reduced): 5.0 dB", "dlg/mnist (stand-in): 6.0 dB"]
     assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06]
-    assert sheets.draw(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here
+    assert draw_sheets(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here
+
+
+def test_a_ledger_of_another_paper_has_cells_and_directions_of_its_own(tmp_path):
+    printed = {
+        "table1/attack": {"value": 20.0, "unit": "dB"},
+        "table1/distance": {"value": 0.1, "unit": "1"},
+        "table2/defended": {"value": 9.0, "unit": "dB"},
+        "table2/rounds": {"value": 50.0, "unit": "rounds"},
+    }
+    directions = Directions(
+        lower=("table1/distance",), lower_units=("rounds",), equal=("table3",), equal_parts=("/defended",)
+    )
+    mine = Ledger("mine", tmp_path, printed, directions)
+    jobs = {"table1/attack": 21.0, "table1/distance": 0.2, "table2/defended": 12.0, "table2/rounds": 40.0}
+    study = FakeStudy(*(measurement(cell, job) for cell, job in jobs.items()), slow=(40.0,))
+    run(study, mine, tmp_path, budget=10.0)
+    found = Ledger("mine", tmp_path, printed, directions)
+    assert {cell: cell_status(found, cell)[0] for cell in printed} == {
+        "table1/attack": "met",
+        "table1/distance": "missed",
+        "table2/defended": "missed",
+        "table2/rounds": "not run",
+    }
+    assert found.of("table2/rounds")[0].why == "needs about 2 minutes on this machine for 1 seed"
+    run(FakeStudy(measurement("table2/rounds", 40.0)), mine, tmp_path)
+    assert mine.entries["table2/rounds", "printed", ""].status == "met"
+    with pytest.raises(ValueError, match="table9/a is no printed cell of mine"):
+        mine.record([Entry("table9/a", "ours", "not run", "why", 1.0, "dB")])
+
+
+def test_the_commit_of_a_clone_is_said_with_what_changed_in_it(tmp_path):
+    def git(*words):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    assert commit_of(tmp_path / "nowhere") == "unknown"
+    git("init")
+    (tmp_path / "ledger").mkdir()
+    for name in ("code.py", "ledger/a.jsonl"):
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = commit_of(tmp_path)
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (tmp_path / "ledger" / "a.jsonl").write_text("2")
+    assert (commit_of(tmp_path), commit_of(tmp_path, but_for=("ledger",))) == (f"{clean}-dirty", clean)
+    (tmp_path / "code.py").write_text("2")
+    assert commit_of(tmp_path, but_for=("ledger",)) == f"{clean}-dirty"

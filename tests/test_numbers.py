@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from experiments import numbers
+from experiments import numbers as command
+from experiments._by_path import module_at
+
+numbers = module_at("docs/_numbers.py")
 
 
 @pytest.fixture
@@ -68,8 +71,8 @@ def test_the_command_writes_and_checks(root, monkeypatch, capsys):
     page.write_text("<!-- run.json metrics.psnr .1f -->0<!-- / -->")
     monkeypatch.setattr(numbers, "ROOT", root)
     with pytest.raises(SystemExit, match="1"):
-        numbers.main(numbers.Args(check=True))
+        command.main(command.Args(check=True))
     assert "README.md is out of date" in capsys.readouterr().out
-    assert numbers.main(numbers.Args()) == [page]
+    assert command.main(command.Args()) == [page]
     assert "30.5" in page.read_text()
-    assert numbers.main(numbers.Args(check=True)) == []
+    assert command.main(command.Args(check=True)) == []

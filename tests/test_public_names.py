@@ -110,7 +110,7 @@ NAMES = {
         masked_payloads MaskedPayloads split_state split_training vertical
     """,
     "jaxleak.study": """
-        cell_reports cells default_out digest distributed files forget_when_many has_run peak_memory_gb plots
+        cell_reports cells default_out digest distributed files forget_when_many has_run ledger peak_memory_gb plots
         print_metrics Progress provenance reports require_own_folder rows run_command runner RunFolder sheets sources
         stopped_message StoppedBySignal
     """,
@@ -126,6 +126,11 @@ NAMES = {
     "jaxleak.study.files": """
         append_line as_text jsonable naming partial_of read_json read_lines read_npz read_numbers Stored
         write_bytes write_json write_npz write_text
+    """,
+    "jaxleak.study.ledger": """
+        agrees as_record Better cell_status commit_of Directions draw_entries draw_sheets Entry from_record
+        impossible_entries judge Ledger mean_and_spread MEASURED Measurement NO_ENTRY printed_cells Queue Recheck
+        recheck record_rechecks RECHECKS_FILE RULE Status STATUSES Study summary table_counts TOLERANCE Variant VARIANTS
     """,
     "jaxleak.study.plots": """
         certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off

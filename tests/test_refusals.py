@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import cafe_scale, fedleak, invert, sweep, vflrecon
+from experiments import audited, cafe_scale, fedleak, invert, mistakes, reproduce, sweep, vflrecon
 from experiments._fedleak import jobs
 from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.runs import UpdateJobs
+from experiments._mistakes import kinds as mistakes_kinds
 from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
@@ -27,12 +28,14 @@ from jaxleak.study.updates import _size as inversion_size
 
 #: Commands with a tuple of seeds, and options with which they would run for long.
 SEVERAL = {
+    "agreement": {},
     "basin": {},
     "cafe_tables": {"table": ("table3",)},
     "defenses": {},
     "fedleak": {"table": ("table15",)},
     "homotopy": {},
     "invert": {},
+    "reproduce": {},
 }
 DAMAGED = ["", "null", "[1]", '"text"', '{"scores": 1', '{"scores": [1]}', "[" * 100_000]
 
@@ -85,8 +88,22 @@ class TestSeeds:
     def test_so_do_those_that_take_one_seed_or_count_them(self, tmp_path):
         with pytest.raises(ValueError, match="seed must be whole numbers"):
             cafe_scale.main(cafe_scale.Args(seed=2**64, out=tmp_path / "out"))
+        with pytest.raises(ValueError, match="seed must be whole numbers"):
+            audited.main(audited.Args(seed=2**32, out=tmp_path / "out"))
+        with pytest.raises(ValueError, match="seed must be whole numbers"):
+            reproduce.main(reproduce.Args(check=1, seed=2**32, out=tmp_path / "out"))
         with pytest.raises(ValueError, match="seeds must be at most 2147483647"):
             vflrecon.main(vflrecon.Args(seeds=99999999999999999999, out=tmp_path / "out"))
+
+    def test_a_study_that_makes_keys_of_its_seed_takes_none_that_would_wrap(self, tmp_path):
+        last = mistakes_kinds.LARGEST_SEED
+        keys = [seed * 100_000 + number for seed in (last, last + 1) for number in (0, 4999)]
+        assert keys[1] < 2**32 <= keys[3]
+        with pytest.raises(ValueError, match=rf"seed must be in \[0, {last}\]"):
+            mistakes.main(mistakes.Args(seed=last + 1, out=tmp_path / "out"))
+        with pytest.raises(ValueError, match=r"draws must be in \[1, 1000\]"):
+            mistakes.main(mistakes.Args(draws=1001, out=tmp_path / "out"))
+        assert not (tmp_path / "out").exists()
 
 
 class TestFilesOfARunFolder:
@@ -151,7 +168,7 @@ class TestFilesOfARunFolder:
 
 
 class TestData:
-    @pytest.mark.parametrize("study", ["basin", "cafe_scale", "defenses", "homotopy", "invert", "vflrecon"])
+    @pytest.mark.parametrize("study", ["basin", "cafe_scale", "defenses", "homotopy", "invert", "mistakes", "vflrecon"])
     def test_unknown_data_end_every_command_and_leave_nothing(self, study, ended, tmp_path):
         assert "nosuch" in ended(study, "--data", "nosuch", "--out", "out/below")
         assert not list(tmp_path.iterdir())
@@ -240,6 +257,7 @@ class TestWords:
     def test_the_current_folder_is_not_filled(self, ended, tmp_path):
         for out in ("", "."):
             assert "--out must name a folder of its own" in ended("invert", "--data", "digits", "--out", out)
+        assert "--out must name a folder of its own" in ended("reproduce", "--budget", "0", "--out", "")
         (tmp_path / "runs.jsonl").write_text("{}")
         with pytest.raises(ValueError, match="--out must name a folder of its own"):
             sweep.main(sweep.Args(tmp_path / "runs.jsonl", out=type(tmp_path)("")))

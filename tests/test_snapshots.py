@@ -25,7 +25,7 @@ STUDIES = sorted(
     for path in (Path(__file__).parent.parent / "experiments").glob("[!_]*.py")
     if hasattr(importlib.import_module(f"experiments.{path.stem}"), "Args")
 )
-COMMANDS = ("", "audit", "models", "demo", "invert")
+COMMANDS = ("", "audit", "models", "demo", "invert", "sweep")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from jaxleak.study.updates import sources_of_update
 
 STUDIES = (
     "invert", "homotopy", "basin", "cafe_scale, exact", "cafe_scale, nested", "cafe_tables", "fedleak", "defenses",
-    "vflrecon", "vflrecon, tables",
+    "vflrecon", "vflrecon, tables", "agreement", "audited", "mistakes",
 )  # fmt: skip
 
 

@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from experiments import sweep
+from jaxleak.__main__ import STUDIES as COMMANDS
+from jaxleak.__main__ import main as jaxleak
+from jaxleak._command.sweep import options
 from jaxleak.study import RunFolder
 
 LINES = [
@@ -42,6 +45,20 @@ def test_a_line_becomes_its_command(file, tmp_path, started):
         [*python, "experiments.invert", "--seeds", "0", "1", "--exact-kinks", "--no-generator", *out[1]],
         [*python, "experiments.homotopy", *out[2]],
     ]
+
+
+def test_the_installed_command_starts_commands_of_its_own(file, tmp_path, started, capsys):
+    file.write_text(json.dumps({"study": "demo", "options": {"num-samples": 24}}) + "\n" + json.dumps(LINES[0]))
+    words = ["sweep", "--sweep", str(file), "--out", str(tmp_path / "out"), "--index"]
+    assert jaxleak([*words, "0"]) == 0
+    out = str(tmp_path / "out" / "0")
+    assert started == [[sys.executable, "-m", "jaxleak", "demo", "--num-samples", "24", "--out", out]]
+    with pytest.raises(SystemExit, match="line 1: study must be one of audit, demo, invert, got 'cafe_scale'"):
+        jaxleak([*words, "1"])
+
+
+def test_every_command_that_reads_options_of_its_own_can_be_a_line():
+    assert set(options.PROGRAMS) == {"audit", *COMMANDS} - {"sweep"}
 
 
 def test_merging_names_what_is_missing(file, tmp_path, started, capsys):

@@ -7,17 +7,34 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import basin, cafe_scale, cafe_tables, defenses, fedleak, homotopy, invert, vflrecon
+from experiments import (
+    agreement,
+    audited,
+    basin,
+    cafe_scale,
+    cafe_tables,
+    defenses,
+    fedleak,
+    homotopy,
+    invert,
+    mistakes,
+    vflrecon,
+)
 from experiments._cafe import runs as cafe_runs
 from experiments._defenses.utility import Utilities
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
+from experiments._mistakes import kinds as mistakes_kinds
+from experiments._mistakes import study as mistakes_study
 from experiments._vfl import problem as vfl_problem
 from experiments._vfl import study as vfl_study
 from experiments._vfl import tables as vfl_tables
+from jaxleak import models
 from jaxleak._command.cafe_scale import descent as cafe_descent
 from jaxleak._command.cafe_scale import exact as cafe_exact
 from jaxleak._command.invert import run as invert_run
+from jaxleak.audit import Agreement
+from jaxleak.study.files import write_json
 from jaxleak.study.updates import Case, Outcome, victim
 
 SAMPLES = 64
@@ -143,6 +160,40 @@ class Studies:
         rng = np.random.default_rng(seed)
         return dict.fromkeys(VERTICAL_SCORES, 0.5), {"victims": rng.random((9, 12)), "estimate": rng.random((9, 12))}
 
+    def attack_twice(self, case, seed):
+        """A stub: `attack` from two starts, which agree as the seed has it."""
+        outcome = self.attack(case, seed)
+        second = Agreement(np.full(len(outcome.truth), 1 / (1 + seed)), outcome.truth)
+        return outcome._replace(second=second)
+
+    def audit(self, case, images, args, own):
+        """A stub: the files of an audit whose scores are those of the images, the seed and the budget."""
+        self.count()
+        score = float(images.x[: case.batch_size].mean()) + args.seed + args.minutes
+        attacks = [{"attack": "stub", "misfit": 0.0, "seconds": 1.0}]
+        metrics = {"verdict": "leaks", "psnr": score, "gradient_misfit": 0.0}
+        (own / "audit").mkdir()
+        provenance = {"command": f"jaxleak audit --out {own / 'audit'}"}
+        results = {"metrics": metrics, "attacks": attacks, "reasons": [], "provenance": provenance}
+        write_json(own / "audit" / "results.json", results)
+
+    def checked(self, claim, minutes):
+        """A stub: what becomes of a mistake, by the size of its batch."""
+        self.count()
+        return "failed" if claim["batch_size"] == 1 else "not_attacked"
+
+    def agreement(self, **options):
+        """Two cases, one of them defended."""
+        return agreement.main(agreement.Args(**options))
+
+    def audited(self, **options):
+        """One client's network, and another one's."""
+        return audited.main(audited.Args(data=self.spec, only=("cnn-b1", "vit-b4"), **options))
+
+    def mistakes(self, **options):
+        """Two draws of one model."""
+        return mistakes.main(mistakes_study.Args(draws=2, data=self.spec, minutes=0, **options))
+
     def invert(self, **options):
         """One image."""
         return invert.main(invert.Args(dataclasses.replace(TINY, data=self.spec), **options))
@@ -211,6 +262,18 @@ def studies(monkeypatch, tmp_path):
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
     for module in (cafe_exact, cafe_descent):
         monkeypatch.setattr(module, "forward_features", killed)
+    monkeypatch.setattr(agreement, "attack", found.attack_twice)
+    cases = {"quick": dataclasses.replace(TINY, data=found.spec, restarts=2)}
+    cases["defended"] = dataclasses.replace(cases["quick"], defense="gaussian", strength=1e-3)
+    monkeypatch.setattr(agreement, "CASES", cases)
+    monkeypatch.setattr(agreement, "MOST_SEEDS", dict.fromkeys(cases, 2))
+    monkeypatch.setattr(audited, "_audit", found.audit)
+    monkeypatch.setattr(audited, "_require_frameworks", lambda _: None)
+    monkeypatch.setattr(mistakes_study, "_status", found.checked)
+    monkeypatch.setattr(mistakes_study, "IMAGES", SAMPLES)
+    monkeypatch.setattr(mistakes_kinds, "IMAGES", SAMPLES)
+    small = models.mlp((16, 16, 3), 10, widths=(8,))
+    monkeypatch.setattr(mistakes_study, "build_models", lambda: {"mlp": (small, "train")})
     monkeypatch.setitem(fedleak_jobs.DATASETS, "CIFAR-10", found.spec)
     monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
     return found

@@ -11,11 +11,10 @@ from experiments._cafe.runs import CAP, Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
 from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
-from experiments._ledger.entry import Variant
-from experiments._ledger.measurement import Measurement
-from experiments._ledger.store import PAPERS
+from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
+from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from experiments._cafe.cells import iterations_to, psnr
 from experiments._cafe.runs import Setting
 from experiments._cafe.tables import SAMPLES_AT_MOST
-from experiments._ledger.measurement import Measurement
 from jaxleak.study.cells import Results, score_named
+from jaxleak.study.ledger import Measurement
 
 Combine = Callable[[Sequence[float]], float]
 

@@ -13,12 +13,10 @@ from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
 from experiments._fedleak.weights import Training
 from experiments._ledger import fedleak_defenses
-from experiments._ledger.entry import Variant
-from experiments._ledger.measurement import Measurement
-from experiments._ledger.verdict import printed_cells
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Cell
+from jaxleak.study.ledger import Measurement, Variant, printed_cells
 from jaxleak.study.runner import ByType, runner_in
 from jaxleak.study.updates import Case
 

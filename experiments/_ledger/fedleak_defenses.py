@@ -6,8 +6,8 @@ from dataclasses import replace
 from experiments._defenses.utility import utility_of
 from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
-from experiments._ledger.measurement import Measurement
 from jaxleak.study.cells import score_named
+from jaxleak.study.ledger import Measurement
 from jaxleak.study.updates import Case
 
 DATA = "lc25000_lung32"

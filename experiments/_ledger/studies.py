@@ -5,10 +5,10 @@ from pathlib import Path
 
 from experiments._ledger.cafe import CafeStudy
 from experiments._ledger.fedleak import FedLeakStudy
-from experiments._ledger.measurement import Study
-from experiments._ledger.store import PAPERS
+from experiments._ledger.papers import PAPERS
 from experiments._ledger.vflrecon import VflReconStudy
 from jaxleak import _validate
+from jaxleak.study.ledger import Study
 
 _STUDIES: dict[str, Callable[[Path], Study]] = {
     "cafe": lambda folder: CafeStudy("cafe", folder),

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._ledger.entry import Variant
-from experiments._ledger.measurement import Measurement
 from experiments._vfl import cells_figures, cells_tables, tables
 from experiments._vfl.cell import FEATURE, LABEL, Reading, dataset_case
 from experiments._vfl.problem import Case
@@ -18,6 +16,7 @@ from experiments._vfl.runs import Runs
 from jaxleak.attacks import party_records
 from jaxleak.study.cells import Results
 from jaxleak.study.files import write_json
+from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 

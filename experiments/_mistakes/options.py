@@ -9,13 +9,13 @@ class Args:
     """How many draws, from where."""
 
     draws: int = 5
-    """Draws of weights, batch and mistakes for every model."""
+    """Draws of weights, batch and mistakes for every model, at most 1000."""
     data: str = "natural_patches"
     """Images of the clients, which the checks never see."""
     minutes: float = 0.5
     """Budget of the attacks on a mistake that no check sees; 0 attacks none."""
     seed: int = 0
-    """Seed of the first draw."""
+    """Seed of all draws, at most 42949: JAX reads 32 bits of the keys that are made of it."""
     out: Path | None = None
     """Folder of the run."""
     fresh: bool = False

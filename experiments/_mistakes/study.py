@@ -4,7 +4,16 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
-from experiments._mistakes.kinds import MIRRORED, MISTAKES, Claim, build_models, draw_client
+from experiments._mistakes.kinds import (
+    IMAGES,
+    LARGEST_SEED,
+    MIRRORED,
+    MISTAKES,
+    MOST_DRAWS,
+    Claim,
+    build_models,
+    draw_client,
+)
 from experiments._mistakes.options import Args
 from jaxleak import _validate, audit, protocols
 from jaxleak.study import Progress, RunFolder, default_out
@@ -19,11 +28,20 @@ _AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Make and check all mistakes; returns the metrics."""
+    """Make and check all mistakes; returns the metrics.
+
+    Raises:
+        ValueError: on options out of range; a seed may be so large that JAX would draw another seed's clients.
+        ConfigMismatchError: if what the folder holds comes from other contents of the data.
+    """
     _validate.count(draws=args.draws)
+    _validate.in_range(1, MOST_DRAWS, draws=args.draws)
+    _validate.non_negative(minutes=args.minutes)
+    _validate.seeds(seed=args.seed)
+    _validate.in_range(0, LARGEST_SEED, seed=args.seed)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", config, fresh=args.fresh)
-    folder.sources.bind(drawn(args.data, 256, 0))
+    folder.sources.bind(drawn(args.data, IMAGES, 0))
     known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     by_model: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
@@ -33,7 +51,7 @@ def main(args: Args) -> dict[str, Any]:
             shares = {m: protocols.ClientShare(model, batch_norm=m) for m in ("train", "eval")}  # type: ignore[arg-type]
             MIRRORED.update({id(shares["train"]): shares["eval"], id(shares["eval"]): shares["train"]})
             for draw in range(args.draws):
-                client = draw_client(shares[mode], args, 1000 * number + draw)
+                client = draw_client(shares[mode], args, number, draw)
                 for mistake, make in MISTAKES.items():
                     claim = make(client)
                     if claim is None:

@@ -5,8 +5,8 @@ in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` m
 have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
 (charts, and images side by side), `reports` (a report for a colleague), and `distributed` (several devices and
 processes). A study of many runs describes them as `cells` (what a number is read from), which a `runner` runs once and
-reads back afterwards; `rows` prints them and `cell_reports` writes their report. Everything is imported when it is
-first used.
+reads back afterwards; `rows` prints them and `cell_reports` writes their report. A `ledger` keeps what was measured
+beside the numbers that a paper prints. Everything is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxleak.study import cell_reports, cells, distributed, files, plots, reports, rows, runner, sheets, sources
+    from jaxleak.study import (
+        cell_reports,
+        cells,
+        distributed,
+        files,
+        ledger,
+        plots,
+        reports,
+        rows,
+        runner,
+        sheets,
+        sources,
+    )
     from jaxleak.study._command import print_metrics, run_command
     from jaxleak.study._folder import RunFolder, has_run
     from jaxleak.study._out import default_out, require_own_folder
@@ -36,6 +48,7 @@ _MODULE_OF = {
             "cells",
             "distributed",
             "files",
+            "ledger",
             "plots",
             "reports",
             "rows",
@@ -57,6 +70,7 @@ __all__ = [
     "files",
     "forget_when_many",
     "has_run",
+    "ledger",
     "peak_memory_gb",
     "plots",
     "print_metrics",

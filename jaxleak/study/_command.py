@@ -52,7 +52,7 @@ def run_command(
             prog=name or _started_as(),
             args=typed,
             description=doc if whole or doc is None else summary(doc),
-            compact_help=many,
+            compact_help=many or whole,  # without it no --help-verbose is known
         )
         from jaxleak._compiled import keep_compiled  # JAX comes after the options: --help and typos need none of it
 

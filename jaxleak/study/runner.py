@@ -5,7 +5,7 @@ and estimates what is left.
 """
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -98,7 +98,15 @@ class ByType:
 class Runner:
     """The results of jobs, in memory and in a folder."""
 
-    def __init__(self, jobs: Jobs[Any], folder: Path, sources: Sources, *, fresh: bool):
+    def __init__(
+        self,
+        jobs: Jobs[Any],
+        folder: Path,
+        sources: Sources,
+        *,
+        fresh: bool,
+        begin: Callable[[], None] | None = None,
+    ):
         """Results go to `folder`.
 
         Args:
@@ -106,8 +114,10 @@ class Runner:
             folder: of this runner alone.
             sources: of the run folder, which results are bound to.
             fresh: forget the results that are there.
+            begin: called before a result is computed or read, which is when work begins; None begins the sources.
         """
         self.jobs, self.folder, self.sources = jobs, folder, sources
+        self._begin = begin or sources.begin
         self.memory: dict[tuple[Any, int], Result] = {}  # by job and seed, all that this sitting asked for
         self.spent = 0.0  # seconds of the jobs that this sitting ran
         self._predicted = 0.0
@@ -134,7 +144,7 @@ class Runner:
         """
         if (job, seed) not in self.memory:
             self.sources.bind(self.jobs.sources(job, seed))
-            self.sources.begin()
+            self._begin()
             path = self.path(job, seed)
             self.memory[job, seed] = _read(path) if path.exists() else self._run(job, seed, path)
         return self.memory[job, seed]
@@ -181,7 +191,8 @@ def runner_in(folder: RunFolder, jobs: Jobs[Any], *, fresh: bool) -> Runner:
         jobs: what there is to run.
         fresh: forget the results that are there.
     """
-    return Runner(jobs, folder.path / "cells", folder.sources, fresh=fresh)
+    # A folder whose work has not begun is emptied again when its command is refused.
+    return Runner(jobs, folder.path / "cells", folder.sources, fresh=fresh, begin=folder.begin)
 
 
 def _read(path: Path) -> Result:

@@ -56,7 +56,7 @@ def update(
         truth: `(images, labels)` of the client, for scores alone: images (B, H, W, channels) or (B, channels, H, W) in
             [0, 1], labels (B,) or None. No attack sees them.
         out: folder for what was found.
-        seed: of the searches, >= 0.
+        seed: of the searches, in [0, 2^32).
         fresh: start over, whatever an earlier audit left in `out`.
         names: of a list's entries, as in `capture.fit`.
         show: called as `show(attack, done, total, note)` after every chunk.
@@ -75,7 +75,7 @@ def update(
         FileNotFoundError: if the update is a path and there is no such file.
     """
     _validate.positive(minutes=minutes)
-    _validate.non_negative(seed=seed)
+    _validate.seeds(seed=seed)
     sent, known = _sent(update, facts)
     if known.batch_size is None:
         raise ValueError("batch_size must be given: the update does not say how many samples are behind it")

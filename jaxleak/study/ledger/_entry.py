@@ -1,4 +1,4 @@
-"""One line of the ledger: a printed cell in one variant, with the run that was made of it or the reason for none."""
+"""One line of a ledger: a printed cell in one variant, with the run that was made of it or the reason for none."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class Entry:
     paper's text allows.
     """
 
-    cell: str  # as in experiments/paper/*.toml
+    cell: str  # as it is printed, TABLE/REST
     variant: Variant
     status: Status
     why: str  # how the verdict came about, the error, the estimated cost, or why nothing can be run

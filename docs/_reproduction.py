@@ -1,18 +1,30 @@
-"""docs/reproduction: one page per table and an overview, written from the ledger alone."""
+"""The pages of docs/reproduction, one per table and an overview, written from the ledger alone.
+
+`python -m experiments.reproduce --pages` writes them.
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import _paper
-from experiments._ledger.check import CHECKED
-from experiments._ledger.entry import MEASURED, STATUSES, VARIANTS, Entry
-from experiments._ledger.sheets import FOLDER as FIGURES
-from experiments._ledger.status import UNKNOWN, cell_status, summary, table_counts
-from experiments._ledger.store import PAPERS, Ledger
-from experiments._ledger.verdict import RULE, TOLERANCE
+from experiments._ledger.papers import FIGURES, PAPERS
+from jaxleak.study.ledger import (
+    MEASURED,
+    NO_ENTRY,
+    RECHECKS_FILE,
+    RULE,
+    STATUSES,
+    TOLERANCE,
+    VARIANTS,
+    Entry,
+    Ledger,
+    cell_status,
+    summary,
+    table_counts,
+)
 
-FOLDER = Path(__file__).parent.parent.parent / "docs" / "reproduction"
+FOLDER = Path(__file__).parent / "reproduction"
 
 TITLES = {
     "cafe": "CAFE, NeurIPS 2021",
@@ -55,7 +67,7 @@ def write(ledgers: Sequence[Ledger], folder: Path = FOLDER) -> list[Path]:
 
 def _overview(ledgers: Sequence[Ledger]) -> str:
     found = summary(list(ledgers))
-    names = [name for name in (*STATUSES, UNKNOWN) if found.get(name) or name in MEASURED]
+    names = [name for name in (*STATUSES, NO_ENTRY) if found.get(name) or name in MEASURED]
     rows = []
     for ledger in ledgers:
         tables = _paper.tables(PAPERS[ledger.paper])
@@ -85,7 +97,7 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         *_markdown(["paper", "table", "what it shows", "cells", *names], rows),
         *_joined(ledgers),
-        *_checked(ledgers[0].path.with_name(CHECKED)),
+        *_checked(ledgers[0].path.with_name(RECHECKS_FILE)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -128,7 +140,7 @@ def _table_page(ledger: Ledger, table: dict[str, object]) -> str:
                 measured.append(_row(entry))
         status, shown = cell_status(ledger, cell)
         if status not in MEASURED:
-            why = f"{status}: {shown.why}" if shown else UNKNOWN
+            why = f"{status}: {shown.why}" if shown else NO_ENTRY
             others.setdefault(why, []).append(cell)
     lines = [
         _GENERATED,

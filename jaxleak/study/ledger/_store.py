@@ -1,31 +1,38 @@
-"""The ledger's files: one per paper, one entry per line, in the order of the print."""
+"""The files of ledgers: one per paper, one entry per line, in the order of the print."""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from experiments import _paper
-from experiments._ledger.entry import VARIANTS, Entry, as_record, from_record
-from experiments._ledger.verdict import printed_cells
-from jaxleak.study.files import jsonable
-
-FOLDER = Path(__file__).parent.parent / "ledger"
-
-#: What `--paper` accepts, and the files of printed numbers behind it.
-PAPERS = {"cafe": "cafe_neurips", "cafe-iclr": "cafe_iclr", "fedleak": "fedleak", "vflrecon": "vflrecon"}
+from jaxleak.study.files import jsonable, write_text
+from jaxleak.study.ledger._entry import VARIANTS, Entry, as_record, from_record
+from jaxleak.study.ledger._verdict import Directions
 
 
 class Ledger:
     """The entries of one paper, read from `folder/<paper>.jsonl` and written back whole, so that a kill loses none."""
 
-    def __init__(self, paper: str, folder: Path = FOLDER):
+    def __init__(
+        self,
+        paper: str,
+        folder: Path,
+        printed: Mapping[str, Mapping[str, Any]],
+        directions: Directions = Directions(),  # noqa: B008
+    ):
         """Read what is there.
+
+        Args:
+            paper: name of the paper, which is that of the file.
+            folder: where the file is, or will be.
+            printed: the printed cells by id (TABLE/REST), each with its `value` and `unit`, in the order of the print.
+            directions: which of these numbers are better for the attacker when they are lower.
 
         Raises:
             ValueError: on a line that is no entry, or an entry of a cell that is not printed; names file and line.
         """
         self.paper, self.path = paper, folder / f"{paper}.jsonl"
-        self.printed = printed_cells(_paper.tables(PAPERS[paper]))
+        self.printed, self.directions = printed, directions
         self.entries: dict[tuple[str, str, str], Entry] = {}
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         for number, line in enumerate(lines, start=1):
@@ -55,9 +62,7 @@ class Ledger:
         ordered = sorted(self.entries.values(), key=lambda e: (order[e.cell], ranks.index(e.variant), e.name))
         text = "".join(json.dumps(jsonable(as_record(entry))) + "\n" for entry in ordered)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(text)
-        partial.replace(self.path)
+        write_text(self.path, text)
 
     def _put(self, entry: Entry) -> None:
         printed = self.printed.get(entry.cell)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from experiments._ledger.entry import Variant
 from jaxleak.study.cells import Results
+from jaxleak.study.ledger._entry import Variant
 from jaxleak.study.runner import Runner
 
 

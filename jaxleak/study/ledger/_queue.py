@@ -9,17 +9,17 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments._ledger.entry import MEASURED, Entry
-from experiments._ledger.measurement import Measurement, Study
-from experiments._ledger.store import Ledger
-from experiments._ledger.verdict import better, statistics, verdict
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import Progress, digest, forget_when_many, provenance
 from jaxleak.study.files import write_json
+from jaxleak.study.ledger._entry import MEASURED, Entry
+from jaxleak.study.ledger._measurement import Measurement, Study
+from jaxleak.study.ledger._store import Ledger
+from jaxleak.study.ledger._verdict import judge, mean_and_spread
 from jaxleak.study.runner import Result
 
 
@@ -59,18 +59,32 @@ def _name(job: Hashable, seed: int) -> str:
 class Queue:
     """The measurements of one paper: what they cost, and their entries once they have run."""
 
-    def __init__(self, study: Study, ledger: Ledger, folder: Path, *, record: bool):
+    def __init__(
+        self,
+        study: Study,
+        ledger: Ledger,
+        folder: Path,
+        *,
+        record: bool,
+        commit: str = "unknown",
+        estimates_for: str = "this machine",
+        command: Callable[[str, Measurement, Sequence[int]], str] = lambda *_: "",
+    ):
         """Keep the run folder's log.
 
         Args:
             study: runs the jobs.
             ledger: gets the entries, and knows the printed numbers.
-            folder: of the runs.
+            folder: of the runs; it must be there.
             record: write entries to the ledger's file, one by one.
+            commit: that runs, see `commit_of`.
+            estimates_for: the machine whose seconds the study's estimates are.
+            command: what entries say makes them again, given the paper's name, the measurement and the seeds.
         """
         self.runner, self.ledger, self.record = study.runner, ledger, record
         self.log = JobLog(folder / "jobs.json")
-        self.made, self.commit = provenance(), commit()
+        self.made, self.commit, self.command = provenance(), commit, command
+        self.estimates_for = estimates_for
 
     def wanted(self, measurement: Measurement, seeds: Sequence[int]) -> bool:
         """Whether the ledger lacks this measurement or some of its seeds; what failed is not tried again.
@@ -104,7 +118,7 @@ class Queue:
                 entry = self._entry(
                     measurement,
                     status="not run",
-                    why=_duration(self.runner.lacking(measurement.jobs, seeds), len(seeds)),
+                    why=_duration(self.runner.lacking(measurement.jobs, seeds), len(seeds), self.estimates_for),
                 )
             else:
                 begin = time.perf_counter()
@@ -145,9 +159,9 @@ class Queue:
                 measurement, status="failed", why=f"{type(error).__name__}: {error}", **self._made(measurement, seeds)
             )
         printed = self.ledger.printed[measurement.cell]
-        how = better(measurement.cell, printed["unit"])
-        status, why = verdict(float(printed["value"]), list(values.values()), how)
-        mean, spread = statistics(list(values.values()))
+        how = self.ledger.directions.of(measurement.cell, printed["unit"])
+        status, why = judge(float(printed["value"]), list(values.values()), how)
+        mean, spread = mean_and_spread(list(values.values()))
         jobs = [self.log[job, seed] for job in measurement.jobs for seed in seeds]
         taken, made = sum(job.seconds for job in jobs), self._made(measurement, seeds)
         made["commit"] = ", ".join(dict.fromkeys(job.commit for job in jobs))
@@ -174,7 +188,7 @@ class Queue:
     def _made(self, measurement: Measurement, seeds: Sequence[int]) -> dict[str, Any]:
         versions = {"python": self.made["python"], **self.made["versions"]}
         return {
-            "command": command(self.ledger.paper, measurement, seeds),
+            "command": self.command(self.ledger.paper, measurement, seeds),
             "commit": self.commit,
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
             "machine": f"{self.made['device']}, {self.made['cores']} cores",
@@ -191,14 +205,8 @@ class Queue:
             self.ledger.record([entry])
 
 
-def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
-    """What makes this entry again."""
-    words = f"python -m experiments.reproduce --paper {paper} --cell {measurement.cell} --variant {measurement.variant}"
-    return f"{words} --seeds {' '.join(map(str, seeds))} --record"
-
-
-def impossible(study: Study, ledger: Ledger) -> list[Entry]:
-    """Entries of the cells for which nothing can be run."""
+def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
+    """Entries of the cells for which nothing can be run, with the study's reasons."""
     entries = []
     for cell, reason in study.impossible().items():
         printed = ledger.printed[cell]
@@ -206,19 +214,23 @@ def impossible(study: Study, ledger: Ledger) -> list[Entry]:
     return entries
 
 
-def commit() -> str:
-    """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
-    root = Path(__file__).parent.parent.parent
+def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
+    """The commit of a clone in 12 digits, with "-dirty" where tracked files differ; "unknown" where there is none.
+
+    Args:
+        root: of the clone.
+        but_for: paths below it whose changes make no other commit of it, such as the ledger's own.
+    """
     git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
     try:
         commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
-        kept = (":!experiments/ledger", ":!docs/reproduction")
+        kept = [f":!{path}" for path in but_for]
         changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *kept]).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}-dirty" if changed else commit
 
 
-def _duration(seconds: float, seeds: int) -> str:
+def _duration(seconds: float, seeds: int, machine: str) -> str:
     about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-    return f"needs about {about} on two CPU cores for {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"needs about {about} on {machine} for {seeds} seed{'s' if seeds > 1 else ''}"

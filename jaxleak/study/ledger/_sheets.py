@@ -1,17 +1,15 @@
-"""Contact sheets of the reproduction: what the runs behind a table of images reconstructed, below the truth."""
+"""Contact sheets of a reproduction: what the runs behind a table of images reconstructed, below the truth."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from experiments._ledger.entry import MEASURED
-from experiments._ledger.measurement import Study
-from experiments._ledger.store import Ledger
 from jaxleak.study import sheets
-
-FOLDER = Path(__file__).parent.parent.parent / "docs" / "figures" / "reproduction"
+from jaxleak.study.ledger._entry import MEASURED, Entry
+from jaxleak.study.ledger._measurement import Study
+from jaxleak.study.ledger._store import Ledger
 
 #: Images of a run: `truth` and `estimate` (I, H, W, C).
 Pictures = Mapping[str, np.ndarray]
@@ -22,7 +20,9 @@ COLUMNS, ROWS = 8, 8
 _LARGEST = 64
 
 
-def draw(study: Study, ledger: Ledger, folder: Path = FOLDER) -> list[Path]:
+def draw_sheets(
+    study: Study, ledger: Ledger, folder: Path, shown: Callable[[Entry], bool] = lambda _: True
+) -> list[Path]:
     """Draw one sheet per table from the finished runs at hand; returns the files.
 
     Runs show other images where the data, the seed or the batch differ. A sheet shows the images that most measurements
@@ -32,29 +32,30 @@ def draw(study: Study, ledger: Ledger, folder: Path = FOLDER) -> list[Path]:
         study: has the finished runs; nothing is run.
         ledger: its entries say which measurements there are.
         folder: where PNG files go, named by paper and table.
+        shown: which measured entries are shown, of those whose unit is dB.
     """
     tables: dict[str, dict[str, dict[str, Pictures]]] = {}
-    for label, cell, pictures in _measured(study, ledger):
+    for label, cell, pictures in _measured(study, ledger, shown):
         common = tables.setdefault(cell.partition("/")[0], {}).setdefault(_same(pictures), {})
         common[label] = pictures
     written = []
     for table, groups in tables.items():
         rows = max(groups.values(), key=len)
         truth = next(iter(rows.values()))["truth"]
-        shown = {"private images": truth} | {label: found["estimate"] for label, found in list(rows.items())[:ROWS]}
+        images = {"private images": truth} | {label: found["estimate"] for label, found in list(rows.items())[:ROWS]}
         path = folder / f"{ledger.paper}-{table}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         zoom = max(1, _LARGEST // truth.shape[1])
-        sheets.comparison_sheet(path, shown, title=f"{ledger.paper}, {table}", columns=COLUMNS, zoom=zoom)
+        sheets.comparison_sheet(path, images, title=f"{ledger.paper}, {table}", columns=COLUMNS, zoom=zoom)
         written.append(path)
     return written
 
 
-def _measured(study: Study, ledger: Ledger) -> Iterator[tuple[str, str, Pictures]]:
+def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> Iterator[tuple[str, str, Pictures]]:
     """A label, the cell and the images of every measurement whose first run is finished here and has images."""
     for measurement in study.measurements():
         entry = ledger.entries.get(measurement.key)
-        if entry is None or entry.status not in MEASURED or entry.unit != "dB" or entry.name.endswith("channel-peak"):
+        if entry is None or entry.status not in MEASURED or entry.unit != "dB" or not shown(entry):
             continue
         job, seed = measurement.jobs[0], next(iter(entry.seeds))
         if not study.runner.done(job, seed):

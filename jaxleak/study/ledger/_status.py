@@ -3,18 +3,18 @@
 from collections import Counter
 from typing import Any
 
-from experiments._ledger.entry import MEASURED, STATUSES, Entry
-from experiments._ledger.store import Ledger
+from jaxleak.study.ledger._entry import MEASURED, STATUSES, Entry
+from jaxleak.study.ledger._store import Ledger
 
 #: The status of a cell that no entry speaks of.
-UNKNOWN = "no entry"
+NO_ENTRY = "no entry"
 
 
 def cell_status(ledger: Ledger, cell: str) -> tuple[str, Entry | None]:
     """A cell's status: that of its most faithful measured entry, else of its best attempt; and that entry."""
     entries = ledger.of(cell)
     if not entries:
-        return UNKNOWN, None
+        return NO_ENTRY, None
     order = [*MEASURED, "failed", "not run", "impossible"]
     shown = (
         entries[0]
@@ -50,7 +50,7 @@ def summary(ledgers: list[Ledger]) -> dict[str, Any]:
 
 
 def _named(counts: Counter[str]) -> dict[str, int]:
-    return {name: counts[name] for name in (*STATUSES, UNKNOWN) if counts[name] or name in MEASURED}
+    return {name: counts[name] for name in (*STATUSES, NO_ENTRY) if counts[name] or name in MEASURED}
 
 
 def _measured(ledger: Ledger) -> dict[str, int]:

@@ -1,21 +1,20 @@
 """Recorded cells, drawn at random and run again."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments._ledger.entry import MEASURED, Entry
-from experiments._ledger.measurement import Measurement, Study
-from experiments._ledger.queue import commit
-from experiments._ledger.store import FOLDER, Ledger
-from experiments._ledger.verdict import agrees
 from jaxleak.study.files import write_json
+from jaxleak.study.ledger._entry import MEASURED, Entry
+from jaxleak.study.ledger._measurement import Measurement, Study
+from jaxleak.study.ledger._store import Ledger
+from jaxleak.study.ledger._verdict import agrees
 
-#: What was run again, beside the ledger's files.
-CHECKED = "checked.json"
+#: The file of what was run again, beside those of the ledgers.
+RECHECKS_FILE = "checked.json"
 
 
 class Recheck(NamedTuple):
@@ -29,17 +28,38 @@ class Recheck(NamedTuple):
     note: str = ""
 
 
-def drawn(ledgers: Sequence[Ledger], count: int, seed: int, longest: float) -> tuple[list[tuple[Ledger, Entry]], int]:
-    """Random measured entries whose run took at most `longest` seconds per seed, and how many took longer."""
-    measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED]
+def draw_entries(
+    ledgers: Sequence[Ledger],
+    count: int,
+    seed: int,
+    longest: float,
+    asked: Callable[[Entry], bool] = lambda _: True,
+) -> tuple[list[tuple[Ledger, Entry]], int]:
+    """Random measured entries, and how many took too long to be drawn from.
+
+    Args:
+        ledgers: whose entries.
+        count: how many are drawn at most.
+        seed: of the draw.
+        longest: seconds that a seed of an entry may have taken.
+        asked: which entries are meant; all by default.
+    """
+    measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED and asked(e)]
     affordable = [(ledger, e) for ledger, e in measured if (e.seconds or 0.0) / len(e.seeds) <= longest]
     order = np.random.default_rng(seed).permutation(len(affordable))[:count]
     return [affordable[i] for i in order], len(measured) - len(affordable)
 
 
-def record(results: Sequence[Recheck], longest: float, folder: Path = FOLDER) -> Path:
-    """Write what was run again to `checked.json` beside the ledger's files, from where a page has it."""
-    path = folder / CHECKED
+def record_rechecks(results: Sequence[Recheck], longest: float, folder: Path, commit: str) -> Path:
+    """Write what was run again to `RECHECKS_FILE`, from where a page has it; returns the file.
+
+    Args:
+        results: what was run again.
+        longest: seconds that a seed of an entry might have taken to be drawn.
+        folder: of the ledgers.
+        commit: that ran.
+    """
+    path = folder / RECHECKS_FILE
     cells = [
         {
             "cell": "/".join(filter(None, (r.paper, *r.entry.key))),
@@ -51,13 +71,19 @@ def record(results: Sequence[Recheck], longest: float, folder: Path = FOLDER) ->
         }
         for r in results
     ]
-    made = {"commit": commit(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "longest": longest}
+    made = {"commit": commit, "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "longest": longest}
     write_json(path, {**made, "agree": sum(r.agrees for r in results), "cells": cells})
     return path
 
 
 def recheck(paper: str, entry: Entry, study: Study) -> Recheck:
-    """Run an entry's measurement again; the study's folder must be empty, or nothing would run."""
+    """Run an entry's measurement again with the first of its seeds.
+
+    Args:
+        paper: of the entry.
+        entry: measured.
+        study: of that paper; its folder must be empty, or nothing would run.
+    """
     seed = min(entry.seeds)
     measurement = _of(entry, study)
     if measurement is None:

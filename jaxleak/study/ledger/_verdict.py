@@ -1,12 +1,14 @@
 """The rule by which a measurement is said to meet the printed number or to miss it."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from experiments._ledger.entry import Status
 from jaxleak import _validate
+from jaxleak.study.ledger._entry import Status
 
 Better = Literal["higher", "lower", "equal"]
 
@@ -22,46 +24,46 @@ RULE = (
     "A run without a number, because it diverged or never reached a threshold, misses."
 )
 
-#: Units of numbers that are better for the attacker when they are lower.
-_COUNTS = ("iterations", "iterations/image", "epoch")
-#: Tables and cells of which the same holds, or whose numbers are claimed to be low.
-_LOWER = (
-    "text-claims/others-below", "table10-lpips", "table11-gd", "text-fig1-distance", "text-fig1-element",
-    "table4-participants-feature", "table4-partition-feature", "table4-optimizer-feature", "text-abstract-feature",
-    "text-fig5", "text-fig7-feature", "text-fig8", "table5-feature", "table6-feature", "text-defender-intro-feature",
-)  # fmt: skip
-#: Tables that neither rule fits: nobody gains by a number that differs from the printed one.
-_EQUAL = (
-    "table8-loss", "table8-accuracy", "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy",
-    "text-combined-defence", "text-fig6", "text-fig7-drop", "table5-utility", "table6-utility", "text-defender-gain",
-    "text-defence-utility", "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
-)  # fmt: skip
-#: Parts of a cell's name that say that a defense is on.
-_DEFENDED = ("/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after")
+
+@dataclass(frozen=True)
+class Directions:
+    """Which way the printed numbers of a paper are better for the attacker; higher, where nothing here says otherwise.
+
+    A table or a cell that is named here is named as a whole, and a part is looked for within the id of a cell.
+    """
+
+    lower: tuple[str, ...] = ()  # tables and cells whose numbers are errors, distances, or claimed to be low
+    lower_units: tuple[str, ...] = ()  # units of such numbers
+    equal: tuple[str, ...] = ()  # tables of numbers that differ to nobody's gain
+    equal_parts: tuple[str, ...] = ()  # parts of a cell's id that say the same, such as the name of a defense
+
+    def of(self, cell: str, unit: str) -> Better:
+        """Whether a number of a cell is better for the attacker when it is higher, when it is lower, or neither.
+
+        Args:
+            cell: id of the cell, TABLE/REST.
+            unit: of its number.
+        """
+        table = cell.partition("/")[0]
+        if table in self.equal or any(part in cell for part in self.equal_parts):
+            return "equal"
+        return "lower" if unit in self.lower_units or table in self.lower or cell in self.lower else "higher"
 
 
-def better(cell: str, unit: str) -> Better:
-    """Whether a number of a cell is better for the attacker when it is higher, when it is lower, or neither."""
-    table = cell.partition("/")[0]
-    if table in _EQUAL or any(part in cell for part in _DEFENDED):
-        return "equal"
-    return "lower" if unit in _COUNTS or table in _LOWER or cell in _LOWER else "higher"
-
-
-def verdict(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
+def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     """The status of a measurement, and a sentence that says how it came about.
 
     Args:
         paper: the printed number.
         values: ours, one per seed.
-        how: see `better`.
+        how: see `Directions`.
 
     Raises:
         ValueError: without values, or on an unknown `how`.
     """
     _validate.positive(values=len(values))
     _validate.one_of(("higher", "lower", "equal"), how=how)
-    mean, spread = statistics(values)
+    mean, spread = mean_and_spread(values)
     if not math.isfinite(mean):
         return "missed", "there is no number: the run diverged or never reached the threshold"
     if how == "higher":
@@ -74,8 +76,8 @@ def verdict(paper: float, values: list[float], how: Better) -> tuple[Status, str
     return ("met" if met else "missed"), text
 
 
-def statistics(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation (of the values themselves, not of their mean)."""
+def mean_and_spread(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation of the values themselves, not of their mean; NaN where a value is not finite."""
     numbers = np.asarray(values, float)
     return float(numbers.mean()), float(numbers.std()) if np.isfinite(numbers).all() else math.nan
 
@@ -85,12 +87,21 @@ def agrees(stored: float, again: float, spread: float) -> bool:
 
     Numbers of one seed may differ by rounding that an attack amplifies, hence by the spread over the seeds or by
     `TOLERANCE` of the stored number, whichever is more; two runs without a number agree.
+
+    Args:
+        stored: the number of a seed in the ledger.
+        again: what the same seed gives now.
+        spread: standard deviation over the stored seeds.
     """
     if math.isnan(stored) or math.isnan(again):
         return math.isnan(stored) and math.isnan(again)
     return abs(stored - again) <= max(spread, TOLERANCE * abs(stored))
 
 
-def printed_cells(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The printed cells of a paper by their id, in print order."""
+def printed_cells(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The printed cells of a paper by their id, in print order.
+
+    Args:
+        tables: by id, each with its cells in the list `cell`; a cell has its own `id`, its `value` and its `unit`.
+    """
     return {cell["id"]: cell for table in tables.values() for cell in table["cell"]}

@@ -1,0 +1,85 @@
+"""Numbers of README and docs, filled from stored results: what `python -m experiments.numbers` does."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+MARKED = re.compile(r"<!-- (?P<file>\S+\.jsonl?) (?P<keys>.+?) (?P<format>\S+) -->(?P<shown>.*?)<!-- / -->", re.DOTALL)
+
+
+def fill_pages(*, check: bool) -> list[Path]:
+    """Fill all pages, or say which are out of date; returns those whose numbers were.
+
+    Args:
+        check: write nothing.
+    """
+    stale = []
+    for page in pages():
+        text = page.read_text()
+        filled = fill(text, ROOT)
+        if filled != text:
+            stale.append(page)
+            if not check:
+                page.write_text(filled)
+    for page in stale:
+        print(f"{page.relative_to(ROOT)} {'is out of date' if check else 'was written'}")
+    return stale
+
+
+def pages() -> list[Path]:
+    """README and all pages of the documentation."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def fill(text: str, root: Path) -> str:
+    """`text` with every marked number replaced by the stored one.
+
+    Args:
+        text: a page in Markdown.
+        root: the folder that file names start from.
+
+    Raises:
+        ValueError: naming a marker whose file, key or format does not exist, or whose value is no number.
+    """
+
+    def stored(match: re.Match[str]) -> str:
+        head = match[0][: match[0].index("-->") + 3]
+        try:
+            value = lookup(root / match["file"], match["keys"])
+            shown = format(value, match["format"])
+        except (OSError, LookupError, ValueError, TypeError) as error:
+            raise ValueError(f"the marker {head} cannot be filled: {error}") from error
+        return f"{head}{shown}<!-- / -->"
+
+    return MARKED.sub(stored, text)
+
+
+def lookup(path: Path, keys: str) -> float:
+    """The number in a JSON file, or in an entry of a ledger, to which `keys` lead.
+
+    Raises:
+        OSError: if the file cannot be read.
+        LookupError: if a key does not exist.
+        ValueError: if the file is no JSON, or what stands there is no number.
+    """
+    if path.suffix == ".jsonl":
+        identity, _, keys = keys.rpartition(" ")
+        found: Any = entry_of(path, identity)
+    else:
+        found = json.loads(path.read_text())
+    for key in keys.split("."):
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise ValueError(f"{keys} is {found!r}, not a number")
+    return found
+
+
+def entry_of(path: Path, identity: str) -> dict[str, Any]:
+    """The entry CELL@VARIANT or CELL@VARIANT@NAME of a ledger."""
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if identity == "@".join(filter(None, (entry["cell"], entry["variant"], entry.get("name")))):
+            return entry
+    raise KeyError(identity)

@@ -1,0 +1,27 @@
+"""Modules of a clone that belong to no package: the generators in docs/ and the networks in examples/."""
+
+import functools
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+
+
+@functools.cache
+def module_at(path: str) -> ModuleType:
+    """The module in a file.
+
+    Args:
+        path: of the file, from the root of the clone.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ImportError: if the file is not one of Python code, or needs a package that is missing.
+    """
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no file of Python code")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

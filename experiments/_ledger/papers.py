@@ -1,0 +1,57 @@
+"""The papers whose ledgers are kept here: their files, which way their numbers are better, and what makes an entry."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments import _paper
+from jaxleak.study import ledger
+from jaxleak.study.ledger import Directions, Entry, Ledger, Measurement
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "experiments" / "ledger"
+FIGURES = ROOT / "docs" / "figures" / "reproduction"
+
+#: What `--paper` accepts, and the files of printed numbers behind it.
+PAPERS = {"cafe": "cafe_neurips", "cafe-iclr": "cafe_iclr", "fedleak": "fedleak", "vflrecon": "vflrecon"}
+
+#: Tables have names of their own in every paper, so that one rule serves all.
+DIRECTIONS = Directions(
+    lower=(
+        "text-claims/others-below", "table10-lpips", "table11-gd", "text-fig1-distance", "text-fig1-element",
+        "table4-participants-feature", "table4-partition-feature", "table4-optimizer-feature",
+        "text-abstract-feature", "text-fig5", "text-fig7-feature", "text-fig8", "table5-feature", "table6-feature",
+        "text-defender-intro-feature",
+    ),
+    lower_units=("iterations", "iterations/image", "epoch"),
+    # Training losses, the accuracy of the task, correlations: nobody gains by another number than the printed one.
+    equal=(
+        "table8-loss", "table8-accuracy", "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy",
+        "text-combined-defence", "text-fig6", "text-fig7-drop", "table5-utility", "table6-utility",
+        "text-defender-gain", "text-defence-utility", "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
+    ),
+    # Defenses.
+    equal_parts=(
+        "/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after",
+    ),
+)  # fmt: skip
+
+
+def ledger_of(paper: str, folder: Path = FOLDER) -> Ledger:
+    """The ledger of one of `PAPERS`."""
+    return Ledger(paper, folder, ledger.printed_cells(_paper.tables(PAPERS[paper])), DIRECTIONS)
+
+
+def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
+    """What makes an entry again."""
+    words = f"python -m experiments.reproduce --paper {paper} --cell {measurement.cell} --variant {measurement.variant}"
+    return f"{words} --seeds {' '.join(map(str, seeds))} --record"
+
+
+def commit() -> str:
+    """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
+    return ledger.commit_of(ROOT, but_for=("experiments/ledger", "docs/reproduction"))
+
+
+def in_sheets(entry: Entry) -> bool:
+    """Whether a sheet shows an entry's images: a second reading of PSNR would show the same ones again."""
+    return not entry.name.endswith("channel-peak")

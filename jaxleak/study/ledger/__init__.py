@@ -1,0 +1,100 @@
+"""A ledger of the numbers that a paper prints: what was run for each, what came of it, or why there is no run.
+
+A printed cell is measured in up to four variants (`VARIANTS`, from the paper's own algorithm to an attack of ours), and
+every measurement leaves an `Entry` in a file of one line per entry: the mean, its deviation and every seed's number, a
+verdict by a rule that is stated before anything runs, the command, the commit, the versions and the machine. A cell
+that failed, that costs too much or that nothing can give has an entry with the reason. `experiments.reproduce` keeps
+four such ledgers; one of another paper needs a `Study`, which lists the measurements and has a
+`jaxleak.study.runner.Runner` for their jobs:
+
+    printed = {"table1/dlg": {"value": 20.0, "unit": "dB"}}   # by the cell's id, which begins with its table
+    mine = ledger.Ledger("paper", Path("ledger"), printed)
+    queue = ledger.Queue(study, mine, Path("runs"), record=True)
+    with Progress() as progress:
+        for entry in queue.run(list(study.measurements()), (0, 1, 2), 3600.0, progress):
+            print(entry.cell, entry.status, entry.why)
+    print(ledger.summary([mine])["met"])
+
+Cells get their first number before any gets a second one, and cheap ones go first: no cell is chosen, left out or
+repeated by its outcome. `recheck` runs random entries again, and `draw_sheets` shows the images behind them.
+"""
+
+from typing import TYPE_CHECKING
+
+from jaxleak._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxleak.study.ledger._check import RECHECKS_FILE, Recheck, draw_entries, recheck, record_rechecks
+    from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry, Status, Variant, as_record, from_record
+    from jaxleak.study.ledger._measurement import Measurement, Study
+    from jaxleak.study.ledger._queue import Queue, commit_of, impossible_entries
+    from jaxleak.study.ledger._sheets import draw_sheets
+    from jaxleak.study.ledger._status import NO_ENTRY, cell_status, summary, table_counts
+    from jaxleak.study.ledger._store import Ledger
+    from jaxleak.study.ledger._verdict import (
+        RULE,
+        TOLERANCE,
+        Better,
+        Directions,
+        agrees,
+        judge,
+        mean_and_spread,
+        printed_cells,
+    )
+
+_MODULE_OF = {
+    **dict.fromkeys(("RECHECKS_FILE", "Recheck", "draw_entries", "recheck", "record_rechecks"), "_check"),
+    **dict.fromkeys(
+        ("MEASURED", "STATUSES", "VARIANTS", "Entry", "Status", "Variant", "as_record", "from_record"), "_entry"
+    ),
+    **dict.fromkeys(("Measurement", "Study"), "_measurement"),
+    **dict.fromkeys(("Queue", "commit_of", "impossible_entries"), "_queue"),
+    "draw_sheets": "_sheets",
+    **dict.fromkeys(("NO_ENTRY", "cell_status", "summary", "table_counts"), "_status"),
+    "Ledger": "_store",
+    **dict.fromkeys(
+        ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "judge", "mean_and_spread", "printed_cells"),
+        "_verdict",
+    ),
+}
+__all__ = [
+    "MEASURED",
+    "NO_ENTRY",
+    "RECHECKS_FILE",
+    "RULE",
+    "STATUSES",
+    "TOLERANCE",
+    "VARIANTS",
+    "Better",
+    "Directions",
+    "Entry",
+    "Ledger",
+    "Measurement",
+    "Queue",
+    "Recheck",
+    "Status",
+    "Study",
+    "Variant",
+    "agrees",
+    "as_record",
+    "cell_status",
+    "commit_of",
+    "draw_entries",
+    "draw_sheets",
+    "from_record",
+    "impossible_entries",
+    "judge",
+    "mean_and_spread",
+    "printed_cells",
+    "recheck",
+    "record_rechecks",
+    "summary",
+    "table_counts",
+]
+
+
+__getattr__ = lazy(__name__, _MODULE_OF)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,165 @@
+"""The ledgers of the papers here: their rule and verdicts, their pages, and the command that keeps them."""
+
+from dataclasses import replace
+
+import pytest
+from fake_study import CELL, OTHER, FakeStudy, measurement, run
+from tiny_studies import TINY, studies  # noqa: F401
+
+from experiments import reproduce
+from experiments._by_path import module_at
+from experiments._fedleak.jobs import Job
+from experiments._ledger.papers import DIRECTIONS, PAPERS, ledger_of
+from experiments._ledger.studies import study_of
+from jaxleak.study._folder import take_back_folders
+from jaxleak.study.ledger import draw_entries, judge, recheck, record_rechecks
+
+pages = module_at("docs/_reproduction.py")
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return ledger_of("cafe", tmp_path)
+
+
+def test_what_is_better_depends_on_the_cell():
+    assert DIRECTIONS.of("table2/cafe/cifar10", "dB") == "higher"
+    assert DIRECTIONS.of("table5/single/cifar10", "iterations") == "lower"  # of CAFE
+    assert DIRECTIONS.of("table5/fedleak/label-skew/3", "dB") == "higher"
+    assert DIRECTIONS.of("table6-feature/no-defense/sensorless", "1") == "lower"
+    assert DIRECTIONS.of("table6-label/vfldefender/cifar10", "%") == "equal"
+    assert DIRECTIONS.of("text-fake-gradients/fake/cifar10", "dB") == "equal"
+    assert DIRECTIONS.of("table11/true/iter8000", "nats") == "equal"
+
+
+def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path):
+    study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0))
+    run(study, ledger, tmp_path, seeds=(3,))
+    chosen, longer = draw_entries([ledger], 5, seed=0, longest=60.0)
+    assert (len(chosen), longer) == (2, 0)
+    assert draw_entries([ledger], 5, seed=0, longest=-1.0) == ([], 2)
+    again = recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 40.0)))
+    assert (again.seed, again.again, again.agrees) == (3, 43.0, True)
+    changed = recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy(measurement(CELL, 50.0)))
+    assert not changed.agrees
+    assert not recheck("cafe", ledger.entries[CELL, "printed", ""], FakeStudy()).agrees
+    assert "random measurements whose run" not in pages.pages([ledger])["index.md"]
+    record_rechecks([again, changed], 30.0, tmp_path, "abc")
+    overview = pages.pages([ledger])["index.md"]
+    assert "2 random measurements whose run had taken at most 30 seconds were run again. 1 agree" in overview
+    assert f"These differ: cafe/{CELL}/printed." in overview
+
+
+def test_pages_show_what_the_ledger_holds(ledger, tmp_path):
+    run(FakeStudy(measurement(CELL, 40.0, "ours", name="exact")), ledger, tmp_path, seeds=(0, 1))
+    made = pages.pages([ledger])
+    assert (
+        "| table2/cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 | 0: 40, 1: 41 | met | ours (exact) |" in made["cafe/table2.md"]
+    )
+    assert "no entry: " in made["cafe/table3.md"]
+    assert pages.write([ledger], tmp_path / "docs")
+    (tmp_path / "docs" / "cafe" / "table99.md").write_text("of a table that is no more")
+    assert pages.write([ledger], tmp_path / "docs") == []
+    assert not (tmp_path / "docs" / "cafe" / "table99.md").exists()
+
+
+def test_the_committed_pages_are_those_of_the_ledger():
+    for name, text in pages.pages([ledger_of(paper) for paper in PAPERS]).items():
+        path = pages.FOLDER / name
+        assert path.exists(), f"{name} is missing; run python -m experiments.reproduce --pages"
+        assert path.read_text() == text, f"{name} is out of date; run python -m experiments.reproduce --pages"
+
+
+def test_every_committed_verdict_is_that_of_the_rule():
+    for paper in PAPERS:
+        for entry in ledger_of(paper).entries.values():
+            if entry.value is not None:
+                how = DIRECTIONS.of(entry.cell, entry.unit)
+                assert (entry.status, entry.why) == judge(entry.paper, list(entry.seeds.values()), how)
+
+
+class TestCommand:
+    """`python -m experiments.reproduce` on a ledger and a study of the test's own."""
+
+    @pytest.fixture
+    def reproduced(self, ledger, tmp_path, monkeypatch):
+        """Run the command on two cells, one of which takes long and the other one is ours."""
+        study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 9.0, "ours"), slow=(40.0,))
+        monkeypatch.setattr(reproduce, "ledger_of", lambda paper: ledger)
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
+
+        def run(**options):
+            return reproduce.main(reproduce.Args(paper=("cafe",), out=tmp_path / "out", **options))
+
+        (tmp_path / "out" / "cafe").mkdir(parents=True)
+        return run
+
+    def test_a_budget_for_which_nothing_runs_is_an_error_and_none_is_an_estimate(self, reproduced, capsys):
+        with pytest.raises(ValueError, match=r"nothing was measured: .* needs about 1 seconds .*; raise --budget"):
+            reproduced(budget=0.001)
+        assert reproduced(budget=0.0) == 0
+        assert "measurements that were run: 0; not run: 2" in capsys.readouterr().out
+
+    def test_a_queue_that_is_empty_since_all_is_measured_is_no_error(self, reproduced, capsys):
+        assert reproduced(budget=10.0, record=True) == 0
+        assert reproduced(budget=10.0, record=True) == 0
+        assert "not tried again: 2" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
+            reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
+
+    def test_nothing_but_failures_is_an_error(self, reproduced, ledger, monkeypatch, tmp_path):
+        study = FakeStudy(measurement(CELL, FileNotFoundError("no such data")))
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
+        with pytest.raises(ValueError, match="nothing was measured: FileNotFoundError: no such data"):
+            reproduced(record=True)
+        assert ledger.entries[CELL, "printed", ""].status == "failed"
+
+    def test_a_check_draws_from_what_the_options_name_and_says_when_that_is_nothing(
+        self, reproduced, ledger, tmp_path, capsys
+    ):
+        with pytest.raises(ValueError, match="nothing was run: no cell that the options name is recorded"):
+            reproduced(check=5)
+        reproduced(budget=10.0, record=True)
+        ledger.record([replace(entry, seconds=60.0) for entry in ledger.entries.values()])
+        with pytest.raises(ValueError, match=r"the 2 recorded .* took more than 0.012 seconds.*raise --budget"):
+            reproduced(check=5, budget=0.001)
+        capsys.readouterr()
+        for named in ({"cell": (OTHER,)}, {"variant": ("ours",)}):
+            assert reproduced(check=5, **named) == 0
+            assert "1 of 1 agree" in (said := capsys.readouterr().out)
+            assert OTHER in said
+        assert reproduced(check=5, table=("table2",)) == 0
+        assert "2 of 2 agree" in capsys.readouterr().out
+        with pytest.raises(ValueError, match="no cell that the options name is recorded"):
+            reproduced(check=5, table=("table3",))
+        with pytest.raises(ValueError, match="table must be one of"):
+            reproduced(check=5, table=("nosuch",))
+
+
+def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
+    studies.draw("fedleak", 0)
+    study = study_of("fedleak", studies.out)
+    job = Job("invert", replace(TINY, data=studies.spec))
+    study.runner(job, 0)
+    take_back_folders()
+    assert study_of("fedleak", studies.out).runner.done(job, 0)
+
+
+def test_unknown_cells_and_tables_are_refused():
+    with pytest.raises(ValueError, match="--cell nosuch is no printed cell"):
+        reproduce.main(reproduce.Args(cell=("nosuch",)))
+    with pytest.raises(ValueError, match="table must be one of"):
+        reproduce.main(reproduce.Args(table=("nosuch",)))
+
+
+@pytest.mark.parametrize("paper", ["cafe", "cafe-iclr", "vflrecon"])
+def test_every_printed_cell_has_a_run_or_a_reason(paper, tmp_path):
+    study, printed = study_of(paper, tmp_path), ledger_of(paper, tmp_path).printed
+    measurements = list(study.measurements())
+    assert {m.cell for m in measurements} | set(study.impossible()) == set(printed)
+    assert not {m.cell for m in measurements} & set(study.impossible())
+    keys = [m.key for m in measurements]
+    assert len(keys) == len(set(keys))
+    for m in measurements:
+        assert m.jobs
+        assert m.differs or m.variant == "printed"
