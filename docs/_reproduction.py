@@ -4,11 +4,14 @@
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments import _paper
-from experiments._ledger.papers import FIGURES, PAPERS
+from experiments._ledger.papers import FIGURES, PAPERS, TITLES, where
 from jaxleak.study.ledger import (
     MEASURED,
     NO_ENTRY,
@@ -26,16 +29,12 @@ from jaxleak.study.ledger import (
 
 FOLDER = Path(__file__).parent / "reproduction"
 
-TITLES = {
-    "cafe": "CAFE, NeurIPS 2021",
-    "cafe-iclr": "CAFE, the submission to ICLR 2021",
-    "fedleak": "FedLeak, 2025",
-    "vflrecon": "VFLRecon and VFLDefender",
-}
-
 #: Commits of a working branch that were joined into one series before they were published, and the end of that series.
 JOINED = ("596282c7c7d9", "60e3b736fe5b", "65ecbf4ae65c", "cce6803ceddd")
 PUBLISHED_AS = "a7f5686374c2"
+
+#: Longer tables are folded.
+_OPEN_ROWS = 12
 
 _GENERATED = "<!-- Written by `python -m experiments.reproduce --pages` from experiments/ledger. Do not edit. -->\n"
 
@@ -68,22 +67,32 @@ def write(ledgers: Sequence[Ledger], folder: Path = FOLDER) -> list[Path]:
 def _overview(ledgers: Sequence[Ledger]) -> str:
     found = summary(list(ledgers))
     names = [name for name in (*STATUSES, NO_ENTRY) if found.get(name) or name in MEASURED]
-    rows = []
+    total = ["all papers", str(found["cells"]), *(str(found.get(name, 0)) for name in names)]
+    by_paper, tables_of = [], list[str]()
     for ledger in ledgers:
+        counted = table_counts(ledger)
+        own = sum(counted.values(), Counter())
+        by_paper.append([TITLES[ledger.paper], str(sum(own.values())), *(str(own[name]) for name in names)])
         tables = _paper.tables(PAPERS[ledger.paper])
-        for table, counts in table_counts(ledger).items():
-            link = f"[{table}]({ledger.paper}/{table}.md)"
-            rows.append([TITLES[ledger.paper], link, tables[table]["title"], str(sum(counts.values()))])
+        rows = []
+        for table, counts in counted.items():
+            link = f"[{where(ledger.paper, table)}]({ledger.paper}/{table}.md)"
+            rows.append([link, tables[table]["title"], str(sum(counts.values()))])
             rows[-1] += [str(counts[name] or "") for name in names]
-    rows.append(["all", "", "", str(found["cells"]), *(str(found.get(name, 0)) for name in names)])
+        heads = ["where", "what it shows", "numbers", *names]
+        tables_of += ["", f"## {TITLES[ledger.paper]}", "", *_markdown(heads, rows)]
     lines = [
         _GENERATED,
         "# What was reproduced",
         "",
         f"The papers print {found['cells']} results. For {found['measured']} of them there is a measurement here, for "
         f"{found['paper_algorithm']} one by the paper's own algorithm, and for {found['as_printed']} one exactly as "
-        "printed. Every number below comes from a line of `experiments/ledger`, which has the command, the commit, the "
-        "versions, the seeds and the date. No cell was chosen, left out or repeated by its outcome.",
+        "printed.",
+        "",
+        *_markdown(["paper", "numbers", *names], [*by_paper, total]),
+        "",
+        "Every number comes from a line of `experiments/ledger`, which has the command, the commit, the versions, the "
+        "seeds and the date. No cell was chosen, left out or repeated by its outcome.",
         "",
         RULE,
         "",
@@ -92,10 +101,9 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         *(f"* {name}: {text}" for name, text in VARIANTS.items()),
         "",
         "The page of a table has the command of one of its cells, which runs in a clone. With `--table` and the "
-        "table's name in the place of `--cell` it runs the whole table, and without `--record` the ledger stays as it "
-        "is. Most cells need [data sets](../data.md) as files.",
-        "",
-        *_markdown(["paper", "table", "what it shows", "cells", *names], rows),
+        "table's name in the place of `--cell` it runs the whole table, and with `--record` the numbers go into the "
+        "ledger. Most cells need [data sets](../data.md) as files.",
+        *tables_of,
         *_joined(ledgers),
         *_checked(ledgers[0].path.with_name(RECHECKS_FILE)),
     ]
@@ -131,56 +139,108 @@ def _checked(path: Path) -> list[str]:
     ]
 
 
-def _table_page(ledger: Ledger, table: dict[str, object]) -> str:
+def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
     cells = [cell for cell in ledger.printed if cell.partition("/")[0] == table["id"]]
-    measured, others = [], dict[str, list[str]]()
+    measured = [entry for cell in cells for entry in ledger.of(cell) if entry.status in MEASURED]
+    others = dict[str, list[str]]()
+    counts = Counter[str]()
     for cell in cells:
-        for entry in ledger.of(cell):
-            if entry.status in MEASURED:
-                measured.append(_row(entry))
         status, shown = cell_status(ledger, cell)
+        counts[status] += 1
         if status not in MEASURED:
             why = f"{status}: {shown.why}" if shown else NO_ENTRY
-            others.setdefault(why, []).append(cell)
+            others.setdefault(why, []).append(cell.partition("/")[2])
     lines = [
         _GENERATED,
-        f"# {TITLES[ledger.paper]}, {table['id']}: {table['title']}",
+        f"# {TITLES[ledger.paper]}, {where(ledger.paper, table['id'])}: {table['title']}",
         "",
-        f"The paper gives {table['metric']}. [Overview](../index.md)",
+        _answer(counts, measured),
         "",
     ]
     if (FIGURES / f"{ledger.paper}-{table['id']}.png").exists():
         sheet = f"../../figures/reproduction/{ledger.paper}-{table['id']}.png"
         lines += [f"![Private images and what some of the runs reconstructed]({sheet})", ""]
     if measured:
-        lines += _markdown(["cell", "paper", "ours", "seeds", "verdict", "variant", "what differs"], measured)
-        lines += ["", "Commands:", "", *_commands(ledger, cells), ""]
+        common = _common([entry.differs for entry in measured])
+        if common:
+            lines += [f"All measurements differ from the paper in this: {'; '.join(common)}.", ""]
+        rows, heads = [_row(entry, common) for entry in measured], ["number", "paper", "ours"]
+        if any(len(entry.seeds) > 1 for entry in measured):
+            heads.append("by seed")
+        else:
+            rows = [[*row[:3], *row[4:]] for row in rows]
+            of_all = dict.fromkeys(str(seed) for entry in measured for seed in entry.seeds)
+            lines += [f"Every measurement is of one seed ({', '.join(of_all)}).", ""]
+        table_of_rows = _markdown([*heads, "verdict", "variant", "what else differs"], rows)
+        folded = len(rows) > _OPEN_ROWS
+        lines += ['<details markdown="1">', "<summary>All measurements</summary>", ""] if folded else []
+        lines += [*table_of_rows, ""]
+        lines += ["</details>", ""] if folded else []
     if others:
-        lines += ["Cells without a measurement:", ""]
-        lines += [f"* {why}: {', '.join(names)}" for why, names in others.items()]
+        lines += ["## Numbers without a measurement", ""]
+        lines += [*(f"* {why}: {', '.join(names)}" for why, names in others.items()), ""]
+    lines += ["## Method", "", f"The paper gives {table['metric']} ({table['where']}).", ""]
+    lines += _commands(ledger, cells) if measured else []
+    lines += ["", "[All tables](../index.md)"]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(entry: Entry) -> list[str]:
+def _answer(counts: Counter[str], measured: Sequence[Entry]) -> str:
+    """What became of a table's numbers, and by which kind of measurement."""
+    said = [f"{counts[name]} {'is' if counts[name] == 1 else 'are'} {name}" for name in counts if counts[name]]
+    text = (
+        f"Of the {sum(counts.values())} numbers {_listed(said)}."
+        if sum(counts.values()) > 1
+        else (f"The number is {next(iter(counts))}.")
+    )
+    if measured:
+        kinds = Counter(entry.variant for entry in measured)
+        text += f" The measurements are {_listed([f'{count} of the kind *{kind}*' for kind, count in kinds.items()])}."
+    return text
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _common(differences: Sequence[str]) -> list[str]:
+    """The parts that all lists of differences share, in their order."""
+    first, *rest = [text.split("; ") for text in differences]
+    return [part for part in first if part and all(part in other for other in rest)]
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.1f}" if unit == "dB" and math.isfinite(value) else f"{value:.4g}"
+
+
+def _row(entry: Entry, common: Sequence[str]) -> list[str]:
+    unit = "" if entry.unit == "1" else f" {entry.unit}"
+    value = math.nan if entry.value is None else entry.value
     spread = f" +- {entry.spread:.2g}" if len(entry.seeds) > 1 else ""
-    seeds = ", ".join(f"{seed}: {value:.4g}" for seed, value in entry.seeds.items())
     variant = entry.variant + (f" ({entry.name})" if entry.name else "")
+    rest = [part for part in entry.differs.split("; ") if part not in common]
     return [
-        entry.cell,
-        f"{entry.paper:g} {entry.unit}",
-        f"{entry.value:.4g}{spread}",
-        seeds,
+        entry.cell.partition("/")[2],
+        f"{entry.paper:g}{unit}",
+        f"{_number(value, entry.unit)}{spread}{unit}" if math.isfinite(value) else "none",
+        ", ".join(f"{seed}: {_number(value, entry.unit)}" for seed, value in entry.seeds.items()),
         entry.status,
         variant,
-        entry.differs,
+        "; ".join(rest),
     ]
 
 
 def _commands(ledger: Ledger, cells: Sequence[str]) -> list[str]:
     made = [e for cell in cells for e in ledger.of(cell) if e.status in MEASURED]
     commits = ", ".join(dict.fromkeys(e.commit for e in made))
-    example = made[0].command
-    return [f"    {example}", "", f"and so on for the other cells. Commits: {commits}. Dates: {_dates(made)}."]
+    example = made[0].command.removesuffix(" --record")
+    return [
+        "The command of the first measurement, whose `--cell` names the others, too:",
+        "",
+        f"    {example}",
+        "",
+        f"Commits: {commits}. Dates: {_dates(made)}.",
+    ]
 
 
 def _dates(entries: Sequence[Entry]) -> str:

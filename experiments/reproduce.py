@@ -17,6 +17,7 @@ gets a second one, and among these the order is that of the estimated costs: no 
 its outcome.
 """
 
+import functools
 import json
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments._by_path import module_at
-from experiments._ledger.papers import FIGURES, FOLDER, PAPERS, command, commit, in_sheets, ledger_of
+from experiments._ledger.papers import FIGURES, FOLDER, PAPERS, command, commit, in_sheets, ledger_of, sheet_title
 from experiments._ledger.studies import study_of
 from jaxleak import _validate
 from jaxleak.study import Progress, default_out, require_own_folder, run_command
@@ -107,7 +108,8 @@ def main(args: Args) -> int:
         return 0
     if args.sheets:
         for ledger in ledgers:
-            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets):
+            title = functools.partial(sheet_title, ledger.paper)
+            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets, title):
                 print(f"wrote {path}")
         return 0
     _known(args, ledgers)

@@ -14,6 +14,13 @@ FIGURES = ROOT / "docs" / "figures" / "reproduction"
 #: What `--paper` accepts, and the files of printed numbers behind it.
 PAPERS = {"cafe": "cafe_neurips", "cafe-iclr": "cafe_iclr", "fedleak": "fedleak", "vflrecon": "vflrecon"}
 
+TITLES = {
+    "cafe": "CAFE, NeurIPS 2021",
+    "cafe-iclr": "CAFE, the submission to ICLR 2021",
+    "fedleak": "FedLeak, 2025",
+    "vflrecon": "VFLRecon and VFLDefender",
+}
+
 #: Tables have names of their own in every paper, so that one rule serves all.
 DIRECTIONS = Directions(
     lower=(
@@ -50,6 +57,16 @@ def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
 def commit() -> str:
     """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
     return ledger.commit_of(ROOT, but_for=("experiments/ledger", "docs/reproduction"))
+
+
+def where(paper: str, table: str) -> str:
+    """Where a paper has a table, in short: `Table 14` of `Table 14 (Appendix F)`."""
+    return str(_paper.tables(PAPERS[paper])[table]["where"]).partition(" (")[0]
+
+
+def sheet_title(paper: str, table: str) -> str:
+    """What stands above the contact sheet of a table."""
+    return f"{TITLES[paper]}, {where(paper, table)}"
 
 
 def in_sheets(entry: Entry) -> bool:

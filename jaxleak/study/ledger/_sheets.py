@@ -21,7 +21,11 @@ _LARGEST = 64
 
 
 def draw_sheets(
-    study: Study, ledger: Ledger, folder: Path, shown: Callable[[Entry], bool] = lambda _: True
+    study: Study,
+    ledger: Ledger,
+    folder: Path,
+    shown: Callable[[Entry], bool] = lambda _: True,
+    title: Callable[[str], str] = str,
 ) -> list[Path]:
     """Draw one sheet per table from the finished runs at hand; returns the files.
 
@@ -33,6 +37,7 @@ def draw_sheets(
         ledger: its entries say which measurements there are.
         folder: where PNG files go, named by paper and table.
         shown: which measured entries are shown, of those whose unit is dB.
+        title: of the sheet of a table, from the table's name.
     """
     tables: dict[str, dict[str, dict[str, Pictures]]] = {}
     for label, cell, pictures in _measured(study, ledger, shown):
@@ -46,25 +51,30 @@ def draw_sheets(
         path = folder / f"{ledger.paper}-{table}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         zoom = max(1, _LARGEST // truth.shape[1])
-        sheets.comparison_sheet(path, images, title=f"{ledger.paper}, {table}", columns=COLUMNS, zoom=zoom)
+        sheets.comparison_sheet(path, images, title=title(table), columns=COLUMNS, zoom=zoom)
         written.append(path)
     return written
 
 
 def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> Iterator[tuple[str, str, Pictures]]:
-    """A label, the cell and the images of every measurement whose first run is finished here and has images."""
+    """A label, the cell and the images of every measurement whose first run is finished here and has images.
+
+    A run that serves several cells of a table, such as one on CIFAR-10 in place of SVHN, is shown once.
+    """
+    seen = set()
     for measurement in study.measurements():
         entry = ledger.entries.get(measurement.key)
         if entry is None or entry.status not in MEASURED or entry.unit != "dB" or not shown(entry):
             continue
         job, seed = measurement.jobs[0], next(iter(entry.seeds))
-        if not study.runner.done(job, seed):
+        run = (entry.table, job, seed)
+        if run in seen or not study.runner.done(job, seed):
             continue
+        seen.add(run)
         pictures = study.runner(job, seed).arrays
         if "truth" in pictures and pictures["truth"].shape[1] <= _LARGEST:
             rest = entry.cell.partition("/")[2]
-            variant = ", ".join(filter(None, (entry.variant, entry.name)))
-            yield f"{rest} ({variant}): {entry.value:.1f} dB", entry.cell, pictures
+            yield f"{rest} ({entry.variant}): {entry.value:.1f} dB", entry.cell, pictures
 
 
 def _same(pictures: Pictures) -> str:
