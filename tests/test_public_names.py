@@ -133,6 +133,11 @@ NAMES = {
         impossible_entries judge Ledger mean_and_spread MEASURED Measurement NO_ENTRY printed_cells Queue Recheck
         recheck record_rechecks RECHECKS_FILE RULE Status STATUSES Study summary table_counts TOLERANCE Variant VARIANTS
     """,
+    "jaxleak.study.parties": """
+        ADVERSARY ATTACK_LABELS correlations draw_pictures FieldName IMAGE_WIDTHS OPTIMIZERS OptimizerName Records
+        records_of run_case Runs runs_for seconds_of sources_of_parties split_problem SplitCase SplitDefenseName
+        SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
+    """,
     "jaxleak.study.plots": """
         certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
     """,
