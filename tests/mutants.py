@@ -39,7 +39,6 @@ SOURCES = (
     "experiments/_cafe/runs.py",
     "experiments/_defenses/accounting.py",
     "experiments/_fedleak/weights.py",
-    *(f"experiments/_vfl/{name}.py" for name in ("defenses", "problem", "runs", "truth")),
 )
 
 #: The part of the library that keeps and draws what was measured.
@@ -92,12 +91,12 @@ AREAS = {
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
     "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak"),
     "jaxleak/study/rounds": ("cafe_tables", "grants", "poison"),
+    "jaxleak/study/parties": ("vfl_problem", "vfl_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
     "jaxleak/": ("threats", "checkpoint"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
     "experiments/_defenses": ("defense_study", "grants", "poison"),
     "experiments/_fedleak": ("fedleak",),
-    "experiments/_vfl": ("vfl_problem", "vfl_tables", "grants", "poison"),
 }
 
 #: Seconds after which a round of tests is given up: a mistake may end in a loop without end.

@@ -23,6 +23,7 @@ from jaxleak._command.cafe_scale import run as cafe_run
 from jaxleak._command.invert import run as invert_run
 from jaxleak.attacks import party_records
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study.parties import SplitSetup
 from jaxleak.study.updates import Case
 from jaxleak.study.updates import settings as settings_of
 
@@ -64,9 +65,17 @@ VERTICAL_STUDY = {
     "fields": st.lists(NAMES | st.sampled_from(party_records.FIELDS), max_size=3).map(tuple),
     "select": NAMES,
     "shadow_init": st.lists(NAMES | st.sampled_from(party_records.SHADOW_INITS), max_size=2).map(tuple),
-    **dict.fromkeys(["batch_size", "shadow_records", "victim_records", "parties"], INTEGERS),
-    **dict.fromkeys(["shadow_runs", "seeds", "network_epochs"], INTEGERS),
+    **dict.fromkeys(["shadow_records", "victim_records"], st.none() | INTEGERS),
+    **dict.fromkeys(["batch_size", "parties", "shadow_runs", "seeds", "network_epochs"], INTEGERS),
 }
+
+
+def vertical_args(changes, **more):
+    """The options of the vertical study, most of which are those of its set-up."""
+    own = {field.name for field in dataclasses.fields(vflrecon.Args)}
+    setup = SplitSetup(**{name: value for name, value in changes.items() if name not in own})
+    changes = {name: value for name, value in changes.items() if name in own}
+    return vflrecon.Args(**{"data": ("digits",), **changes}, setup=setup, **more)
 
 
 @fuzz(12, 60)
@@ -75,7 +84,7 @@ def test_options_of_the_vertical_study(changes):
     """As far as the data: nothing is trained."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vfl_study, "_study", lambda *_: {})
-        args = vflrecon.Args(**{"data": ("digits",), **changes}, out=Path(folder) / "out")
+        args = vertical_args(changes, out=Path(folder) / "out")
         clear("vertical study", lambda: vflrecon.main(args))
 
 
@@ -201,7 +210,7 @@ def _options(args):
     return {
         field.name: _values(hints[field.name], None if field.default is dataclasses.MISSING else field.default)
         for field in dataclasses.fields(args)
-        if field.name not in ("out", "fresh", "where", "case", "warm")
+        if field.name not in ("out", "fresh", "where", "case", "setup", "warm")
     }
 
 
@@ -229,6 +238,8 @@ def test_options_of_every_command(data, study):
     changes = data.draw(few(_options(module.Args)))
     if study == "invert":
         changes["case"] = Case(**{"data": "digits", "model": "mlp", **data.draw(few(_options(Case)))})
+    if study == "vflrecon":
+        changes["setup"] = SplitSetup(**data.draw(few(_options(SplitSetup))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FOLDERS.get(study, module), "RunFolder", _begin)
         patch.setattr(fedleak_demo, "RunFolder", _begin)

@@ -7,12 +7,9 @@ import jax
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._vfl import runs as vfl_runs
-from experiments._vfl.problem import ADVERSARY
-from experiments._vfl.problem import Case as VflCase
-from experiments._vfl.problem import vertical_problem as vfl_problem
 from jaxleak import audit, protocols, threats
 from jaxleak._base import Observation
+from jaxleak.study.parties import ADVERSARY, THREAT, SplitCase, split_problem
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.rounds._exact import audit as cafe_audit
 from jaxleak.study.updates import ATTACKS, Case, observe, threat_for, victim
@@ -116,11 +113,11 @@ def test_cafes_baselines_are_granted_what_their_name_says(method, granted, monke
 
 
 def test_a_party_sees_its_own_record_and_may_be_kept_from_the_indices():
-    assert Threat(True, False, False, False, None, ADVERSARY) == vfl_runs.THREAT
-    problem = vfl_problem(VflCase("breast_cancer", shadow_records=16, victim_records=16), 0)
+    assert Threat(True, False, False, False, None, ADVERSARY) == THREAT
+    problem = split_problem(SplitCase("breast_cancer", shadow_records=16, victim_records=16), 0)
     state = problem.victim_protocol.init(jax.random.key(0))
     transcript = jax.eval_shape(problem.victim_protocol.round, jax.random.key(1), state, problem.victim)[1]
-    assert seen(threats.view(vfl_runs.THREAT, transcript)) == {"round", "index", "party"}
-    assert seen(threats.view(vfl_runs.THREAT._replace(index=False), transcript)) == {"round", "party"}
+    assert seen(threats.view(THREAT, transcript)) == {"round", "index", "party"}
+    assert seen(threats.view(THREAT._replace(index=False), transcript)) == {"round", "party"}
     active = threats.party_view(ADVERSARY, active=True)
     assert seen(threats.view(active, transcript)) == {"round", "index", "party", "labels"}

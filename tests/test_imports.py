@@ -11,10 +11,10 @@ import pytest
 
 import experiments
 import jaxleak
-from experiments._vfl import case, cells, options, problem
+from experiments._vfl import cells, options
 from jaxleak import attacks, defenses, models
 from jaxleak.attacks import party_records, presets
-from jaxleak.study import updates
+from jaxleak.study import parties, updates
 from jaxleak.study.updates import _names
 
 ROOT = Path(jaxleak.__file__).parent
@@ -150,5 +150,6 @@ def test_names_that_options_list_are_those_of_the_engine():
     assert tuple(defenses.CLIENT_DEFENSES) == _names.DEFENSES
     assert tuple(cells.TABLES) == options.TABLES
     assert party_records.SHADOW_INITS == options.STARTS
-    assert party_records.FIELDS == options.FIELDS
-    assert set(problem.OPTIMIZERS) == set(get_args(case.OptimizerName))
+    assert get_args(parties.FieldName) == party_records.FIELDS
+    assert get_args(parties.OptimizerName) == tuple(parties.OPTIMIZERS)
+    assert get_args(parties.SplitDefenseName) == ("none", *defenses.SPLIT_DEFENSES)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from experiments._cafe import runs as cafe_runs
-from experiments._vfl import problem as vfl_problem
-from experiments._vfl import runs as vfl_runs
-from experiments._vfl.truth import Truth
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study.parties import ADVERSARY, SplitCase, _comparisons, _own_features, split_problem
+from jaxleak.study.parties import _runs as parties_runs
+from jaxleak.study.parties._truth import Truth
 from jaxleak.study.rounds import _exact as cafe_exact
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.updates import ATTACKS, Case
@@ -153,15 +153,17 @@ def test_cafe_answers_the_same_when_the_truth_is_gone(defense, monkeypatch):
     same(cafe_answer(monkeypatch, defense, poisoned=False), cafe_answer(monkeypatch, defense, poisoned=True))
 
 
-def vfl_answers(monkeypatch, runs, *, poisoned):
-    """All that any attack of a case hands over to be scored."""
-    case = vfl_problem.Case("breast_cancer", shadow_records=32, victim_records=32, network_epochs=1)
-    found = []
-    vfl_runs._attacker_only.cache_clear()
+VERTICAL = SplitCase("breast_cancer", shadow_records=32, victim_records=32, network_epochs=1, task_epochs=2)
+
+
+def vfl_answers(monkeypatch, attack, *, poisoned):
+    """All that `attack` hands over to be scored, which is any part of a case's run."""
+    found, drawn = [], set()
+    _own_features.own_features.cache_clear()
 
     class Kept(Truth):
-        def __init__(self, problem, seen):
-            super().__init__(_poisoned_victims(problem) if poisoned else problem, seen)
+        def __init__(self, problem, index):
+            super().__init__(_poisoned_victims(problem) if poisoned else problem, index)
             if poisoned:
                 for leaf in jax.tree.leaves(problem.victim):
                     leaf.delete()
@@ -174,45 +176,57 @@ def vfl_answers(monkeypatch, runs, *, poisoned):
             found.append(np.asarray(estimate))
             return 0.0
 
-    drawn = []
-
-    def draw(case, seed):
-        drawn.append(vfl_problem.vertical_problem(case, seed))
-        return _poisoned_victims(drawn[-1]) if poisoned and len(drawn) > 1 else drawn[-1]
+    def draw(where, case, seed):
+        """A run needs the genuine records once; who draws them again, or has no run to watch, gets poisoned ones."""
+        problem, first = split_problem(case, seed), (where, case) not in drawn and where is not _own_features
+        drawn.add((where, case))
+        return problem if first or not poisoned else _poisoned_victims(problem)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vfl_runs, "Truth", Kept)
-        patch.setattr(vfl_runs, "vertical_problem", draw)
-        patch.setattr(vfl_runs, "_fu", lambda *_: 0.0)  # makes and scores rounds of its own
+        for module in (parties_runs, _comparisons, _own_features):
+            patch.setattr(module, "split_problem", functools.partial(draw, module))
+        for module in (parties_runs, _comparisons):
+            patch.setattr(module, "Truth", Kept)
         patch.setattr(attacks, "train_vflrecon", functools.partial(attacks.train_vflrecon, hidden=(8,)))
-        vfl_runs.run_case(case, 0, runs)
+        attack()
     return found
+
+
+def all_of(runs):
+    """The run of a case with these attacks."""
+    return lambda: parties_runs.run_case(VERTICAL, 0, runs)
+
+
+def fu_et_al():
+    """Their two attacks, which watch runs of their own."""
+    _comparisons.fu_free_top(VERTICAL, 0)
+    _comparisons.fu_completion(VERTICAL, 0)
 
 
 def _poisoned_victims(problem):
     """The victims' features are NaN and the labels drawn anew; the attacker's own features are its own."""
-    x = (
-        jnp.full_like(problem.victim.x, jnp.nan)
-        .at[:, vfl_problem.ADVERSARY]
-        .set(problem.victim.x[:, vfl_problem.ADVERSARY])
-    )
+    x = jnp.full_like(problem.victim.x, jnp.nan).at[:, ADVERSARY].set(problem.victim.x[:, ADVERSARY])
     y = jax.random.randint(jax.random.key(7), problem.victim.y.shape, 0, problem.model.num_classes)
     return problem._replace(victim=problem.victim._replace(x=x, y=y))
 
 
 @pytest.mark.parametrize(
-    "runs",
+    ("attack", "least"),
     [
-        vfl_runs.Runs(("own_bottom",), features=False),
+        (all_of(parties_runs.Runs(("own_bottom",), features=False)), 4),
+        (fu_et_al, 2),
         pytest.param(
-            vfl_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True), marks=pytest.mark.slow
+            all_of(parties_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True)),
+            15,
+            marks=pytest.mark.slow,
         ),
     ],
+    ids=["labels", "fu", "all"],
 )
-def test_a_party_answers_the_same_when_the_truth_is_gone(runs, monkeypatch):
-    genuine = vfl_answers(monkeypatch, runs, poisoned=False)
-    assert len(genuine) >= (11 if runs.features else 4)
-    same(genuine, vfl_answers(monkeypatch, runs, poisoned=True))
+def test_a_party_answers_the_same_when_the_truth_is_gone(attack, least, monkeypatch):
+    genuine = vfl_answers(monkeypatch, attack, poisoned=False)
+    assert len(genuine) >= least
+    same(genuine, vfl_answers(monkeypatch, attack, poisoned=True))
 
 
 def _tell(patch, module, name, change):
@@ -247,9 +261,20 @@ def test_labels_of_cafes_data_set_are_noticed(monkeypatch):
 def test_labels_of_a_partys_victims_are_noticed(monkeypatch):
     def tell(found, case, *_):
         answer, fields = found
-        return answer._replace(y=vfl_runs.vertical_problem(case, 0).victim.y), fields
+        return answer._replace(y=parties_runs.split_problem(case, 0).victim.y), fields
 
-    _tell(monkeypatch, vfl_runs, "_vflrecon", tell)
-    runs = vfl_runs.Runs(("own_bottom",), features=False)
+    _tell(monkeypatch, parties_runs, "_vflrecon", tell)
+    attack = all_of(parties_runs.Runs(("own_bottom",), features=False))
     with pytest.raises(AssertionError, match="not equal"):
-        same(*(vfl_answers(monkeypatch, runs, poisoned=poisoned) for poisoned in (False, True)))
+        same(*(vfl_answers(monkeypatch, attack, poisoned=poisoned) for poisoned in (False, True)))
+
+
+@pytest.mark.slow
+def test_labels_that_the_attacks_of_fu_et_al_draw_again_are_noticed(monkeypatch):
+    def tell(labels, *_):
+        case = replace(VERTICAL, free_top=True)
+        return np.asarray(_comparisons.split_problem(case, 0).victim.y[: len(labels)])
+
+    _tell(monkeypatch, _comparisons, "_by_sample", tell)
+    with pytest.raises(AssertionError, match="not equal"):
+        same(*(vfl_answers(monkeypatch, fu_et_al, poisoned=poisoned) for poisoned in (False, True)))

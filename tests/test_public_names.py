@@ -28,7 +28,7 @@ NAMES = {
         vflrecon vflrecon_free
     """,
     "jaxleak.attacks.adaptive": """
-        Informed informed reads_weights
+        Informed informed informed_party reads_weights
     """,
     "jaxleak.attacks.aggregated": """
         aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg
@@ -76,7 +76,8 @@ NAMES = {
         clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule fake_gradients feature_dropout
         gaussian_noise gaussian_payload_noise guardian HORIZONTAL_PLACES label_dp_scale laplace_noise
         magnitude_noise marvell mechanisms noise_multiplier_for noise_multiplier_of noise_multiplier_shorthand
-        outpost PayloadEncoding quantize Reading soteria sparsify SPLIT_PLACES vfl_defender withhold_top
+        outpost PayloadEncoding quantize Reading soteria sparsify split_defense SPLIT_DEFENSES SPLIT_PLACES
+        SplitDefense SplitRun vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
         Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise Recomputed Replayed
@@ -131,6 +132,11 @@ NAMES = {
         agrees as_record Better cell_status commit_of Directions draw_entries draw_sheets Entry from_record
         impossible_entries judge Ledger mean_and_spread MEASURED Measurement NO_ENTRY printed_cells Queue Recheck
         recheck record_rechecks RECHECKS_FILE RULE Status STATUSES Study summary table_counts TOLERANCE Variant VARIANTS
+    """,
+    "jaxleak.study.parties": """
+        ADVERSARY ATTACK_LABELS correlations draw_pictures FieldName IMAGE_WIDTHS OPTIMIZERS OptimizerName Records
+        records_of run_case Runs runs_for seconds_of sources_of_parties split_problem SplitCase SplitDefenseName
+        SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """
         certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off

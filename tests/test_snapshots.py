@@ -3,6 +3,7 @@
 After a wanted change, `JAXLEAK_UPDATE_SNAPSHOTS=1 python -m pytest tests/test_snapshots.py` writes the files anew.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -13,9 +14,10 @@ import pytest
 from experiments import cafe_tables
 from experiments._defenses import report as defenses_report
 from experiments._fedleak import report as fedleak_report
-from experiments._vfl import tables as vfl_tables
+from experiments._vfl import study as vfl_study
 from jaxleak.__main__ import main
 from jaxleak.study import _command
+from jaxleak.study.rows import show_cells
 
 FOLDER = Path(__file__).parent / "snapshots"
 UPDATE = "JAXLEAK_UPDATE_SNAPSHOTS"
@@ -140,7 +142,11 @@ NOT_RUN = {"id": "table2/cafe/linnaeus5", "unit": "dB", "paper": 30.1, "ours": N
             {"solver": "exact", "iterations": None, "images": [40], "images_asked": [40]},
         ),
         ("fedleak", fedleak_report.show, {"psnr": 120.1, "psnr_grey": 9.3, "label_accuracy": 0.5}),
-        ("vflrecon", vfl_tables.show, {"own_bottom": 24.44, "free": 100.0, "baseline": None}),
+        (
+            "vflrecon",
+            functools.partial(show_cells, beside=vfl_study.BESIDE_COLUMNS),
+            {"own_bottom": 24.44, "free": 100.0, "baseline": None},
+        ),
     ],
 )
 def test_table_of_a_study(name, show, more, capsys):

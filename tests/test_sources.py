@@ -12,12 +12,10 @@ from experiments import cafe_scale, invert
 from experiments._cafe.runs import Setting
 from experiments._fedleak.jobs import Job
 from experiments._ledger.studies import study_of
-from experiments._vfl.problem import Case as VerticalCase
-from experiments._vfl.runs import Runs
-from experiments._vfl.tables import CaseJob
 from jaxleak import audit, models
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
+from jaxleak.study.parties import Runs, SplitCase, SplitJob
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import sources_of_update
 
@@ -76,7 +74,7 @@ def test_finished_runs_behind_the_ledger_are_bound_to_their_data(studies, paper)
     job = {
         "cafe": Setting("exact", num_samples=8),
         "fedleak": Job("invert", dataclasses.replace(TINY, data=studies.spec)),
-        "vflrecon": CaseJob(VerticalCase("sensorless"), Runs(("shared",), True)),
+        "vflrecon": SplitJob(SplitCase("sensorless"), Runs(("shared",), True)),
     }[paper]
     studies.draw(paper, 0)
     study_of(paper, studies.out).runner(job, 0)

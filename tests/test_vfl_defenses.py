@@ -1,5 +1,7 @@
 """Defenses of split vertical training: what survives them, how much they add, and where they may stand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ import scipy.stats
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import chain, gaussian_noise, label_dp_scale, marvell, vfl_defender
+from jaxleak.attacks import adaptive
+from jaxleak.defenses import chain, gaussian_noise, label_dp_scale, marvell, quantize, vfl_defender
 from jaxleak.defenses._marvell import label_noise, optimal_variances
 
 T_MAX, T_MIN = 0.4, -0.3
@@ -243,6 +246,31 @@ def test_vfl_defender_acts_in_training():
     plain = np.asarray(jax.jit(protocol.share)(params, batch)[0])
     kept, plain = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (kept, plain))
     np.testing.assert_allclose(kept, plain, atol=1e-5)
+
+
+def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
+    """One label holder's defense at a time, on the same shadow records and with the same key."""
+    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+    model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
+    params = jax.jit(model.init)(KEY)
+    shadow = functools.partial(protocols.split_training, model, num_samples=6, batch_size=6)
+
+    def received(protocol):
+        _, transcript = jax.jit(protocol.round)(KEY, protocols.split_state(params), private)
+        return np.asarray(transcript.parties[0].output_gradient)
+
+    for defense in (gaussian_noise(0.5, place="cut_gradient"), marvell(num_classes=3)):
+        known = received(adaptive.informed_party([defense], shadow))
+        np.testing.assert_array_equal(known, received(shadow(defenses=[defense])))
+        assert np.abs(known - received(shadow())).max() > 1e-3
+
+
+def test_a_party_that_knows_nothing_of_vertical_training_is_refused():
+    shadow = functools.partial(pytest.fail, "made a protocol")
+    with pytest.raises(ValueError, match="defenses must be at least one"):
+        adaptive.informed_party([], shadow)
+    with pytest.raises(ValueError, match=r"place must be one of bottom_output, .*, got 'payload'"):
+        adaptive.informed_party([quantize(4)], shadow)
 
 
 def test_what_does_not_fit_together_is_refused():

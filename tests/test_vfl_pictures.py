@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from experiments._vfl import pictures
-from experiments._vfl.case import Case
-from experiments._vfl.problem import ADVERSARY, _rows, _table, vertical_problem
-from experiments._vfl.study import print_table
+from experiments._vfl.study import table_of
 from jaxleak.attacks import party_records
+from jaxleak.study.parties import ADVERSARY, SplitCase, split_problem
+from jaxleak.study.parties import _pictures as pictures
+from jaxleak.study.parties._problem import _rows, _table
 
-CASE = Case("digits", shadow_records=64, victim_records=32, parties=3)
+CASE = SplitCase("digits", shadow_records=64, victim_records=32, parties=3)
 
 
 @pytest.fixture
 def problem():
-    return vertical_problem(CASE, 0)
+    return split_problem(CASE, 0)
 
 
 def scaled(columns, table, rows, fitted):
@@ -40,7 +40,7 @@ def test_images_have_every_pixel_at_its_place(problem, monkeypatch, tmp_path):
     arrays = {
         "own": problem.own(problem.victim), "victims": victims, "estimate": victims, "baseline": np.zeros_like(victims),
     }  # fmt: skip
-    captions = pictures.draw(tmp_path, "digits", CASE, [{}], [arrays])
+    captions = pictures.draw_pictures(tmp_path, "digits", CASE, [{}], [arrays])
     assert set(captions) == {"digits-features.png", "digits-images.png"}
     table = _table("digits")
     rows = _rows(table.y, False, 0)
@@ -63,7 +63,7 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     first[15:], second[15:, 0] = True, True
     scores = [{"label_accuracy_baseline": 0.5}, {"label_accuracy_baseline": 0.7}]
     arrays = [{"right_free": first}, {"right_free": second}]
-    captions = pictures.draw(tmp_path, "adult", Case("adult"), scores, arrays)
+    captions = pictures.draw_pictures(tmp_path, "adult", SplitCase("adult"), scores, arrays)
     assert set(captions) == {"adult-labels.png"}
     steps, percent = shown["initialisation-free"]
     assert (steps[0], steps[-1], len(steps)) == (3, 30, 28)
@@ -73,8 +73,7 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     assert shown["levels"] == {"own features alone, tuned": pytest.approx(60)}
 
 
-def test_one_seed_has_no_spread(capsys):
-    print_table({"digits": [{"a": 0.5}], "adult": [{"b": 0.25}]})
-    assert capsys.readouterr().out.split() == ["digits", "adult", "a", "0.5000", "-", "b", "-", "0.2500"]
-    print_table({"digits": [{"a": 0.5}, {"a": 0.7}]})
-    assert capsys.readouterr().out.split() == ["digits", "a", "0.6000", "+-", "0.1000"]
+def test_one_seed_has_no_spread_and_clocks_and_sizes_are_no_scores():
+    once = {"digits": [{"a": 0.5, "seconds_per_step": 1.0}], "adult": [{"b": 0.25, "shadow_records": 9.0}]}
+    assert table_of(once) == [["a", "0.5000", "-"], ["b", "-", "0.2500"]]
+    assert table_of({"digits": [{"a": 0.5}, {"a": 0.7}]}) == [["a", "0.6000 +- 0.1000"]]

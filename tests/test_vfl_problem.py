@@ -1,6 +1,7 @@
 """The vertical study's set-up: what is refused before any training, and that shadow and victim share no row."""
 
 import builtins
+import json
 
 import jax
 import numpy as np
@@ -8,16 +9,16 @@ import pytest
 
 from experiments import vflrecon
 from experiments._vfl import study
-from experiments._vfl.case import Case
-from experiments._vfl.defenses import DEFAULT_STRENGTH, build_defense
 from experiments._vfl.options import Args
-from experiments._vfl.problem import _parts, rounds_of, shadow_rounds, train, vertical_problem
 from jaxleak.data import TableEncoding
-from jaxleak.defenses import SPLIT_PLACES
+from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, split_defense
+from jaxleak.study.parties import SplitCase, SplitSetup, records_of, split_problem
+from jaxleak.study.parties import _jobs as parties_jobs
+from jaxleak.study.parties._problem import _parts, rounds_of, shadow_rounds, train
 
 
 def test_shadow_and_victim_are_disjoint_and_dealt_alike():
-    problem = vertical_problem(Case("breast_cancer", share=0.2, parties=3), seed=1)
+    problem = split_problem(SplitCase("breast_cancer", share=0.2, parties=3), seed=1)
     assert problem.model.widths == (6, 12, 12)
     assert problem.shadow.x.shape == (189, 3, 12)
     rows = np.concatenate([np.asarray(batch.x).reshape(-1, 36) for batch in (problem.shadow, problem.victim)])
@@ -29,33 +30,64 @@ def test_shadow_and_victim_are_disjoint_and_dealt_alike():
 
 def test_refused_before_training():
     for case, message in (
-        (Case("breast_cancer", shadow_records=10), "shadow_records must be at least batch_size=16, got 10"),
-        (Case("breast_cancer", batch_size=64, victim_records=40), "victim_records must be at least"),
-        (Case("breast_cancer", parties=31), "number of features, 30, got 31"),
-        (Case("breast_cancer", share=1.5), "share must be in"),
-        (Case("breast_cancer", defense="dp_sgd", strength=-1.0), "strength must be >= 0, got -1.0"),
-        (Case("breast_cancer", defense="vfl_defender", strength=-0.1), "strength must be >= 0, got -0.1"),
-        (Case("breast_cancer", defense="hope"), "defense must be one of none, noise"),
-        (Case("breast_cancer", cipher="rot13"), "cipher must be one of none, plain, ckks"),
-        (Case("breast_cancer", cipher="plain", defense="dp_sgd"), "cannot be combined with an interactive layer"),
+        (SplitCase("breast_cancer", shadow_records=10), "shadow_records must be at least batch_size=16, got 10"),
+        (SplitCase("breast_cancer", batch_size=64, victim_records=40), "victim_records must be at least"),
+        (SplitCase("breast_cancer", parties=31), "number of features, 30, got 31"),
+        (SplitCase("breast_cancer", share=1.5), "share must be in"),
+        (SplitCase("breast_cancer", defense="dp_sgd", strength=-1.0), "strength must be >= 0, got -1.0"),
+        (SplitCase("breast_cancer", defense="vfl_defender", strength=-0.1), "strength must be >= 0, got -0.1"),
+        (SplitCase("breast_cancer", defense="hope"), "defense must be one of none, noise"),
+        (SplitCase("breast_cancer", cipher="rot13"), "cipher must be one of none, plain, ckks"),
+        (SplitCase("breast_cancer", cipher="plain", defense="dp_sgd"), "cannot be combined with an interactive layer"),
     ):
         with pytest.raises(ValueError, match=message):
-            vertical_problem(case, seed=0)
+            split_problem(case, seed=0)
+
+
+def test_numbers_that_the_data_do_not_have_are_refused_and_others_are_what_is_used():
+    """Breast cancer has 569 records, 212 of which are malignant."""
+    for options, message in (
+        ({"shadow_records": 190}, "shadow_records must be at most 189, a third of the 569 records of breast_cancer"),
+        ({"victim_records": 381}, "victim_records must be at most 380, what the shadow run leaves, got 381"),
+        ({"shadow_records": 142, "balanced": True}, "must be at most 141, a third of the 424 balanced records"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            split_problem(SplitCase("breast_cancer", **options), seed=0)
+    for options, used in (
+        ({}, (189, 380)),
+        ({"balanced": True}, (141, 283)),
+        ({"shadow_records": 189}, (189, 380)),
+        ({"shadow_records": 20, "victim_records": 549}, (20, 549)),
+    ):
+        case = SplitCase("breast_cancer", **options)
+        problem = split_problem(case, seed=0)
+        assert records_of(case) == used == (len(problem.shadow.y), len(problem.victim.y))
+
+
+def test_a_run_says_and_stores_how_many_records_it_uses(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(parties_jobs, "run_case", lambda *_: ({"label_accuracy_shared": 0.5}, {}))
+    vflrecon.main(Args(data=("breast_cancer",), out=tmp_path))
+    said = "breast_cancer: 189 shadow records, and 380 in the real run."
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "report.md").read_text()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [results["metrics"][f"{run}_records_breast_cancer"] for run in ("shadow", "victim")] == [189, 380]
+    assert results["config"]["shadow_records"] is None
 
 
 def test_labels_with_a_gap_are_refused(tmp_path):
     path = tmp_path / "gap.npz"
     np.savez(path, x=np.random.default_rng(0).random((90, 4)), y=np.arange(90) % 3 * 2)
     with pytest.raises(ValueError, match=r"labels must be 0 \.\.\. C-1"):
-        vertical_problem(Case(f"npz:{path}"), seed=0)
+        split_problem(SplitCase(f"npz:{path}"), seed=0)
 
 
 @pytest.mark.parametrize(
     ("case", "module", "extra"),
     [
-        (Case("breast_cancer", cipher="ckks"), "tenseal", "encryption"),
-        (Case("breast_cancer", defense="dp_sgd", strength=7.0), "dp_accounting", "dp-accounting"),
-        (Case("breast_cancer", defense="label_dp", strength=7.0), "dp_accounting", "dp-accounting"),
+        (SplitCase("breast_cancer", cipher="ckks"), "tenseal", "encryption"),
+        (SplitCase("breast_cancer", defense="dp_sgd", strength=7.0), "dp_accounting", "dp-accounting"),
+        (SplitCase("breast_cancer", defense="label_dp", strength=7.0), "dp_accounting", "dp-accounting"),
     ],
 )
 def test_a_missing_library_is_named_before_any_training(monkeypatch, case, module, extra):
@@ -68,20 +100,23 @@ def test_a_missing_library_is_named_before_any_training(monkeypatch, case, modul
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=extra):
-        vertical_problem(case, seed=0)
+        split_problem(case, seed=0)
 
 
 def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "run_case", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(parties_jobs, "run_case", lambda *_: pytest.fail("trained"))
     for options, message in (
-        ({"fields": ("weights",)}, "fields must be some of"),
-        ({"fields": ()}, "fields must be some of"),
+        ({"setup": SplitSetup(fields=("weights",))}, "fields must be some of"),
+        ({"setup": SplitSetup(fields=())}, "fields must be some of"),
         ({"shadow_init": ()}, "shadow_init must name at least one"),
         ({"seeds": 0}, "seeds must be > 0"),
         ({"budget": 0.0}, "budget must be > 0"),
-        ({"strength": -1.0}, "strength must be >= 0"),
-        ({"data": ("breast_cancer",), "shadow_records": 8}, "shadow_records must be at least"),
-        ({"data": ("digits", "breast_cancer"), "parties": 40}, "number of features, 30, got 40"),
+        ({"setup": SplitSetup(strength=-1.0)}, "strength must be >= 0"),
+        ({"setup": SplitSetup(shadow_records=0)}, "shadow_records must be > 0"),
+        ({"data": ("breast_cancer",), "setup": SplitSetup(shadow_records=8)}, "shadow_records must be at least"),
+        ({"data": ("digits",), "setup": SplitSetup(shadow_records=10**8)}, "shadow_records must be at most 599"),
+        ({"data": ("digits",), "setup": SplitSetup(victim_records=1199)}, "victim_records must be at most 1198"),
+        ({"data": ("digits", "breast_cancer"), "setup": SplitSetup(parties=40)}, "number of features, 30, got 40"),
     ):
         with pytest.raises(ValueError, match=message):
             vflrecon.main(Args(out=tmp_path, **options))
@@ -89,20 +124,21 @@ def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
 
 def test_default_strengths_are_those_of_the_paper_where_it_has_one():
     """Table V's middle noise, and Table VI's smaller epsilon."""
-    noises = {name: strength for name, strength in DEFAULT_STRENGTH.items() if name.startswith("noise")}
-    assert set(noises.values()) == {0.01}
-    assert DEFAULT_STRENGTH["dp_sgd"] == DEFAULT_STRENGTH["label_dp"] == 10.0
+    default = {name: defense.default for name, defense in SPLIT_DEFENSES.items()}
+    assert {strength for name, strength in default.items() if name.startswith("noise")} == {0.01}
+    assert default["dp_sgd"] == default["label_dp"] == 10.0
 
 
 def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
-    sizes = {"num_classes": 3, "batch_size": 16, "num_samples": 800, "epochs": 5}
-    places = {name: build_defense(name, 0.0, **sizes)[0].place for name in DEFAULT_STRENGTH}
+    run = SplitRun(num_classes=3, batch_size=16, num_samples=800, epochs=5)
+    places = {name: split_defense(name, 0.0, run).place for name in SPLIT_DEFENSES}
     assert set(places.values()) == set(SPLIT_PLACES)
     assert places["noise_cut"] == places["marvell"] == "cut_gradient"
-    assert build_defense("none", 0.0, **sizes) == ()
+    with pytest.raises(ValueError, match="defense must be one of noise"):
+        split_defense("none", 0.0, run)
 
     def deviation(name, strength, payload):
-        (defense,) = build_defense(name, strength, **sizes)
+        defense = split_defense(name, strength, run)
         out = jax.tree.map(lambda leaf: leaf.mean(axis=0), defense.apply(jax.random.key(0), payload))
         return float(np.std(jax.tree.leaves(out)[0]))
 
@@ -113,11 +149,11 @@ def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
 
 
 def test_only_the_adaptive_shadow_has_the_defense_and_seeds_share_what_is_compiled():
-    case = Case("breast_cancer", shadow_records=48, victim_records=48, defense="noise_cut", strength=1.0)
-    problem, again = vertical_problem(case, seed=0), vertical_problem(case, seed=1)
+    case = SplitCase("breast_cancer", shadow_records=48, victim_records=48, defense="noise_cut", strength=1.0)
+    problem, again = split_problem(case, seed=0), split_problem(case, seed=1)
     assert problem.model is again.model
     assert problem.victim_protocol is again.victim_protocol
-    assert problem.shadow_protocol is vertical_problem(case.undefended(), seed=0).shadow_protocol
+    assert problem.shadow_protocol is split_problem(case.undefended(), seed=0).shadow_protocol
     key = jax.random.key(0)
     sizes = []
     for protocol in (problem.shadow_protocol, problem.adaptive_protocol, problem.victim_protocol):
@@ -127,8 +163,8 @@ def test_only_the_adaptive_shadow_has_the_defense_and_seeds_share_what_is_compil
 
 
 def test_the_shadow_runs_as_long_as_the_victim_and_training_learns():
-    case = Case("breast_cancer", shadow_records=48, victim_records=200)
-    problem = vertical_problem(case, seed=0)
+    case = SplitCase("breast_cancer", shadow_records=48, victim_records=200)
+    problem = split_problem(case, seed=0)
     assert rounds_of(problem.victim, 16, 1) == 12
     assert shadow_rounds(case, problem) == 18
     params = train(problem.victim_protocol, problem.victim, jax.random.key(0), 60)
@@ -145,9 +181,9 @@ def test_blocks_are_neighbours_and_an_images_halves():
     blocks, other_seed, random = (
         np.asarray(problem.own(problem.victim))
         for problem in (
-            vertical_problem(Case("breast_cancer", partition="blocks", share=0.2), seed=0),
-            vertical_problem(Case("breast_cancer", partition="blocks", share=0.2), seed=1),
-            vertical_problem(Case("breast_cancer", share=0.2), seed=0),
+            split_problem(SplitCase("breast_cancer", partition="blocks", share=0.2), seed=0),
+            split_problem(SplitCase("breast_cancer", partition="blocks", share=0.2), seed=1),
+            split_problem(SplitCase("breast_cancer", share=0.2), seed=0),
         )
     )
     assert blocks.shape == other_seed.shape == random.shape
@@ -158,7 +194,7 @@ def test_blocks_are_neighbours_and_an_images_halves():
 
     columns = tuple(np.arange(1024)[:, None])
     encoding = TableEncoding(tuple(range(1024)), (), (), (), 2, columns)
-    left, right = _parts(Case("cifar10"), encoding, np.zeros((2, 1024)), seed=0)
+    left, right = _parts(SplitCase("cifar10"), encoding, np.zeros((2, 1024)), seed=0)
     assert set(left % 32) == set(range(16))
     assert set(right % 32) == set(range(16, 32))
 
@@ -171,5 +207,5 @@ def test_summaries_hold_means_and_spreads():
 
 
 def test_options_become_a_case():
-    case = Args(share=0.25, parties=4, optimizer="sgd").case("digits")
+    case = Args(setup=SplitSetup(share=0.25, parties=4, optimizer="sgd")).case("digits")
     assert (case.data, case.share, case.parties, case.optimizer) == ("digits", 0.25, 4, "sgd")

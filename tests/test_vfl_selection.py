@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments._vfl import runs as vfl_runs
-from experiments._vfl.cell import validated
-from experiments._vfl.cells import readings
-from experiments._vfl.problem import ADVERSARY, Case, vertical_problem
-from experiments._vfl.runs import Runs
-from experiments._vfl.tables import seconds
-from experiments._vfl.truth import Truth
+from experiments._vfl.cells import fig3, validated
 from jaxleak import attacks, audit, defenses, models
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
+from jaxleak.study.parties import ADVERSARY, THREAT, Runs, SplitCase, seconds_of, split_problem
+from jaxleak.study.parties import _runs as parties_runs
+from jaxleak.study.parties._truth import Truth
 
 N, B, STEPS = 48, 8, 12
 KEY = jax.random.key(0)
@@ -115,16 +112,16 @@ def test_bad_input():
         with pytest.raises(ValueError, match="held_out must have shape"):
             attacks.train_vflrecon(KEY, run, private, MODEL, task="labels", held_out=held, **SMALL)
     for case, message in (
-        (Case("breast_cancer", shadow_runs=0), "shadow_runs must be > 0"),
-        (Case("breast_cancer", select="best"), "select must be one of fixed, validation"),
+        (SplitCase("breast_cancer", shadow_runs=0), "shadow_runs must be > 0"),
+        (SplitCase("breast_cancer", select="best"), "select must be one of fixed, validation"),
     ):
         with pytest.raises(ValueError, match=message):
-            vertical_problem(case, seed=0)
+            split_problem(case, seed=0)
 
 
 def test_only_a_shared_start_is_the_real_one(monkeypatch):
-    case = Case("breast_cancer", shadow_records=32, victim_records=32)
-    problem = vertical_problem(case, 0)
+    case = SplitCase("breast_cancer", shadow_records=32, victim_records=32)
+    problem = split_problem(case, 0)
     start = problem.victim_protocol.init(KEY).params
     begun = []
 
@@ -132,10 +129,10 @@ def test_only_a_shared_start_is_the_real_one(monkeypatch):
         begun.append((state, private))
         return state, None
 
-    monkeypatch.setattr(vfl_runs.audit, "watch", watch)
+    monkeypatch.setattr(parties_runs.audit, "watch", watch)
     same = {}
     for how in party_records.SHADOW_INITS:
-        vfl_runs._shadow_run(case, problem, problem.shadow_protocol, how, start, jax.random.key(1))
+        parties_runs._shadow_run(case, problem, problem.shadow_protocol, how, start, jax.random.key(1))
         state, private = begun.pop()
         np.testing.assert_array_equal(private.x, problem.shadow.x)
         equal = jax.tree.map(lambda a, b: bool((a == b).all()), state.params, start)
@@ -157,16 +154,16 @@ def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
         asked.append((len(shadows), shadows[0].index.tolist() != shadows[1].index.tolist(), private, options["task"]))
         return original(key, shadows, private, model, candidates=(("gradient",), ("inputs",)), hidden=(8,), **options)
 
-    monkeypatch.setattr(attacks, "select_fields", select_fields)
+    monkeypatch.setattr(party_records, "select_fields", select_fields)
     monkeypatch.setattr(attacks, "train_vflrecon", functools.partial(attacks.train_vflrecon, hidden=(8,)))
-    case = Case(
+    case = SplitCase(
         "breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, shadow_runs=2, select="validation"
     )
-    problem = vertical_problem(case, 0)
+    problem = split_problem(case, 0)
     start = problem.victim_protocol.init(KEY)
-    _, seen = audit.watch(problem.victim_protocol, vfl_runs.THREAT, problem.victim, start, key=KEY, rounds=3)
-    runs, truth = Runs(("shared", "independent"), features=False), Truth(problem, seen)
-    scores, _ = vfl_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
+    _, seen = audit.watch(problem.victim_protocol, THREAT, problem.victim, start, key=KEY, rounds=3)
+    runs, truth = Runs(("shared", "independent"), features=False), Truth(problem, np.asarray(seen.index))
+    scores, _ = parties_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
     assert [(count, differ, task) for count, differ, _, task in asked] == [(2, True, "labels")] * 2
     # On the attacker's own records only.
     np.testing.assert_array_equal(asked[0][2].x, problem.shadow.x)
@@ -175,12 +172,13 @@ def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
 
 
 def test_validated_rows_stand_beside_the_plain_ones():
-    listed = {cell.id: cell for cell in readings("fig3", Case("sensorless"))}
+    listed = {cell.id: cell for cell in fig3(SplitCase("sensorless"))}
     cell = listed["fig3/adult#validated"]
-    assert cell.case == validated(listed["fig3/adult"].case)
-    assert (cell.case.select, cell.case.shadow_runs) == ("validation", 6)
+    (case, score), (plain, of_plain) = cell.jobs[0], listed["fig3/adult"].jobs[0]
+    assert (case, score) == (validated(plain), of_plain)
+    assert (case.select, case.shadow_runs) == ("validation", 6)
     runs = Runs(("shared",), features=False)
-    assert seconds(cell.case, runs) > 2 * seconds(listed["fig3/adult"].case, runs)
+    assert seconds_of(case, runs) > 2 * seconds_of(plain, runs)
 
 
 def test_what_experiments_need_is_public():

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from experiments import _paper, vflrecon
-from experiments._vfl import problem as vfl_problem
-from experiments._vfl import runs as vfl_runs
-from experiments._vfl import tables as vfl_tables
-from experiments._vfl.cell import Reading
-from experiments._vfl.cells import TABLES, readings
+from experiments._vfl.cells import TABLES
+from experiments._vfl.cells_tables import Scored, cell
 from experiments._vfl.figures import draw
-from experiments._vfl.problem import Case
-from experiments._vfl.runs import Runs
-from experiments._vfl.tables import plan, run_readings, seconds, show
-from experiments._vfl.truth import correlations
+from experiments._vfl.study import BESIDE_COLUMNS, plan, run_wanted
 from jaxleak.study import RunFolder
-from jaxleak.study.rows import require_runs
+from jaxleak.study.cells import Cell
+from jaxleak.study.parties import Runs, SplitCase, correlations, run_case, seconds_of
+from jaxleak.study.parties import _jobs as parties_jobs
+from jaxleak.study.parties import _problem as parties_problem
+from jaxleak.study.parties._comparisons import fu_completion
+from jaxleak.study.rows import require_runs, show_cells
+from jaxleak.study.runner import Result
 
-BASE = Case("sensorless")
-TINY = Case("breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, task_epochs=1)
+BASE = SplitCase("sensorless")
+TINY = SplitCase("breast_cancer", shadow_records=48, victim_records=48, network_epochs=1, task_epochs=1)
 
 
 @pytest.mark.parametrize("table", ["table3", "table4", "table5", "table6", "fig3", "fig5", "fig6"])
 def test_no_printed_number_is_dropped(table):
-    listed = {cell.id: cell for cell in readings(table, BASE)}
+    listed = {cell.id: cell for cell in TABLES[table](BASE)}
     printed = [
         entry
         for name, content in _paper.tables("vflrecon").items()
@@ -41,41 +41,47 @@ def test_no_printed_number_is_dropped(table):
 
 
 def test_cells_ask_for_what_they_are_called():
-    by_id = {cell.id: cell for table in TABLES for cell in readings(table, BASE)}
-    assert len(by_id) == sum(len(readings(table, BASE)) for table in TABLES)
-    four = by_id["table4-participants-label/enc/4"]
-    assert (four.case.parties, four.case.cipher, four.metric, four.factor) == (4, "ckks", "label_accuracy_shared", 100)
-    (algebra,) = [c for c in readings("table4", dataclasses.replace(BASE, cipher="plain")) if c.id == four.id]
-    assert algebra.case.cipher == "plain"
-    assert by_id["fig7/label_accuracy/0.75"].case.cipher == by_id["fig8/feature_mse/128"].case.cipher == "ckks"
-    assert by_id["fig7/label_accuracy/0.5"].case.cipher == by_id["fig8/feature_mse/64"].case.cipher == "none"
-    gibbs = by_id["table4-partition-feature/plain/gibbs"]
-    assert (gibbs.case.partition, gibbs.case.cipher, gibbs.metric, gibbs.factor) == (
-        "gibbs", "none", "feature_mse_shared", 1,
-    )  # fmt: skip
-    noisy = by_id["table5-label/noise0.01#cut#adaptive"]
-    assert (noisy.case.defense, noisy.case.strength, noisy.metric) == (
-        "noise_cut", 0.01, "label_accuracy_shared_adaptive",
-    )  # fmt: skip
-    private = by_id["table6-utility/dp-sgd-eps100/criteo"]
-    assert (private.case.data, private.case.defense, private.case.strength) == ("criteo", "dp_sgd", 100.0)
-    assert private.metric == "task_accuracy_change"
-    assert by_id["table3/li/celeba"].missing == "no data: CelebA"
-    ciphers = {cell.case.cipher for cell in readings("encryption", BASE)}
-    assert ciphers == {"none", "plain", "ckks"}
-    real = {cell.case.cipher for cell in readings("table4", dataclasses.replace(BASE, cipher="ckks"))}
-    assert real == {"none", "ckks"}
+    by_id = {cell.id: cell for table in TABLES for cell in TABLES[table](BASE)}
+    assert len(by_id) == sum(len(list(TABLES[table](BASE))) for table in TABLES)
+
+    def of(name):
+        (scored,) = by_id[name].jobs
+        return scored
+
+    def ciphers(table, base=BASE):
+        return {cell.id: cell.jobs[0].case.cipher for cell in TABLES[table](base)}
+
+    four = "table4-participants-label/enc/4"
+    assert (of(four).case.parties, of(four).case.cipher, of(four).score) == (4, "ckks", "label_accuracy_shared")
+    assert by_id[four].read([Result({"label_accuracy_shared": 0.5}, {})]) == 50
+    assert ciphers("table4", dataclasses.replace(BASE, cipher="plain"))[four] == "plain"
+    assert of("fig7/label_accuracy/0.75").case.cipher == of("fig8/feature_mse/128").case.cipher == "ckks"
+    assert of("fig7/label_accuracy/0.5").case.cipher == of("fig8/feature_mse/64").case.cipher == "none"
+    gibbs = "table4-partition-feature/plain/gibbs"
+    assert (of(gibbs).case.partition, of(gibbs).case.cipher) == ("gibbs", "none")
+    assert by_id[gibbs].read([Result({"feature_mse_shared": 0.5}, {})]) == 0.5
+    noisy, score = of("table5-label/noise0.01#cut#adaptive")
+    assert (noisy.defense, noisy.strength, score) == ("noise_cut", 0.01, "label_accuracy_shared_adaptive")
+    private, score = of("table6-utility/dp-sgd-eps100/criteo")
+    assert (private.data, private.defense, private.strength) == ("criteo", "dp_sgd", 100.0)
+    assert score == "task_accuracy_change"
+    assert by_id["table3/li/celeba"].reason == "no data: CelebA"
+    assert set(ciphers("encryption").values()) == {"none", "plain", "ckks"}
+    assert set(ciphers("table4", dataclasses.replace(BASE, cipher="ckks")).values()) == {"none", "ckks"}
 
 
 def test_cases_run_what_any_of_their_cells_needs():
-    attacked = Reading("a", TINY, "label_accuracy_shared")
-    runs = plan([attacked, Reading("b", TINY, "feature_mse_shared"), Reading("c", TINY, "task_accuracy")], ("shared",))
-    assert runs == {TINY: Runs(("shared",), True, True)}
-    only_task = plan([Reading("c", TINY, "task_accuracy_change")], ("shared",))[TINY]
+    def planned(*scores):
+        return plan([Scored(TINY, score) for score in scores], ("shared",))
+
+    assert planned("label_accuracy_shared", "feature_mse_shared", "task_accuracy") == {
+        TINY: Runs(("shared",), True, True)
+    }
+    only_task = planned("task_accuracy_change")[TINY]
     assert only_task == Runs((), False, True)
-    assert seconds(TINY, only_task) < seconds(TINY, plan([attacked], ("shared",))[TINY])
-    assert plan([Reading("d", TINY, "label_accuracy_li_norm")], ("shared",))[TINY].comparisons
-    assert plan([dataclasses.replace(attacked, missing="no data")], ("shared",)) == {}
+    assert seconds_of(TINY, only_task) < seconds_of(TINY, planned("label_accuracy_shared")[TINY])
+    assert planned("label_accuracy_li_norm")[TINY].comparisons
+    assert planned() == {}
 
 
 @pytest.fixture
@@ -86,41 +92,44 @@ def counted(monkeypatch):
         calls.append((case, seed))
         return {"label_accuracy_shared": 0.5 + 0.1 * seed, "label_accuracy_free": 1.0}, {}
 
-    monkeypatch.setattr(vfl_tables, "run_case", run_case)
+    monkeypatch.setattr(parties_jobs, "run_case", run_case)
     return calls
 
 
 def _run(tmp_path, wanted, **options):
     folder = RunFolder(tmp_path, "vflrecon", {}, fresh=False)
     options = {"seeds": (0, 1), "budget": 60.0, "shadow_init": ("shared",), **options}
-    return run_readings(wanted, folder, **options)[0]
+    return run_wanted(wanted, folder, **options)[0]
 
 
 def test_rows_hold_paper_ours_difference_and_spread_and_runs_resume(tmp_path, counted, capsys):
     wanted = [
-        Reading("t/one", TINY, "label_accuracy_shared", 50.0, "%"),
-        Reading("t/two", TINY, "label_accuracy_free", None, "%"),
-        Reading("t/three", dataclasses.replace(TINY, data="nowhere"), "label_accuracy_shared", 1.0, "%"),
-        Reading("t/four", TINY, "", 9.0, "%", missing="no data: CelebA"),
+        cell("t/one", TINY, "label_accuracy_shared", 50.0, "%"),
+        cell("t/two", TINY, "label_accuracy_free", None, "%"),
+        cell("t/three", dataclasses.replace(TINY, data="nowhere"), "label_accuracy_shared", 1.0, "%"),
+        Cell("t/four", 9.0, "%", reason="no data: CelebA"),
     ]
     one, two, three, four = _run(tmp_path, wanted)
     assert (one["ours"], one["spread"], one["free"]) == pytest.approx((55.0, 5.0, 100.0))
     assert two["ours"] == 100
+    assert (one["shadow_records"], one["victim_records"]) == (48, 48)
     assert three["ours"] is None
     assert "nowhere" in three["not_run"]
     assert four["not_run"] == "no data: CelebA"
     assert counted == [(TINY, 0), (TINY, 1)]  # two cells of one case
     assert _run(tmp_path, wanted)[0] == one
     assert len(counted) == 2
-    show([one, two, three, four])
+    show_cells([one, two, three, four], BESIDE_COLUMNS)
     printed = capsys.readouterr().out
     assert "not run (no data: CelebA): t/four" in printed
     assert "+5 " in printed
 
 
 def test_what_does_not_fit_the_budget_is_listed(tmp_path, counted):
-    wanted = [Reading("t/one", TINY, "label_accuracy_shared", 50.0, "%")]
-    (row,) = _run(tmp_path, wanted, budget=seconds(TINY, plan(wanted, ("shared",))[TINY]) / 60)  # for one seed of two
+    wanted = [cell("t/one", TINY, "label_accuracy_shared", 50.0, "%")]
+    (row,) = _run(
+        tmp_path, wanted, budget=seconds_of(TINY, plan(wanted[0].jobs, ("shared",))[TINY]) / 60
+    )  # for one seed of two
     assert row["ours"] is None
     assert row["not_run"].startswith("beyond the budget")
     assert counted == []
@@ -143,7 +152,7 @@ def test_correlations_by_hand():
 
 def test_tables_without_data_end_with_an_error_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    vfl_problem._table.cache_clear()
+    parties_problem._table.cache_clear()
     args = vflrecon.Args(table=("encryption",), out=tmp_path)
     assert vflrecon.main(args)["cells_run"] == 0
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
@@ -196,14 +205,14 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_defended_case_has_both_attackers_and_both_accuracies():
     case = dataclasses.replace(TINY, victim_records=200, network_epochs=10, defense="noise_cut", strength=1e4)
-    scores, arrays = vfl_runs.run_case(case, 0, Runs(("shared",), True, True))
+    scores, arrays = run_case(case, 0, Runs(("shared",), True, True))
     assert {"label_accuracy_shared", "label_accuracy_shared_adaptive", "feature_mse_shared_adaptive"} <= scores.keys()
     change = scores["task_accuracy"] - scores["task_accuracy_undefended"]
     assert scores["task_accuracy_change"] == pytest.approx(change)
     # Noise a thousand times the gradient leaves what the attacker's own features say, to one that expects it.
     assert scores["label_accuracy_shared_adaptive"] < scores["label_accuracy_baseline"] + 0.05
     assert arrays["victims"].shape == arrays["estimate"].shape == (192, 15)
-    undefended, _ = vfl_runs.run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
+    undefended, _ = run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
     assert undefended["label_accuracy_shared"] > 0.95
     assert undefended["label_accuracy_baseline"] == scores["label_accuracy_baseline"]
 
@@ -219,4 +228,4 @@ def test_a_completed_bottom_model_reads_labels_that_it_was_trained_for():
         TINY, shadow_records=150, victim_records=240, task_epochs=5, defense="noise", strength=1.0
     )
     # The comparison is undefended: noise of that size would leave little. The more frequent class has 63 %.
-    assert vfl_runs._fu_completion(case, 0) > 0.85
+    assert fu_completion(case, 0) > 0.85

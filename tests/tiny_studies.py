@@ -26,19 +26,20 @@ from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
 from experiments._mistakes import kinds as mistakes_kinds
 from experiments._mistakes import study as mistakes_study
-from experiments._vfl import problem as vfl_problem
-from experiments._vfl import study as vfl_study
-from experiments._vfl import tables as vfl_tables
 from jaxleak import models
 from jaxleak._command.cafe_scale import descent as cafe_descent
 from jaxleak._command.cafe_scale import exact as cafe_exact
 from jaxleak._command.invert import run as invert_run
 from jaxleak.audit import Agreement
 from jaxleak.study.files import write_json
+from jaxleak.study.parties import SplitSetup
+from jaxleak.study.parties import _jobs as parties_jobs
+from jaxleak.study.parties import _problem as parties_problem
 from jaxleak.study.updates import Case, Outcome, victim
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
+VERTICAL = SplitSetup(shadow_records=16, victim_records=16, batch_size=4)
 SCORES = (
     "psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey", "ssim", "ssim_max", "recognised", "cosine_distance",
     "l2_distance", "label_accuracy", "answered", "gradient_matched", "score", "seconds",
@@ -107,7 +108,7 @@ class Studies:
         write = write_table if name.startswith("vflrecon") else write_images
         for file in ("d.npz", "sensorless.npz", "mnist.npz"):
             write(self.root / file, seed)
-        vfl_problem._table.cache_clear()
+        parties_problem._table.cache_clear()
 
     def run(self, name, **options):
         """Run a study from its beginning, or where it was."""
@@ -238,13 +239,12 @@ class Studies:
 
     def vflrecon(self, **options):
         """One case."""
-        sizes = {"shadow_records": 16, "victim_records": 16, "batch_size": 4}
-        return vflrecon.main(vflrecon.Args(data=(self.spec,), **sizes, **options))
+        return vflrecon.main(vflrecon.Args(data=(self.spec,), setup=VERTICAL, **options))
 
     def vflrecon_tables(self, **options):
         """Two tables, one of which has a figure of its own."""
-        sizes = {"shadow_records": 16, "victim_records": 16, "batch_size": 4, "budget": 1e6}
-        return vflrecon.main(vflrecon.Args(table=("encryption", "fig6"), **sizes, **options))
+        args = vflrecon.Args(table=("encryption", "fig6"), setup=VERTICAL, budget=1e6, **options)
+        return vflrecon.main(args)
 
 
 @pytest.fixture
@@ -255,8 +255,7 @@ def studies(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
-    for module in (vfl_study, vfl_tables):
-        monkeypatch.setattr(module, "run_case", found.run_case)
+    monkeypatch.setattr(parties_jobs, "run_case", found.run_case)
     monkeypatch.setattr(Utilities, "_train", lambda _, job, seed: found.train(job.case, seed))
     monkeypatch.setattr(basin, "distances", found.distances)
     monkeypatch.setattr(cafe_runs, "exact", found.exact)

@@ -9,22 +9,19 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._vfl import cells_figures, cells_tables, tables
-from experiments._vfl.cell import FEATURE, LABEL, Reading, dataset_case
-from experiments._vfl.problem import Case
-from experiments._vfl.runs import Runs
+from experiments._vfl.cells import BATCH_SIZES, TABLES
+from experiments._vfl.cells_tables import FEATURE, LABEL, Scored, dataset_case
+from experiments._vfl.study import plan
 from jaxleak.attacks import party_records
 from jaxleak.study.cells import Results
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.parties import Runs, SplitCase, SplitJob, SplitJobs
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
 #: Beside the printed tables there are cells of the text, which read the runs of these.
-_TABLES = (
-    cells_tables.table3, cells_tables.table4, cells_tables.table5, cells_tables.table6, cells_tables.fu,
-    cells_figures.fig3, cells_figures.fig5, cells_figures.fig6,
-)  # fmt: skip
+_TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
 
 #: The data sets at hand of the six behind the paper's averages.
 AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
@@ -46,7 +43,7 @@ class _Draft:
     cell: str
     variant: Variant
     differs: str
-    metrics: tuple[tuple[Case, str], ...]
+    metrics: tuple[Scored, ...]
     combine: Callable[[Sequence[float]], float]
     name: str = ""
 
@@ -57,13 +54,13 @@ class VflReconStudy:
     def __init__(self, folder: Path):
         """Finished runs are kept below `folder`."""
         sources = Sources(folder, fresh=False, write=write_json)
-        self.runner = Runner(tables.CaseJobs(slowdown=_slowdown), folder / "cells", sources, fresh=False)
+        self.runner = Runner(SplitJobs(slowdown=_slowdown), folder / "cells", sources, fresh=False)
         self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
 
     def measurements(self) -> Iterator[Measurement]:
         """Every variant of every cell."""
         for draft in self._drafts:
-            jobs = tuple(tables.CaseJob(case, self._runs[case]) for case, _ in draft.metrics)
+            jobs = tuple(SplitJob(case, self._runs[case]) for case, _ in draft.metrics)
             factor = 100.0 if self.units[draft.cell] == "%" else 1.0
             yield Measurement(
                 draft.cell, draft.variant, draft.differs, jobs, _reader(draft, factor),
@@ -85,12 +82,11 @@ class VflReconStudy:
         return [*_of_tables(), *_of_text()]
 
     @cached_property
-    def _runs(self) -> dict[Case, Runs]:
-        wanted = [Reading("", case, metric) for draft in self._drafts for case, metric in draft.metrics]
-        return tables.plan(wanted, ("shared",))
+    def _runs(self) -> dict[SplitCase, Runs]:
+        return plan((scored for draft in self._drafts for scored in draft.metrics), ("shared",))
 
 
-def _slowdown(case: Case) -> float:
+def _slowdown(case: SplitCase) -> float:
     return _WIDE if "parameters" in case.fields and case.data != "sensorless" else 1.0
 
 
@@ -106,21 +102,22 @@ def _first(values: Sequence[float]) -> float:
 
 
 def _of_tables() -> Iterator[_Draft]:
-    base = Case("sensorless")
+    base = SplitCase("sensorless")
     for table in _TABLES:
-        for cell in table(base):
-            if cell.missing or cell.paper is None:
+        for cell in TABLES[table](base):
+            if cell.reason or cell.paper is None:
                 continue
             plain, _, name = cell.id.partition("#")
-            yield from _variants(plain, cell.case, cell.metric, name)
+            ((case, metric),) = cell.jobs
+            yield from _variants(plain, case, metric, name)
 
 
-def _variants(cell: str, case: Case, metric: str, name: str = "") -> Iterator[_Draft]:
+def _variants(cell: str, case: SplitCase, metric: str, name: str = "") -> Iterator[_Draft]:
     """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where it is printed."""
     ours = "adaptive" in name or name in ("tuned", "validated")
     notes = [FEWER]
     if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
-        yield _Draft(cell, "ours" if ours else "reduced", FEWER, ((case, metric),), _first, name)
+        yield _Draft(cell, "ours" if ours else "reduced", FEWER, (Scored(case, metric),), _first, name)
         return
     notes.append(START)
     if case.cipher == "none":
@@ -135,10 +132,10 @@ def _variants(cell: str, case: Case, metric: str, name: str = "") -> Iterator[_D
         clear = case if case.cipher == "none" else replace(case, cipher="plain")
         free = "; ".join([FEWER, "no shadow run: the directions of the cut gradients are clustered"])
         found = "-".join(filter(None, (name, "initialisation-free")))
-        yield _Draft(cell, "ours", free, ((clear, f"{LABEL}_free"),), _first, found)
+        yield _Draft(cell, "ours", free, (Scored(clear, f"{LABEL}_free"),), _first, found)
 
 
-def _records(cell: str, case: Case, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
+def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
     # Fields that were chosen by validation are not the paper's six items.
     if case.select == "fixed":
         printed = replace(case, fields=party_records.PAPER_FIELDS)
@@ -146,12 +143,12 @@ def _records(cell: str, case: Case, metric: str, name: str, notes: str, *, ours:
             cell,
             "ours" if ours else "reduced",
             notes,
-            ((printed, metric),),
+            (Scored(printed, metric),),
             _first,
             _join(name, "six-items" if ours else ""),
         )
         notes = f"{notes}; {THREE_ITEMS}"
-    yield _Draft(cell, "ours", notes, ((case, metric),), _first, name)
+    yield _Draft(cell, "ours", notes, (Scored(case, metric),), _first, name)
 
 
 def _join(*names: str) -> str:
@@ -160,7 +157,7 @@ def _join(*names: str) -> str:
 
 def _of_text() -> Iterator[_Draft]:
     """Numbers that the paper states in its text, from the runs of its tables."""
-    sensorless, criteo = (dataset_case(Case("sensorless"), name) for name in ("sensorless", "criteo"))
+    sensorless, criteo = (dataset_case(SplitCase("sensorless"), name) for name in ("sensorless", "criteo"))
     label, feature = f"{LABEL}_shared", f"{FEATURE}_shared"
     yield from _variants("text-abstract-label/vflrecon", criteo, label)
     yield from _variants("text-abstract-label/baseline", criteo, f"{LABEL}_baseline_network")
@@ -174,25 +171,25 @@ def _of_text() -> Iterator[_Draft]:
     for variance in (0.001, 0.01, 0.1):  # the change of accuracy is printed for either task, and is one training
         noise = replace(sensorless, defense="noise", strength=variance)
         cell = f"table5-utility/feature/noise{variance:g}"
-        yield _Draft(cell, "reduced", FEWER, ((noise, "task_accuracy_change"),), _first)
+        yield _Draft(cell, "reduced", FEWER, (Scored(noise, "task_accuracy_change"),), _first)
     for cell, case in (
         ("text-defence-utility/vfldefender", defended),
         ("text-defence-utility/dp-eps10", replace(sensorless, defense="dp_sgd", strength=10.0)),
     ):
-        yield _Draft(cell, "reduced", f"{FEWER}; Sensorless alone", ((case, "task_accuracy_change"),), lost)
+        yield _Draft(cell, "reduced", f"{FEWER}; Sensorless alone", (Scored(case, "task_accuracy_change"),), lost)
     yield from _variants("text-fig7-label/75", replace(sensorless, share=0.75, cipher="plain"), label)
     yield from _variants("text-fig7-label/25", replace(sensorless, share=0.25), label)
     yield from _variants("text-fig7-feature/25", replace(sensorless, share=0.25), feature)
     shares = tuple(replace(sensorless, share=share) for share in (0.25, 0.15))
     yield from _both("text-fig7-drop/25-to-15", shares, label, lambda v: v[0] - v[1])
-    sizes = tuple(replace(sensorless, batch_size=size) for size in cells_figures.BATCH_SIZES)
+    sizes = tuple(replace(sensorless, batch_size=size) for size in BATCH_SIZES)
     yield from _both(
         "text-fig8/most", sizes, feature, lambda v: float(np.median(v)), "; the median over the batch sizes"
     )
     yield from _variants("text-fig8/b128", replace(sensorless, batch_size=128, cipher="plain"), feature)
     optimizers = tuple(replace(sensorless, optimizer=name) for name in ("adam", "sgd", "adadelta"))  # type: ignore[arg-type]
     yield from _both("text-optimizer/all", optimizers, label, _mean)
-    known = tuple(dataset_case(Case("sensorless"), name) for name in AVERAGED)
+    known = tuple(dataset_case(SplitCase("sensorless"), name) for name in AVERAGED)
     some = f"; the mean over {', '.join(AVERAGED)}, the ones at hand of six"
     for encryption in ("enc", "plain"):
         cipher = "plain" if encryption == "enc" else "none"
@@ -205,7 +202,7 @@ def _of_text() -> Iterator[_Draft]:
     two = known[1:3]
     both = "; the mean over criteo and avazu, the ones at hand of three"
     yield from _both("table3/vflrecon/average", two, label, _mean, both, stand_in=True)
-    li = tuple((case, f"{LABEL}_li_norm") for case in two)
+    li = tuple(Scored(case, f"{LABEL}_li_norm") for case in two)
     yield _Draft("table3/li/average", "stand-in", FEWER + both, li, _mean)
 
 
@@ -215,7 +212,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _both(
     cell: str,
-    cases: tuple[Case, ...],
+    cases: tuple[SplitCase, ...],
     metric: str,
     combine: Callable[[Sequence[float]], float],
     note: str = "",
@@ -224,9 +221,9 @@ def _both(
 ) -> Iterator[_Draft]:
     """A number of several cases, with the paper's record and with ours."""
     notes = f"{FEWER}; {START}{note}"
-    printed = tuple((replace(case, fields=party_records.PAPER_FIELDS), metric) for case in cases)
+    printed = tuple(Scored(replace(case, fields=party_records.PAPER_FIELDS), metric) for case in cases)
     yield _Draft(cell, "stand-in" if stand_in else "reduced", notes, printed, combine)
-    yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple((case, metric) for case in cases), combine)
+    yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple(Scored(case, metric) for case in cases), combine)
 
 
 def _why_not(cell: Mapping[str, Any]) -> str:

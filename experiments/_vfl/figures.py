@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments._vfl.problem import IMAGE_WIDTHS
-from experiments._vfl.tables import BESIDE
+from jaxleak.study.parties import ATTACK_LABELS, IMAGE_WIDTHS
 from jaxleak.study.plots import save_figure, subplots
 from jaxleak.study.sheets import comparison_sheet
 
@@ -21,17 +20,10 @@ CAPTIONS = {
 
 #: Tables whose figures show arrays, and not numbers of rows.
 PICTURED = ("fig4", "fig6")
-#: What a person calls the attacks and what stands beside them.
-LABELS = {
-    "ours": "VFLRecon, first of --shadow-init",
-    "shared": "VFLRecon, shared start",
-    "own_bottom": "VFLRecon, own bottom shared",
-    "independent": "VFLRecon, independent start",
-    "free": "initialisation-free",
-    "baseline": "own features alone, tuned",
-    "baseline_network": "own features alone, the paper's network",
-    "paper": "paper",
-}
+#: Scores that stand beside ours, by the name of the attack.
+BESIDE = tuple(name for name in ATTACK_LABELS if name != "shared")
+#: What a person calls ours and what stands beside it.
+LABELS = {"ours": "VFLRecon, first of --shadow-init", **ATTACK_LABELS, "paper": "paper"}
 _AXES = {
     "fig7": "share of the features held by the adversary",
     "fig8": "batch size",

@@ -1,24 +1,46 @@
 """The VFLRecon study: data sets of one's choice, or the tables of the paper."""
 
 import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
-from experiments._vfl import figures as vfl_figures
-from experiments._vfl import pictures as vfl_pictures
-from experiments._vfl import report as vfl_report
-from experiments._vfl import tables as vfl_tables
-from experiments._vfl.cell import Reading
-from experiments._vfl.cells import readings
+from experiments._vfl import figures
+from experiments._vfl.cells import TABLES
+from experiments._vfl.cells_tables import FEATURE, LABEL, Scored
 from experiments._vfl.options import DEMO_DATA, Args
-from experiments._vfl.problem import sources_of, vertical_problem
-from experiments._vfl.runs import Runs, run_case
 from jaxleak import _validate
 from jaxleak.attacks import party_records
 from jaxleak.study import Progress, RunFolder, default_out
 from jaxleak.study.cell_reports import finish_cells
-from jaxleak.study.rows import require_match
+from jaxleak.study.cells import Budget, Cell, Results, run_cells
+from jaxleak.study.parties import (
+    Runs,
+    SplitCase,
+    SplitJob,
+    SplitJobs,
+    draw_pictures,
+    records_of,
+    runs_for,
+    split_problem,
+)
+from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.rows import console, require_match, show_cells, value_of
+from jaxleak.study.runner import Runner, runner_in
+
+#: What stands beside ours in a table: the other attacks, both baselines, and how many records the cell used.
+BESIDE_COLUMNS = {name.replace("_", " "): value_of(name, ".4g") for name in figures.BESIDE}
+BESIDE_COLUMNS["records"] = lambda row: (
+    f"{row['shadow_records']:.0f} + {row['victim_records']:.0f}" if row.get("shadow_records") else ""
+)
+_READING = (
+    "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
+    "the samples that took part. The name's end says how the shadow run starts, or which other attack it is; baseline "
+    "is what the attacker's own features say without any gradient."
+)
 
 
 def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
@@ -31,15 +53,17 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     Raises:
         ValueError: on options out of range, data that do not fit them, or `--only` in no cell's id.
     """
-    _validate.count(seeds=args.seeds, batch_size=args.batch_size, shadow_records=args.shadow_records)
-    _validate.count(shadow_runs=args.shadow_runs, network_epochs=args.network_epochs, parties=args.parties)
-    _validate.count(victim_records=args.victim_records, task_epochs=args.task_epochs)
+    setup = args.setup
+    _validate.count(seeds=args.seeds, batch_size=setup.batch_size, shadow_runs=setup.shadow_runs)
+    _validate.count(network_epochs=setup.network_epochs, parties=setup.parties, task_epochs=setup.task_epochs)
+    asked = {name: getattr(setup, name) for name in ("shadow_records", "victim_records")}
+    _validate.count(**{name: number for name, number in asked.items() if number is not None})
     _validate.positive(budget=args.budget)
-    _validate.non_negative(strength=args.strength)
-    unknown = set(args.fields) - set(party_records.FIELDS)
-    if unknown or not args.fields:
+    _validate.non_negative(strength=setup.strength)
+    unknown = set(setup.fields) - set(party_records.FIELDS)
+    if unknown or not setup.fields:
         raise ValueError(
-            f"fields must be some of {', '.join(party_records.FIELDS)}, got {', '.join(args.fields) or 'none'}"
+            f"fields must be some of {', '.join(party_records.FIELDS)}, got {', '.join(setup.fields) or 'none'}"
         )
     if not args.shadow_init:
         raise ValueError(f"shadow_init must name at least one of {', '.join(party_records.SHADOW_INITS)}")
@@ -47,84 +71,168 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     # All that can be refused is refused before anything is trained.
     if not args.table:
         for name in names:
-            vertical_problem(args.case(name), seed=0)
-    wanted = [(table, reading) for table in args.table for reading in readings(table, args.case("sensorless"))]
+            split_problem(args.case(name), seed=0)
+    wanted = {table: list(TABLES[table](args.case("sensorless"))) for table in args.table}
     if args.table:
-        require_match(args.only, (reading.id for _, reading in wanted))
-    wanted = [(table, reading) for table, reading in wanted if args.only in reading.id]
-    config = {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(args).items() if k != "fresh"}
+        require_match(args.only, (cell.id for cells in wanted.values() for cell in cells))
+    wanted = {table: [cell for cell in cells if args.only in cell.id] for table, cells in wanted.items()}
+    config = dataclasses.asdict(args) | dataclasses.asdict(setup)
+    config = {k: str(v) if isinstance(v, Path) else v for k, v in config.items() if k not in ("fresh", "setup")}
     out = args.out or default_out("vflrecon", _in_names("-".join(args.table or names)))
     folder = RunFolder(out, "vflrecon", config, fresh=args.fresh)
     return _tables(args, wanted, folder, need_runs) if args.table else _study(args, names, folder)
 
 
-def _study(args: Args, names: tuple[str, ...], folder: RunFolder) -> dict[str, float]:
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    arrays: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in names}
-    wanted = Runs(
-        shadow_init=args.shadow_init,
-        features=args.features,
-        task=args.defense != "none",
-        regressions=True,
-        comparisons=True,
-    )
-    for name in names:
-        folder.sources.bind(sources_of(args.case(name)))
-    folder.work_again()
+def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, float]:
+    runs = Runs(args.shadow_init, args.features, task=args.setup.defense != "none", regressions=True, comparisons=True)
+    jobs = {name: SplitJob(args.case(name), runs) for name in names}
+    seeds = range(args.seeds)
+    runner = runner_in(folder, SplitJobs({(job.case, s) for job in jobs.values() for s in seeds}), fresh=args.fresh)
+    runner.check(jobs.values(), seeds)
+    folder.log_again()
+    used = {name: records_of(job.case) for name, job in jobs.items()}
+    sizes = [f"{name}: {n.shadow} shadow records, and {n.victim} in the real run." for name, n in used.items()]
+    print("\n".join(sizes))
     with Progress() as progress:
-        for number, name in enumerate(names):
-            for seed in range(args.seeds):
-                progress.update("cases", number * args.seeds + seed, len(names) * args.seeds, f"{name}, seed {seed}")
+        for number, (name, job) in enumerate(jobs.items()):
+            for seed in seeds:
+                progress.update("cases", number * args.seeds + seed, len(jobs) * args.seeds, f"{name}, seed {seed}")
                 with folder.phase(name):
-                    scores, found = run_case(args.case(name), seed, wanted)
-                runs[name].append(scores)
-                arrays[name].append(found)
-                folder.log(data=name, seed=seed, **scores)
-    results = summarise(runs)
+                    found = runner(job, seed)
+                folder.log(data=name, seed=seed, **found.scores)
+    scores = {name: [runner(job, seed).scores for seed in seeds] for name, job in jobs.items()}
+    results = summarise(scores)
     captions: dict[str, str] = {}
-    for name in names:
+    for name, job in jobs.items():
+        arrays = [runner(job, seed).arrays for seed in seeds]
         # A specification may have a path in it.
-        captions |= vfl_pictures.draw(
-            folder.path / "figures", _in_names(name), args.case(name), runs[name], arrays[name]
-        )
-    vfl_report.write_study(folder, args, runs, captions)
+        captions |= draw_pictures(folder.path / "figures", _in_names(name), job.case, scores[name], arrays)
+    header, rows = ("score", *jobs), table_of(scores)
+    write_markdown(
+        folder,
+        "What one party of vertical training learns about the others",
+        command=command_line("python -m experiments.vflrecon", args),
+        seeds=seeds,
+        sections=[Section("Scores", (_READING, *sizes), header, rows)],
+        captions=captions,
+    )
     folder.finish(results)
-    print_table(runs)
+    shown = Table(*header)
+    for row in rows:
+        shown.add_row(*row)
+    console().print(shown)
     print(folder.contents())
     return results
 
 
-def _tables(args: Args, wanted: list[tuple[str, Reading]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
-    rows, runner = vfl_tables.run_readings(
-        [reading for _, reading in wanted],
+def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
+    rows, runner = run_wanted(
+        [cell for cells in wanted.values() for cell in cells],
         folder,
         seeds=range(args.seeds),
         budget=args.budget,
         shadow_init=args.shadow_init,
-        pictured={reading.case for table, reading in wanted if table in vfl_figures.PICTURED},
+        pictured={cell.jobs[0].case for table in figures.PICTURED for cell in wanted.get(table, ())},
         fresh=args.fresh,
     )
-    vfl_tables.show(rows)
-    for table in args.table:
-        own = [row for row, (name, _) in zip(rows, wanted, strict=True) if name == table]
-        case = next((reading.case for name, reading in wanted if name == table), None)
-        arrays = None if case is None else vfl_tables.arrays_of(runner, case, 0)
-        vfl_figures.draw(folder.path / "figures", table, own, arrays)
+    show_cells(rows, BESIDE_COLUMNS)
+    left = iter(rows)
+    for table, cells in wanted.items():
+        own = [next(left) for _ in cells]
+        case = cells[0].jobs[0].case if table in figures.PICTURED and cells else None
+        figures.draw(folder.path / "figures", table, own, case and arrays_of(runner, case, 0))
     return finish_cells(
-        folder, "The tables of VFLRecon", args, rows, vfl_tables.BESIDE_COLUMNS, seeds=range(args.seeds),
-        captions=vfl_figures.CAPTIONS, need_runs=need_runs,
+        folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=range(args.seeds),
+        captions=figures.CAPTIONS, need_runs=need_runs,
     )  # fmt: skip
 
 
-def _in_names(text: str) -> str:
-    """A specification of data as a part of a file's name."""
-    return text.replace("/", "_").replace(":", "_")
+def plan(wanted: Iterable[Scored], shadow_init: tuple[party_records.ShadowInit, ...]) -> dict[SplitCase, Runs]:
+    """What has to run of every case, so that it has all the scores that are wanted of it."""
+    scores: dict[SplitCase, list[str]] = {}
+    for case, score in wanted:
+        scores.setdefault(case, []).append(score)
+    return {case: runs_for(names, shadow_init) for case, names in scores.items()}
 
 
-def summarise(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+def run_wanted(
+    cells: Sequence[Cell],
+    folder: RunFolder,
+    *,
+    seeds: Sequence[int],
+    budget: float,
+    shadow_init: tuple[party_records.ShadowInit, ...],
+    pictured: Collection[SplitCase] = (),
+    fresh: bool = False,
+) -> tuple[list[dict[str, Any]], Runner]:
+    """Run what fits.
+
+    Args:
+        cells: of `TABLES`, in the order in which they get the budget.
+        folder: where finished cases are kept.
+        seeds: every cell is repeated for these.
+        budget: minutes.
+        shadow_init: which starts of the shadow run; the first is "ours" of the attack's cells.
+        pictured: cases whose arrays a figure shows; those of the first seed are kept.
+        fresh: forget finished cases.
+
+    Returns:
+        The rows of `run_cells`, with what stands beside ours; and the runner.
+    """
+    runs = plan((scored for cell in cells for scored in cell.jobs), shadow_init)
+    names = {cell.id: cell.jobs[0].score for cell in cells if cell.jobs}
+    runner = runner_in(folder, SplitJobs({(case, seeds[0]) for case in pictured}), fresh=fresh)
+    with Progress() as progress:
+        rows = run_cells(
+            [
+                dataclasses.replace(cell, jobs=tuple(SplitJob(case, runs[case]) for case, _ in cell.jobs))
+                for cell in cells
+            ],
+            runner,
+            folder,
+            seeds=seeds,
+            budget=Budget(60.0 * budget),
+            beside=lambda cell, results: _beside(cell, names[cell.id], results),
+            watch=progress.update,
+        )
+    return rows, runner
+
+
+def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.ndarray] | None:
+    """What a figure shows of a pictured case that ran, in this sitting or an earlier one; None of others."""
+    for (job, of_seed), result in runner.memory.items():
+        if (job.case, of_seed) == (case, seed) and result.arrays:
+            return result.arrays
+    return None
+
+
+def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any]:
+    """Means over the seeds of what else the attack scores; `variance` is that of the features."""
+    scores = [of_seed[0].scores for of_seed in results]
+
+    def mean(name: str, factor: float = 1.0) -> float | None:
+        values = [of_seed[name] for of_seed in scores if name in of_seed]
+        return factor * float(np.mean(values)) if values else None
+
+    found = {name: mean(name) for name in ("shadow_records", "victim_records")}
+    stem = next((stem for stem in (LABEL, FEATURE) if score.startswith(stem)), None)
+    factor = 100.0 if cell.unit == "%" else 1.0
+    if stem is not None:
+        adaptive = "_adaptive" if score.endswith("_adaptive") else ""
+        for name in figures.BESIDE:
+            suffix = adaptive if name in ("own_bottom", "independent") else ""
+            found[name] = mean(f"{stem}_{name}{suffix}", factor)
+    if stem == FEATURE:
+        found["variance"] = mean("feature_variance", factor)
+    if score.startswith("task"):
+        found |= {name: mean(name, factor) for name in ("task_accuracy", "task_accuracy_undefended")}
+    return found
+
+
+def summarise(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
     """Metrics of all runs: `name` is the mean over data sets, `name_<data>` and `name_<data>_std` are each one's."""
     results: dict[str, float] = {}
-    for metric in _metric_names(runs):
+    for metric in _score_names(runs):
         means = {}
         for name, scores in runs.items():
             if metric in scores[0]:
@@ -136,18 +244,21 @@ def summarise(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return results
 
 
-def print_table(runs: dict[str, list[dict[str, float]]]) -> None:
-    """One row per metric, one column per data set, mean and spread over seeds."""
-    rows = _metric_names(runs)
-    width = max(map(len, rows))
-    print(f"{'':{width}}  " + "  ".join(f"{name:>17}" for name in runs))
-    for metric in rows:
-        cells = []
-        for scores in runs.values():
-            values = [score[metric] for score in scores if metric in score]
-            cells.append(vfl_report.with_spread(values))
-        print(f"{metric:{width}}  " + "  ".join(f"{cell:>17}" for cell in cells))
+def table_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
+    """One row per score, one column per data set: the mean over the seeds, and their deviation if there are several."""
+
+    def cell(values: Sequence[float]) -> str:
+        spread = f" +- {np.std(values):.4f}" if len(values) > 1 else ""
+        return f"{np.mean(values):.4f}{spread}" if values else "-"
+
+    names = [name for name in _score_names(runs) if not name.startswith("seconds") and not name.endswith("_records")]
+    return [[name, *(cell([s[name] for s in of if name in s]) for of in runs.values())] for name in names]
 
 
-def _metric_names(runs: dict[str, list[dict[str, float]]]) -> list[str]:
-    return sorted({metric for scores in runs.values() for score in scores for metric in score})
+def _score_names(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    return sorted({name for scores in runs.values() for score in scores for name in score})
+
+
+def _in_names(text: str) -> str:
+    """A specification of data as a part of a file's name."""
+    return text.replace("/", "_").replace(":", "_")

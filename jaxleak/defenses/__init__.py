@@ -22,6 +22,7 @@ from jaxleak.defenses._noise import gaussian_noise, label_dp_scale
 from jaxleak.defenses._outpost import outpost
 from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._soteria import soteria
+from jaxleak.defenses._split_defenses import SPLIT_DEFENSES, SplitDefense, SplitRun, split_defense
 from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
 __all__ = [
@@ -31,7 +32,10 @@ __all__ = [
     "PayloadEncoding",
     "HORIZONTAL_PLACES",
     "Reading",
+    "SPLIT_DEFENSES",
     "SPLIT_PLACES",
+    "SplitDefense",
+    "SplitRun",
     "adaptive_dp_sgd",
     "bits_on_the_wire",
     "cancelling_noise",
@@ -59,6 +63,7 @@ __all__ = [
     "quantize",
     "soteria",
     "sparsify",
+    "split_defense",
     "vfl_defender",
     "withhold_top",
 ]

@@ -7,7 +7,7 @@ from what it would have seen to what it wants to know, and applies R to the real
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ SHADOW_INITS: tuple[ShadowInit, ...] = ("shared", "own_bottom", "independent")
 
 #: What a record may hold; "differences" is b' - b, the paper's six items are the other four.
 FIELDS = ("gradient", "outputs", "parameters", "inputs", "differences")
-PAPER_FIELDS = ("gradient", "outputs", "parameters", "inputs")
+PAPER_FIELDS: Final = ("gradient", "outputs", "parameters", "inputs")
 
 # One object, so that every network trained with it shares one compilation.
 _ADAM = optax.adam(1e-3)

@@ -1,13 +1,14 @@
-"""For attacks on a defended client's update: what an attacker does who knows the defense and its strength.
+"""What an attacker does who knows the defense and its strength, of a client's update or of a vertical run.
 
-`informed` is the one door: from a defense and what the client computes before it to what the attacker takes for the
-client's share, and the settings that it attacks with.
+`informed` is the one door to updates: from a defense and what the client computes before it to what the attacker takes
+for the client's share, and the settings that it attacks with. `informed_party` is the one to vertical training: from
+the defenses of the real run to the protocol of the attacker's shadow run.
 
     defense = defenses.quantize(4)
     known = adaptive.informed(defense, model, share, presets.fedleak(800), batch_size=2)
     attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
 
-What is done follows from the mechanism that the defense declares (`jaxleak.defenses.mechanisms`):
+What is done to an update follows from the mechanism that the defense declares (`jaxleak.defenses.mechanisms`):
 
 | mechanism                       | what the attacker does                                                          |
 |---------------------------------|---------------------------------------------------------------------------------|
@@ -37,6 +38,7 @@ from jaxleak.attacks._inversion.label_rules import LABEL_RULES
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._likelihood import comparing
+from jaxleak.attacks.adaptive._party import informed_party
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import PrivateNoise, TensorNoise
@@ -114,4 +116,4 @@ def _arrived(observed: PyTree, simulated: PyTree) -> PyTree:
     return objectives.fixed_share(mask)(observed, simulated)
 
 
-__all__ = ["Informed", "informed", "reads_weights"]
+__all__ = ["Informed", "informed", "informed_party", "reads_weights"]

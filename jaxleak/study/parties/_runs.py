@@ -1,36 +1,33 @@
-"""One case and seed of the VFLRecon study: the real run once, every attack on the same observations, all scores."""
+"""One case and seed of vertical training: the real run once, every attack on the same observations, all scores."""
 
 import time
-from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from experiments._vfl.problem import (
+from jaxleak import attacks, audit
+from jaxleak._base import Observation, Protocol, PyTree
+from jaxleak.attacks import party_records
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._comparisons import comparisons
+from jaxleak.study.parties._own_features import TASKS, Task, own_features
+from jaxleak.study.parties._problem import (
     ADVERSARY,
-    Case,
-    Problem,
+    THREAT,
+    SplitProblem,
     accuracy,
     rounds_of,
     shadow_rounds,
+    split_problem,
     train,
-    vertical_problem,
 )
-from experiments._vfl.truth import Truth, aligned_scores, regression_score
-from jaxleak import attacks, audit, metrics, threats
-from jaxleak._base import Batch, Observation, PartyRecord, Protocol, PyTree
-from jaxleak.attacks import party_records
-
-THREAT = threats.party_view(ADVERSARY)
-Task = Literal["labels", "features"]
-_BOTH: tuple[Task, ...] = ("labels", "features")
+from jaxleak.study.parties._truth import Truth, aligned_scores, regression_score
 
 
 class Runs(NamedTuple):
-    """What is scored of a case."""
+    """What is run and scored of a case."""
 
     shadow_init: tuple[party_records.ShadowInit, ...] = party_records.SHADOW_INITS
     features: bool = True  # also reconstruct features
@@ -39,8 +36,13 @@ class Runs(NamedTuple):
     comparisons: bool = False  # also the label attacks of Li et al. and Fu et al.
 
 
-def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Run and score.
+def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Run a case once and score every attack on it.
+
+    Args:
+        case: of the run.
+        seed: >= 0, of the records, the deal, both runs and the attacks.
+        runs: which attacks; None runs all starts of the shadow run, and reconstructs features.
 
     Returns:
         Scores: `label_accuracy_<attack>` and `feature_mse_<attack>` for the shadow's starts (`shared`, `own_bottom`,
@@ -50,9 +52,13 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
         encoding. And arrays for figures: `right_<attack>` (rounds, batch), which labels of every step are right, and
         where features are reconstructed, of the samples that took part the adversary's `own` (n, d), the `victims`'
         (n, d'), the `estimate` by the first of the starts, and that by the tuned `baseline`.
+
+    Raises:
+        ValueError: if sizes do not fit or an option is out of range, before anything is trained.
+        ImportError: if an optional library is missing.
     """
     runs = runs or Runs()
-    problem = vertical_problem(case, seed)
+    problem = split_problem(case, seed)
     key = jax.random.key(seed)
     start = problem.victim_protocol.init(jax.random.fold_in(key, 0))
     rounds = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
@@ -72,8 +78,8 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
         jax.block_until_ready(watch())
     scores = {"seconds_per_step": (time.perf_counter() - begin) / rounds}
     # From here on the attacks get the set-up without the truth, which scores alone keep.
-    problem, truth = problem.without_truth(), Truth(problem, seen)
-    known = _attacker_only(case.attacker_only(), seed, runs.features)
+    problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
+    known = own_features(case.attacker_only(), seed, runs.features)
     scores |= known.scores(truth)
 
     free = attacks.vflrecon_free(
@@ -90,7 +96,7 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
     arrays = known.arrays(truth) | {"right_free": truth.right(np.asarray(free_answer.y))}
     scores["label_confidence_free"] = float(1 - np.mean(np.asarray(free_answer.score)[truth.took_part]))
     if runs.comparisons:
-        scores |= _comparisons(case, seed, problem, seen, known.labels, truth)
+        scores |= comparisons(case, seed, problem, seen, known.labels, truth)
 
     found, drawn = _with_shadow_runs(case, seed, runs, problem, start.params, seen, np.asarray(free_answer.y), truth)
     scores |= found
@@ -101,10 +107,10 @@ def run_case(case: Case, seed: int, runs: Runs | None = None) -> tuple[dict[str,
 
 
 def _with_shadow_runs(
-    case: Case,
+    case: SplitCase,
     seed: int,
     runs: Runs,
-    problem: Problem,
+    problem: SplitProblem,
     start: PyTree,
     seen: Observation,
     free_labels: np.ndarray,
@@ -128,7 +134,7 @@ def _with_shadow_runs(
             ]
             shadow_seen = shadows_seen[0]
             answer, chosen = _vflrecon(
-                case, problem, shadows_seen, seen, shadow_key, _BOTH if runs.features else _BOTH[:1]
+                case, problem, shadows_seen, seen, shadow_key, TASKS if runs.features else TASKS[:1]
             )
             for task, fields in chosen.items():
                 for field in party_records.FIELDS if case.select == "validation" else ():
@@ -139,7 +145,7 @@ def _with_shadow_runs(
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
                 arrays.setdefault("estimate", truth.victims(answer.x)[truth.took_part])
             if runs.features and runs.regressions and how == "shared" and not suffix:
-                known = _attacker_only(case.attacker_only(), seed, features=True).features
+                known = own_features(case.attacker_only(), seed, features=True).features
                 regressed = regression_score(problem, known, shadow_seen, seen, truth, seed)
                 scores["feature_mse_regression_shared"] = regressed
             if runs.features and runs.regressions and how == "independent" and not suffix:
@@ -147,7 +153,7 @@ def _with_shadow_runs(
     return scores, arrays
 
 
-def task_scores(case: Case, seed: int) -> dict[str, float]:
+def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
     """What training is worth: accuracy on the shadow records, which the victims never train on, after `task_epochs`."""
     scores = {"task_accuracy": _task_accuracy(case, seed)}
     if case.defense != "none":
@@ -157,90 +163,25 @@ def task_scores(case: Case, seed: int) -> dict[str, float]:
 
 
 @lru_cache(maxsize=64)
-def _task_accuracy(case: Case, seed: int) -> float:
-    problem = vertical_problem(case, seed)
+def _task_accuracy(case: SplitCase, seed: int) -> float:
+    problem = split_problem(case, seed)
     rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
     params = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)
     return accuracy(problem.model, params, problem.shadow)
 
 
-class _AttackerOnly(NamedTuple):
-    """What the attacker's own features say: tuned models, and the paper's networks."""
-
-    labels: party_records.LabelBaseline
-    features: party_records.FeatureBaseline | None
-    networks: dict[Task, party_records.ReconstructionNet]
-
-    def scores(self, truth: Truth) -> dict[str, float]:
-        own = truth.problem.own(truth.problem.victim)
-        record = _inputs_only(jnp.asarray(own))
-        scores = {
-            "label_accuracy_baseline": truth.label_accuracy(self.labels.predict(own)),
-            "label_accuracy_baseline_network": truth.label_accuracy(
-                np.asarray(self.networks["labels"](record)).argmax(axis=1)
-            ),
-        }
-        if self.features is not None:
-            victims = truth.victims(truth.problem.victim.x)[truth.took_part]
-            scores |= {
-                "feature_mse_baseline": truth.feature_mse_of(self.features.predict(own)),
-                "feature_mse_baseline_network": truth.feature_mse_of(np.asarray(self.networks["features"](record))),
-                "feature_variance": float(victims.var(axis=0).mean()),
-            }
-        return scores
-
-    def arrays(self, truth: Truth) -> dict[str, np.ndarray]:
-        """What a figure shows beside the attack: own and victims' features, and what a tuned regression says."""
-        if self.features is None:
-            return {}
-        own = truth.problem.own(truth.problem.victim)
-        return {
-            "own": own[truth.took_part],
-            "victims": truth.victims(truth.problem.victim.x)[truth.took_part],
-            "baseline": self.features.predict(own)[truth.took_part],
-        }
-
-
-# No defense, cipher or optimiser changes what the attacker's own features say: one fit serves a whole table.
-@lru_cache(maxsize=32)
-def _attacker_only(case: Case, seed: int, features: bool) -> _AttackerOnly:
-    problem = vertical_problem(case, seed)
-    own, y = problem.own(problem.shadow), np.asarray(problem.shadow.y)
-    labels = party_records.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)
-    known = None
-    if features:
-        target = np.asarray(party_records.victims_features(problem.model, problem.shadow.x, ADVERSARY))
-        known = party_records.fit_feature_baseline(own, target, seed=seed)
-    size = len(own) // case.batch_size * case.batch_size
-    index = jnp.arange(size, dtype=jnp.int32).reshape(-1, case.batch_size)
-    records = Observation(jnp.arange(len(index)), index=index, party=_inputs_only(jnp.asarray(own)[index]))
-    networks = {
-        task: attacks.train_vflrecon(
-            jax.random.fold_in(jax.random.key(seed), 30),
-            records,
-            problem.shadow,
-            problem.model,
-            party=ADVERSARY,
-            task=task,
-            fields=("inputs",),
-            epochs=3 * case.network_epochs,
-        )
-        for task in (_BOTH if features else _BOTH[:1])
-    }
-    return _AttackerOnly(labels, known, networks)
-
-
-def _inputs_only(x: jax.Array) -> PartyRecord:
-    return PartyRecord(x, None, None, None, None, None, None)  # type: ignore[arg-type]
-
-
-def _answer(attack: Any, seen: Observation, problem: Problem, key: jax.Array) -> Any:
+def _answer(attack: Any, seen: Observation, problem: SplitProblem, key: jax.Array) -> Any:
     state, _ = audit.replay(attack, seen, audit.template_of(problem.victim), key=key)
     return attack.reconstruct(state, jax.tree.map(lambda leaf: leaf[-1], seen))
 
 
 def _shadow_run(
-    case: Case, problem: Problem, protocol: Protocol, how: party_records.ShadowInit, start: PyTree, key: jax.Array
+    case: SplitCase,
+    problem: SplitProblem,
+    protocol: Protocol,
+    how: party_records.ShadowInit,
+    start: PyTree,
+    key: jax.Array,
 ) -> Observation:
     # The shared start is the simulator's gift to the attacker; the other two are what a participant has.
     initial = party_records.shadow_params(
@@ -262,8 +203,8 @@ def _shadow_run(
 
 
 def _vflrecon(
-    case: Case,
-    problem: Problem,
+    case: SplitCase,
+    problem: SplitProblem,
     shadows: list[Observation],
     seen: Observation,
     key: jax.Array,
@@ -285,55 +226,3 @@ def _vflrecon(
         )
     attack = attacks.vflrecon(problem.model, party=ADVERSARY, num_samples=len(problem.victim.y), **nets)
     return _answer(attack, seen, problem, key), fields
-
-
-def _comparisons(
-    case: Case, seed: int, problem: Problem, seen: Observation, baseline: party_records.LabelBaseline, truth: Truth
-) -> dict[str, float]:
-    scores = {
-        "label_accuracy_fu_free_top": _fu(case, seed),
-        "label_accuracy_fu_completion": _fu_completion(case, seed),
-    }
-    if problem.model.num_classes != 2:
-        return scores
-    index, x, gradients = party_records.flat_observations(seen)
-    share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
-    # Li et al. know one positive sample; this attacker takes the one it is surest of from its own features.
-    anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
-    answers = {
-        "norm": party_records.norm_labels(gradients, share),
-        "direction": party_records.direction_labels(gradients, anchor),
-    }
-    labels = np.zeros(len(problem.victim.y), np.int32)
-    for name, answer in answers.items():
-        labels[index] = answer
-        scores[f"label_accuracy_li_{name}"] = truth.label_accuracy(labels)
-    return scores
-
-
-def _fu_completion(case: Case, seed: int) -> float:
-    """Fu et al.'s passive attack, which completes the party's own bottom model after training.
-
-    The party fits a classifier of its bottom's outputs on the labelled shadow records, as many as every other attacker
-    has; the paper's semi-supervised use of unlabelled records is left out.
-    """
-    problem = vertical_problem(replace(case.undefended(), cipher="none"), seed)
-    rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
-    bottom = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)["bottom"][ADVERSARY]
-
-    def outputs(batch: Batch) -> np.ndarray:
-        return np.asarray(problem.model.bottom(bottom, jnp.asarray(problem.own(batch))))
-
-    y, classes = np.asarray(problem.shadow.y), problem.model.num_classes
-    head = party_records.fit_label_baseline(outputs(problem.shadow), y, classes, seed=seed)
-    return metrics.label_accuracy(np.asarray(problem.victim.y), head.predict(outputs(problem.victim)))
-
-
-def _fu(case: Case, seed: int) -> float:
-    problem = vertical_problem(replace(case.undefended(), free_top=True, cipher="none"), seed)
-    key = jax.random.key(seed)
-    state = problem.victim_protocol.init(key)
-    rounds = rounds_of(problem.victim, case.batch_size, 1)
-    _, seen = audit.watch(problem.victim_protocol, THREAT, problem.victim, state, key=key, rounds=rounds)
-    index, _, gradients = party_records.flat_observations(seen)
-    return metrics.label_accuracy(np.asarray(problem.victim.y)[index], party_records.sign_labels(gradients)[0])

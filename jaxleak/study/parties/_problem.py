@@ -1,6 +1,6 @@
-"""The vertical set-up that every table of the VFLRecon study shares: rows, features, model, defense, both runs."""
+"""Vertical training between parties: rows, features, model, defense, and the protocols of the real and shadow runs."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -8,10 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments._vfl.case import Case, DefenseName, OptimizerName
-from experiments._vfl.defenses import build_defense
-from jaxleak import _validate, data, models, protocols
+from jaxleak import _validate, data, models, protocols, threats
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
+from jaxleak.attacks import adaptive
+from jaxleak.defenses import SPLIT_DEFENSES, Defense, SplitRun, split_defense
+from jaxleak.study.parties._case import (
+    SHADOW_RECORDS,
+    VICTIM_RECORDS,
+    OptimizerName,
+    SplitCase,
+    SplitDefenseName,
+)
 from jaxleak.study.sources import Arrays
 
 #: The paper gives the rate of Adam only.
@@ -20,20 +27,23 @@ OPTIMIZERS: dict[OptimizerName, Any] = {
     "sgd": lambda: optax.sgd(1e-1),
     "adadelta": lambda: optax.adadelta(1.0),
 }
+#: The number of the party that attacks.
 ADVERSARY = 0
+#: What that party is granted: its own record of every step, and which samples are in the batch.
+THREAT = threats.party_view(ADVERSARY)
 
 #: Pixels per row; parties of images hold vertical strips, the adversary the left one.
 IMAGE_WIDTHS = {"cifar10": 32, "mnist": 28}
 
 
-class Problem(NamedTuple):
-    """A victim's run and an attacker's means to shadow it."""
+class SplitProblem(NamedTuple):
+    """A victim's run and an attacker's means to shadow it, P parties with d_p features each."""
 
     model: models.BottomTopModel
-    shadow: Batch
-    victim: Batch
+    shadow: Batch  # the attacker's complete records: x (n, P, max d_p) with zeros beyond d_p, y (n,)
+    victim: Batch  # the records of the real run, likewise
     shadow_protocol: Protocol  # undefended
-    adaptive_protocol: Protocol  # with the victim's defense
+    adaptive_protocol: Protocol  # of the shadow run of one who knows the victim's defense
     victim_protocol: Protocol
     columns: tuple[np.ndarray, ...]  # per party the numbers of its features in the table, numeric ones first
 
@@ -46,14 +56,48 @@ class Problem(NamedTuple):
         """The adversary's features (N, d)."""
         return np.asarray(batch.x)[:, ADVERSARY, : self.own_width]
 
-    def without_truth(self) -> "Problem":
+    def without_truth(self) -> "SplitProblem":
         """The same set-up as far as the attacker has it: of the victims' records, its own features and nothing else."""
         own = jnp.zeros_like(self.victim.x).at[:, ADVERSARY].set(self.victim.x[:, ADVERSARY])
         return self._replace(victim=self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y)))
 
 
-def vertical_problem(case: Case, seed: int) -> Problem:
+class Records(NamedTuple):
+    """How many records both runs have."""
+
+    shadow: int
+    victim: int
+
+
+def records_of(case: SplitCase) -> Records:
+    """How many records the shadow run and the real run of a case have, whatever the seed.
+
+    Raises:
+        ValueError: if the data do not have as many as the case asks for, or one run has less than a batch.
+        FileNotFoundError: if the data are not there.
+    """
+    exist = len(_rows(_table(case.data).y, case.balanced, 0))
+    of_all = f"a third of the {exist} {'balanced ' if case.balanced else ''}records of {case.data}"
+    shadow = _count(case, "shadow_records", SHADOW_RECORDS, exist // 3, of_all)
+    return Records(shadow, _count(case, "victim_records", VICTIM_RECORDS, exist - shadow, "what the shadow run leaves"))
+
+
+def _count(case: SplitCase, name: str, default: int, most: int, why: str) -> int:
+    asked = getattr(case, name)
+    if asked is not None and asked > most:
+        raise ValueError(f"{name} must be at most {most}, {why}, got {asked}")
+    count = min(default, most) if asked is None else asked
+    if count < case.batch_size:
+        raise ValueError(f"{name} must be at least batch_size={case.batch_size}, got {count}")
+    return count
+
+
+def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     """Draw disjoint shadow and victim rows, encode them as the shadow rows say, deal the features to parties.
+
+    Args:
+        case: of the run.
+        seed: >= 0, draws the rows and the deal.
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
@@ -63,14 +107,9 @@ def vertical_problem(case: Case, seed: int) -> Problem:
     _validate.one_of(("fixed", "validation"), select=case.select)
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
     _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
-    table = _table(case.data)
+    table, count = _table(case.data), records_of(case)
     rows = _rows(table.y, case.balanced, seed)
-    shadow_count = min(case.shadow_records, len(rows) // 3)
-    if shadow_count < case.batch_size:
-        raise ValueError(f"shadow_records must be at least batch_size={case.batch_size}, got {shadow_count}")
-    shadow_rows, victim_rows = rows[:shadow_count], rows[shadow_count : shadow_count + case.victim_records]
-    if len(victim_rows) < case.batch_size:
-        raise ValueError(f"victim_records must be at least batch_size={case.batch_size}, got {len(victim_rows)}")
+    shadow_rows, victim_rows = rows[: count.shadow], rows[count.shadow : count.shadow + count.victim]
     encoding = data.fit_encoding(table, shadow_rows, scaling=case.scaling, categories=case.categories)
     x = data.encode(encoding, table)
     first = np.array([own[0] for own in encoding.columns])
@@ -85,16 +124,16 @@ def vertical_problem(case: Case, seed: int) -> Problem:
     # The attacker plays both sides of its shadow run, so there the cipher's algebra does without ciphertexts.
     shadow_cipher = "none" if case.cipher == "none" else "plain"
     shared = (model, case.batch_size, case.optimizer)
-    # A defense that is calibrated to a run stays as it is in the shadow run: its strength is public.
-    defense = (case.defense, case.strength, len(victim_rows), case.task_epochs)
-    undefended = ("none", 0.0, len(victim_rows), case.task_epochs)
-    return Problem(
+    # The run whose accuracy is measured is the one that a defense is calibrated to.
+    defended = SplitRun(table.num_classes, case.batch_size, count.victim, case.task_epochs)
+    defenses = _defenses(case.defense, case.strength, defended)
+    return SplitProblem(
         model,
         batch(shadow_rows),
         batch(victim_rows),
-        _protocol(*shared, len(shadow_rows), shadow_cipher, *undefended),
-        _protocol(*shared, len(shadow_rows), shadow_cipher, *defense),
-        _protocol(*shared, len(victim_rows), case.cipher, *defense),
+        _protocol(*shared, count.shadow, shadow_cipher, ()),
+        _informed(*shared, count.shadow, shadow_cipher, defenses),
+        _protocol(*shared, count.victim, case.cipher, defenses),
         _numbers_of(encoding, parts, table.numeric.shape[1]),
     )
 
@@ -105,7 +144,7 @@ def _numbers_of(encoding: data.TableEncoding, parts: tuple[np.ndarray, ...], num
     return tuple(kept[part] for part in parts)
 
 
-def sources_of(case: Case) -> Arrays:
+def sources_of_parties(case: SplitCase) -> Arrays:
     """All rows of the table, whatever the seed: the encoding and the draw go by the whole of it."""
 
     def load() -> dict[str, np.ndarray]:
@@ -120,7 +159,7 @@ def rounds_of(batch: Batch, batch_size: int, epochs: int) -> int:
     return len(batch.y) // batch_size * epochs
 
 
-def shadow_rounds(case: Case, problem: Problem) -> int:
+def shadow_rounds(case: SplitCase, problem: SplitProblem) -> int:
     """Steps of the shadow run."""
     epoch = rounds_of(problem.shadow, case.batch_size, 1)
     real = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
@@ -137,7 +176,7 @@ def accuracy(model: models.BottomTopModel, params: PyTree, batch: Batch) -> floa
     return float(jnp.mean(_predict(model, params, batch.x) == batch.y))
 
 
-def _parts(case: Case, encoding: data.TableEncoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
+def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
     image = case.data in IMAGE_WIDTHS
     kind = ("blocks" if image else "random") if case.partition == "auto" else case.partition
     count = len(encoding.columns)
@@ -196,33 +235,35 @@ def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.
 
 
 @lru_cache
+def _defenses(name: SplitDefenseName, strength: float, run: SplitRun) -> tuple[Defense, ...]:
+    _validate.one_of(("none", *SPLIT_DEFENSES), defense=name)
+    return () if name == "none" else (split_defense(name, strength, run),)
+
+
+@lru_cache
 def _protocol(
     model: models.BottomTopModel,
     batch_size: int,
     optimizer: OptimizerName,
     num_samples: int,
     cipher: Literal["none", "plain", "ckks"],
-    defense: DefenseName,
-    strength: float,
-    defended_samples: int,
-    defended_epochs: int,
+    defenses: tuple[Defense, ...],
 ) -> Protocol:
     return protocols.split_training(
         model,
         num_samples=num_samples,
         batch_size=batch_size,
         optimizer=OPTIMIZERS[optimizer](),
-        defenses=build_defense(
-            defense,
-            strength,
-            num_classes=model.num_classes,
-            batch_size=batch_size,
-            num_samples=defended_samples,
-            epochs=defended_epochs,
-        ),
+        defenses=defenses,
         # The last party has the labels, so its own embeddings need no cipher.
         interactive=None if cipher == "none" else protocols.encrypted_first(active=model.parties - 1, cipher=cipher),
     )
+
+
+def _informed(*settings: Any) -> Protocol:
+    """As `_protocol`, for a shadow run; undefended where the real run is."""
+    *undefended, defenses = settings
+    return adaptive.informed_party(defenses, partial(_protocol, *undefended)) if defenses else _protocol(*settings)
 
 
 def _rows(y: np.ndarray, balanced: bool, seed: int) -> np.ndarray:

@@ -1,21 +1,21 @@
-"""Scores against the truth, and what regressions make of cut gradients, of the VFLRecon study."""
+"""Scores of a vertical run against the truth, and what regressions make of cut gradients."""
 
 import jax
 import numpy as np
 
-from experiments._vfl.problem import ADVERSARY, Problem
 from jaxleak import metrics
 from jaxleak._base import Observation
 from jaxleak.attacks import party_records
+from jaxleak.study.parties._problem import ADVERSARY, SplitProblem
 
 
 class Truth:
     """Scores over the samples that took part; nothing here reaches an attack."""
 
-    def __init__(self, problem: Problem, seen: Observation):
-        """Keep what is scored against."""
+    def __init__(self, problem: SplitProblem, index: np.ndarray):
+        """Keep what is scored against; `index` (rounds, batch) has the samples that took part."""
         self.problem = problem
-        self.index = np.asarray(seen.index)
+        self.index = index
         self.took_part = np.unique(self.index)
         self.y = np.asarray(problem.victim.y)[self.took_part]
 
@@ -42,7 +42,7 @@ class Truth:
 
 
 def regression_score(
-    problem: Problem,
+    problem: SplitProblem,
     baseline: party_records.FeatureBaseline | None,
     shadow_seen: Observation,
     seen: Observation,
@@ -76,7 +76,7 @@ def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
 
 
 def aligned_scores(
-    problem: Problem, shadow_seen: Observation, seen: Observation, labels: np.ndarray, truth: Truth, seed: int
+    problem: SplitProblem, shadow_seen: Observation, seen: Observation, labels: np.ndarray, truth: Truth, seed: int
 ) -> dict[str, float]:
     """With labels known, do cut gradients of another initialisation tell features? Labels alone are the control.
 

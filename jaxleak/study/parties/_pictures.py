@@ -1,18 +1,24 @@
 """Pictures of a vertical run: labels over the epoch, features true against recovered, and images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments._vfl.case import Case
-from experiments._vfl.figures import LABELS
-from experiments._vfl.problem import ADVERSARY, IMAGE_WIDTHS, vertical_problem
 from jaxleak import metrics
 from jaxleak.study import plots, sheets
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import ADVERSARY, IMAGE_WIDTHS, split_problem
 
-Arrays = dict[str, np.ndarray]
-
+#: What a person calls the attacks, and what they are compared with.
+ATTACK_LABELS = {
+    "shared": "VFLRecon, shared start",
+    "own_bottom": "VFLRecon, own bottom shared",
+    "independent": "VFLRecon, independent start",
+    "free": "initialisation-free",
+    "baseline": "own features alone, tuned",
+    "baseline_network": "own features alone, the paper's network",
+}
 #: Pixels per row of the images whose columns are features.
 WIDTHS = IMAGE_WIDTHS | {"digits": 8}
 #: A point of the accuracy over the epoch is a mean over this share of its steps.
@@ -24,8 +30,12 @@ _GREY = 0.5
 _BINS = 17
 
 
-def draw(
-    folder: Path, name: str, case: Case, scores: Sequence[dict[str, float]], arrays: Sequence[Arrays]
+def draw_pictures(
+    folder: Path,
+    name: str,
+    case: SplitCase,
+    scores: Sequence[Mapping[str, float]],
+    arrays: Sequence[Mapping[str, np.ndarray]],
 ) -> dict[str, str]:
     """Draw what the runs of one data set show.
 
@@ -63,7 +73,7 @@ def draw(
     return captions
 
 
-def _labels(path: Path, scores: Sequence[dict[str, float]], arrays: Sequence[Arrays]) -> None:
+def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[Mapping[str, np.ndarray]]) -> None:
     series = {}
     for key in (key for key in arrays[0] if key.startswith("right_")):
         right = np.mean([of_seed[key].mean(axis=1) for of_seed in arrays], axis=0)
@@ -82,10 +92,10 @@ def _labels(path: Path, scores: Sequence[dict[str, float]], arrays: Sequence[Arr
 def _called(name: str) -> str:
     """What a person calls an attack; one whose shadow run has the defense too knows it."""
     plain = name.removesuffix("_adaptive")
-    return LABELS.get(plain, plain) + (", knows the defense" if plain != name else "")
+    return ATTACK_LABELS.get(plain, plain) + (", knows the defense" if plain != name else "")
 
 
-def _features(path: Path, arrays: Arrays) -> None:
+def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     figure, panels = plots.subplots(1, 2, size=(8.5, 4))
     true = arrays["victims"].ravel()
     for axes, key, title in zip(
@@ -103,8 +113,8 @@ def _features(path: Path, arrays: Arrays) -> None:
     plots.save_figure(figure, path)
 
 
-def _images(path: Path, case: Case, arrays: Arrays) -> None:
-    columns = vertical_problem(case, 0).columns
+def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> None:
+    columns = split_problem(case, 0).columns
     side = WIDTHS[case.data]
 
     def assembled(victims: np.ndarray | float) -> np.ndarray:

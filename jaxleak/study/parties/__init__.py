@@ -1,0 +1,91 @@
+"""Vertical training between parties, one of which attacks: records, both runs, the attacks, and their scores.
+
+A `SplitCase` says what is trained and attacked, for any data set (`npz:FILE` among them). `run_case` runs it once and
+scores every attack on the same observations; `SplitJobs` makes cases the jobs of a `jaxleak.study.runner`, and
+`draw_pictures` draws what they show. Beneath, `split_problem` makes the `SplitProblem` of a case: disjoint shadow and
+victim records, and the protocols of the real run and of shadow runs with and without its defense. Everything is
+imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from jaxleak._lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxleak.study.parties._case import (
+        FieldName,
+        OptimizerName,
+        SplitCase,
+        SplitDefenseName,
+        SplitSetup,
+    )
+    from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
+    from jaxleak.study.parties._pictures import ATTACK_LABELS, draw_pictures
+    from jaxleak.study.parties._problem import (
+        ADVERSARY,
+        IMAGE_WIDTHS,
+        OPTIMIZERS,
+        THREAT,
+        Records,
+        SplitProblem,
+        records_of,
+        sources_of_parties,
+        split_problem,
+    )
+    from jaxleak.study.parties._runs import Runs, run_case, task_scores
+    from jaxleak.study.parties._truth import correlations
+
+_MODULE_OF = {
+    **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitDefenseName", "SplitSetup"), "_case"),
+    **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
+    **dict.fromkeys(("ATTACK_LABELS", "draw_pictures"), "_pictures"),
+    **dict.fromkeys(
+        (
+            "ADVERSARY",
+            "IMAGE_WIDTHS",
+            "OPTIMIZERS",
+            "Records",
+            "SplitProblem",
+            "THREAT",
+            "records_of",
+            "sources_of_parties",
+            "split_problem",
+        ),
+        "_problem",
+    ),
+    **dict.fromkeys(("Runs", "run_case", "task_scores"), "_runs"),
+    "correlations": "_truth",
+}
+
+__all__ = [
+    "ADVERSARY",
+    "ATTACK_LABELS",
+    "FieldName",
+    "IMAGE_WIDTHS",
+    "OPTIMIZERS",
+    "OptimizerName",
+    "Records",
+    "Runs",
+    "SplitCase",
+    "SplitDefenseName",
+    "SplitJob",
+    "SplitJobs",
+    "SplitProblem",
+    "SplitSetup",
+    "THREAT",
+    "correlations",
+    "draw_pictures",
+    "records_of",
+    "run_case",
+    "runs_for",
+    "seconds_of",
+    "sources_of_parties",
+    "split_problem",
+    "task_scores",
+]
+
+__getattr__ = lazy(__name__, _MODULE_OF)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+"""The options of one run of vertical training and of the attacks on it; nothing heavy is imported with them."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+SplitDefenseName = Literal[
+    "none",
+    "noise",
+    "noise_gradient",
+    "noise_cut",
+    "noise_embedding",
+    "dp_sgd",
+    "label_dp",
+    "marvell",
+    "vfl_defender",
+    "vfl_defender_paper",
+    "vfl_defender_batch",
+]
+OptimizerName = Literal["adam", "sgd", "adadelta"]
+FieldName = Literal["gradient", "outputs", "parameters", "inputs", "differences"]
+
+#: Records of either run where nobody asks for a number and the data have as many.
+SHADOW_RECORDS, VICTIM_RECORDS = 1000, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSetup:
+    """Everything that a person chooses about a vertical run, but its data. Hashable."""
+
+    share: float = 0.5
+    """The adversary's share of the features."""
+    batch_size: int = 16
+    """Samples in a batch."""
+    shadow_records: int | None = None
+    """Complete records that the attacker owns, at most a third of the data; None takes 1000, or that third."""
+    victim_records: int | None = None
+    """Records of the real run, at most what the shadow records leave; None takes 2000, or what is left."""
+    parties: int = 2
+    """Parties that share the features."""
+    partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = "auto"
+    """How the features are divided; auto gives every party a strip of an image, or random columns of a table."""
+    optimizer: OptimizerName = "adam"
+    """Optimizer of the training."""
+    scaling: Literal["minmax", "quantile"] = "minmax"
+    """How columns are scaled to [0, 1]."""
+    balanced: bool = False
+    """Draw equally many samples of every class."""
+    cipher: Literal["none", "plain", "ckks"] = "none"
+    """The top's first layer runs without a cipher, by the algebra of the encrypted protocol without ciphertexts, or on
+    real ones. Rows of tables that are printed for encryption run on real ones unless plain, which is quicker, is given.
+    """
+    defense: SplitDefenseName = "none"
+    """Defense of the real run; attacked by one who ignores it, and by one who applies it to the shadow run too."""
+    strength: float = 0.0
+    """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
+    task_epochs: int = 20
+    """Epochs of training after which the task's accuracy is measured, where a defense is on."""
+    network_epochs: int = 10
+    """Passes of R over the steps of all shadow runs."""
+    fields: tuple[FieldName, ...] = ("gradient", "outputs", "inputs")
+    """What a record holds."""
+    select: Literal["fixed", "validation"] = "fixed"
+    """Take `--fields`, or choose them by validation on the attacker's own shadow records."""
+    shadow_runs: int = 1
+    """Shadow runs of the same records in other orders, all of which R learns from; few records need several."""
+
+
+@dataclass(frozen=True)
+class SplitCase(SplitSetup):
+    """A vertical run and the attacks on it: everything but the seed. Equal cases share what is compiled."""
+
+    data: str
+    """Data set, as docs/data.md lists them."""
+    categories: Literal["hashed", "one_hot"] = "hashed"
+    """How categorical columns become numbers: hashed into a few, or one per category."""
+    free_top: bool = False
+    """The top model has no parameters and adds up what the parties send."""
+    shadow_epochs: int = 0
+    """Epochs of the shadow run; 0 takes one and a half times as many steps as the attacker sees of the real run, and at
+    least 3 epochs."""
+    victim_epochs: int = 1
+    """Epochs of the real run that the attacker sees."""
+
+    def undefended(self) -> "SplitCase":
+        """The same case without a defense."""
+        return replace(self, defense="none", strength=0.0)
+
+    def attacker_only(self) -> "SplitCase":
+        """The same attacker's records and features, and defaults for all that its own features do not depend on."""
+        kept = ("share", "shadow_records", "victim_records", "parties", "partition", "scaling", "categories")
+        return SplitCase(self.data, balanced=self.balanced, **{name: getattr(self, name) for name in kept})

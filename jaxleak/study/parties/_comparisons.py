@@ -1,0 +1,92 @@
+"""The label attacks of Li et al. and of Fu et al., on the case that VFLRecon is run on."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import audit
+from jaxleak._base import Batch, Observation
+from jaxleak.attacks import party_records
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import ADVERSARY, THREAT, SplitProblem, rounds_of, split_problem, train
+from jaxleak.study.parties._truth import Truth
+
+
+def comparisons(
+    case: SplitCase,
+    seed: int,
+    problem: SplitProblem,
+    seen: Observation,
+    baseline: party_records.LabelBaseline,
+    truth: Truth,
+) -> dict[str, float]:
+    """Label accuracies of Fu et al., and for two classes those of Li et al. on what was seen of the real run.
+
+    Args:
+        case: of the run.
+        seed: of the runs of Fu et al.
+        problem: the set-up without its truth.
+        seen: of the real run.
+        baseline: what the attacker's own features say.
+        truth: scores.
+    """
+    scores = {
+        "label_accuracy_fu_free_top": fu_free_top(case, seed),
+        "label_accuracy_fu_completion": fu_completion(case, seed),
+    }
+    if problem.model.num_classes != 2:
+        return scores
+    index, x, gradients = party_records.flat_observations(seen)
+    share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
+    # Li et al. know one positive sample; this attacker takes the one it is surest of from its own features.
+    anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
+    answers = {
+        "norm": party_records.norm_labels(gradients, share),
+        "direction": party_records.direction_labels(gradients, anchor),
+    }
+    for name, answer in answers.items():
+        labels = _by_sample(index, answer, len(problem.victim.y))
+        scores[f"label_accuracy_li_{name}"] = truth.label_accuracy(labels)
+    return scores
+
+
+def fu_free_top(case: SplitCase, seed: int) -> float:
+    """Label accuracy of Fu et al.'s direct attack on one undefended epoch, whose top model has no parameters."""
+    problem = split_problem(replace(case.undefended(), free_top=True, cipher="none"), seed)
+    key = jax.random.key(seed)
+    state = problem.victim_protocol.init(key)
+    rounds = rounds_of(problem.victim, case.batch_size, 1)
+    _, seen = audit.watch(problem.victim_protocol, THREAT, problem.victim, state, key=key, rounds=rounds)
+    problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
+    index, _, gradients = party_records.flat_observations(seen)
+    answer = party_records.sign_labels(gradients)[0]
+    return truth.label_accuracy(_by_sample(index, answer, len(problem.victim.y)))
+
+
+def fu_completion(case: SplitCase, seed: int) -> float:
+    """Label accuracy of Fu et al.'s passive attack, which completes the party's own bottom model after training.
+
+    The party fits a classifier of its bottom's outputs on the labelled shadow records, as many as every other attacker
+    has; the paper's semi-supervised use of unlabelled records is left out.
+    """
+    problem = split_problem(replace(case.undefended(), cipher="none"), seed)
+    rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
+    bottom = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)["bottom"][ADVERSARY]
+    # Over so many epochs, every sample takes part.
+    problem, truth = problem.without_truth(), Truth(problem, np.arange(len(problem.victim.y))[None])
+
+    def outputs(batch: Batch) -> np.ndarray:
+        return np.asarray(problem.model.bottom(bottom, jnp.asarray(problem.own(batch))))
+
+    y, classes = np.asarray(problem.shadow.y), problem.model.num_classes
+    head = party_records.fit_label_baseline(outputs(problem.shadow), y, classes, seed=seed)
+    return truth.label_accuracy(head.predict(outputs(problem.victim)))
+
+
+def _by_sample(index: np.ndarray, answer: np.ndarray, num_samples: int) -> np.ndarray:
+    """Labels (N,) from those of the samples `index`; samples that took no part have label 0 and are not scored."""
+    labels = np.zeros(num_samples, np.int32)
+    labels[index] = answer
+    return labels

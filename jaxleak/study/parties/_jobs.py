@@ -1,0 +1,99 @@
+"""Cases of vertical training as the jobs of a runner, each of which runs once for a seed."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+from jaxleak.attacks import party_records
+from jaxleak.study.parties._case import VICTIM_RECORDS, SplitCase
+from jaxleak.study.parties._problem import records_of, sources_of_parties, split_problem
+from jaxleak.study.parties._runs import Runs, run_case, task_scores
+from jaxleak.study.parties._truth import correlations
+from jaxleak.study.runner import Cost, Result
+from jaxleak.study.sources import Arrays
+
+#: Seconds on two CPU cores that other work shares, measured; only used to decide what fits a budget.
+_FIRST, _PER_START, _TASK, _CKKS_STEP = 10.0, 8.0, 6.0, 1.5
+
+
+class SplitJob(NamedTuple):
+    """A case, and everything that has to run of it."""
+
+    case: SplitCase
+    runs: Runs
+
+
+class SplitJobs:
+    """Cases as jobs, for `jaxleak.study.runner`.
+
+    Scores are those of `run_case`, correlations where features are reconstructed, and how many records were used.
+    """
+
+    def __init__(
+        self,
+        pictured: Collection[tuple[SplitCase, int]] = (),
+        slowdown: Callable[[SplitCase], float] = lambda _: 1.0,
+    ):
+        """Plan.
+
+        Args:
+            pictured: cases and seeds whose arrays are kept, for figures.
+            slowdown: by how much a case takes longer than the estimate.
+        """
+        self.pictured, self.slowdown = frozenset(pictured), slowdown
+
+    def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
+        """Case and runs."""
+        return {"case": dataclasses.asdict(job.case), "runs": job.runs._asdict(), "seed": seed}
+
+    def sources(self, job: SplitJob, seed: int) -> Arrays:
+        """The records that the case draws from."""
+        return sources_of_parties(job.case)
+
+    def require(self, job: SplitJob, seed: int) -> None:
+        """Refuse data that are not there or do not fit the case."""
+        split_problem(job.case, seed)
+
+    def cost(self, job: SplitJob) -> Cost:
+        """As `seconds_of` says."""
+        return Cost(self.slowdown(job.case) * seconds_of(job.case, job.runs))
+
+    def run(self, job: SplitJob, seed: int) -> Result:
+        """Run all of the case once."""
+        used = {f"{name}_records": float(count) for name, count in records_of(job.case)._asdict().items()}
+        if not job.runs.shadow_init and not job.runs.features:
+            return Result(task_scores(job.case, seed) | used, {})
+        scores, arrays = run_case(job.case, seed, job.runs)
+        scores |= used | (correlations(arrays, seed) if arrays else {})
+        return Result(scores, arrays if (job.case, seed) in self.pictured else {})
+
+
+def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit, ...]) -> Runs:
+    """What has to run of a case so that it has these scores; one that only costs accuracy runs no attack.
+
+    Args:
+        scores: names, as `run_case` and `correlations` give them.
+        shadow_init: how shadow runs start, where there is an attack.
+    """
+    names = list(scores)
+    return Runs(
+        shadow_init=shadow_init if any(not name.startswith("task") for name in names) else (),
+        features=any(name.startswith(("feature_mse", "correlation")) for name in names),
+        task=any(name.startswith("task") for name in names),
+        comparisons=any("_li_" in name or "_fu_" in name for name in names),
+    )
+
+
+def seconds_of(case: SplitCase, runs: Runs) -> float:
+    """Estimated seconds of one seed on two CPU cores."""
+    starts = len(runs.shadow_init) * (2 if case.defense != "none" else 1)
+    victims = case.victim_records or VICTIM_RECORDS
+    size = min(2.0, victims / 1000)
+    total = (_TASK * size if runs.task else 0.0) + (_FIRST if starts else 0.0)
+    # One training per candidate, on nearly all records, and one more with the fields that won.
+    trainings = 1 + (len(party_records.FIELD_CANDIDATES) if case.select == "validation" else 0)
+    network = size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
+    total += _PER_START * starts * network * trainings * max(1.0, case.shadow_runs * case.network_epochs / 10)
+    if case.cipher == "ckks":
+        total += _CKKS_STEP * (case.parties - 1) * victims / case.batch_size
+    return total * (4 if case.data == "cifar10" else 1)

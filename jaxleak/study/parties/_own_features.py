@@ -1,0 +1,89 @@
+"""What the attacker's own features say without any gradient: every attack on a vertical run is compared with it."""
+
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import attacks
+from jaxleak._base import Observation, PartyRecord
+from jaxleak.attacks import party_records
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import ADVERSARY, split_problem
+from jaxleak.study.parties._truth import Truth
+
+Task = Literal["labels", "features"]
+TASKS: tuple[Task, ...] = ("labels", "features")
+
+
+class OwnFeatures(NamedTuple):
+    """What the attacker's own features say: tuned models, and the paper's networks."""
+
+    labels: party_records.LabelBaseline
+    features: party_records.FeatureBaseline | None
+    networks: dict[Task, party_records.ReconstructionNet]
+
+    def scores(self, truth: Truth) -> dict[str, float]:
+        own = truth.problem.own(truth.problem.victim)
+        record = _inputs_only(jnp.asarray(own))
+        scores = {
+            "label_accuracy_baseline": truth.label_accuracy(self.labels.predict(own)),
+            "label_accuracy_baseline_network": truth.label_accuracy(
+                np.asarray(self.networks["labels"](record)).argmax(axis=1)
+            ),
+        }
+        if self.features is not None:
+            victims = truth.victims(truth.problem.victim.x)[truth.took_part]
+            scores |= {
+                "feature_mse_baseline": truth.feature_mse_of(self.features.predict(own)),
+                "feature_mse_baseline_network": truth.feature_mse_of(np.asarray(self.networks["features"](record))),
+                "feature_variance": float(victims.var(axis=0).mean()),
+            }
+        return scores
+
+    def arrays(self, truth: Truth) -> dict[str, np.ndarray]:
+        """What a figure shows beside the attack: own and victims' features, and what a tuned regression says."""
+        if self.features is None:
+            return {}
+        own = truth.problem.own(truth.problem.victim)
+        return {
+            "own": own[truth.took_part],
+            "victims": truth.victims(truth.problem.victim.x)[truth.took_part],
+            "baseline": self.features.predict(own)[truth.took_part],
+        }
+
+
+# No defense, cipher or optimiser changes what the attacker's own features say: one fit serves a whole table.
+@lru_cache(maxsize=32)
+def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
+    """Fit them on the shadow records of a case, as `SplitCase.attacker_only` gives it."""
+    problem = split_problem(case, seed)
+    own, y = problem.own(problem.shadow), np.asarray(problem.shadow.y)
+    labels = party_records.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)
+    known = None
+    if features:
+        target = np.asarray(party_records.victims_features(problem.model, problem.shadow.x, ADVERSARY))
+        known = party_records.fit_feature_baseline(own, target, seed=seed)
+    size = len(own) // case.batch_size * case.batch_size
+    index = jnp.arange(size, dtype=jnp.int32).reshape(-1, case.batch_size)
+    records = Observation(jnp.arange(len(index)), index=index, party=_inputs_only(jnp.asarray(own)[index]))
+    networks = {
+        task: attacks.train_vflrecon(
+            jax.random.fold_in(jax.random.key(seed), 30),
+            records,
+            problem.shadow,
+            problem.model,
+            party=ADVERSARY,
+            task=task,
+            fields=("inputs",),
+            epochs=3 * case.network_epochs,
+        )
+        for task in (TASKS if features else TASKS[:1])
+    }
+    return OwnFeatures(labels, known, networks)
+
+
+def _inputs_only(x: jax.Array) -> PartyRecord:
+    return PartyRecord(x, None, None, None, None, None, None)  # type: ignore[arg-type]
