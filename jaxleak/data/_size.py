@@ -45,5 +45,5 @@ def resized(dataset: Dataset, size: int, spec: str) -> Dataset:
     for number, image in enumerate(dataset.x[:, top : top + side, left : left + side]):
         for channel in range(channels):
             plane = Image.fromarray(np.ascontiguousarray(image[..., channel]))
-            x[number, ..., channel] = plane.resize((size, size), Image.Resampling.LANCZOS)
+            x[number, ..., channel] = np.asarray(plane.resize((size, size), Image.Resampling.LANCZOS))
     return dataset._replace(x=np.clip(x, 0, 1), name=spec)
