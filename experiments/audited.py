@@ -3,7 +3,7 @@
     python -m experiments.audited
     python -m experiments.audited --only cnn-b1 vit-b1 --minutes 5
 
-A client owns a network of `experiments/_audited` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
+A client owns a network of `examples/networks` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
 images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
 as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
 that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again; those of
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
+from experiments._by_path import ROOT, module_at
 from jaxleak import _validate, capture, data
 from jaxleak.__main__ import main as jaxleak
 from jaxleak.study import RunFolder, default_out, digest, run_command
@@ -29,7 +30,7 @@ from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json
 from jaxleak.study.sources import drawn
 
-_NETWORKS = Path(__file__).parent / "_audited"
+_NETWORKS = "examples/networks"
 #: Where a run folder keeps the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
@@ -185,7 +186,7 @@ def _audit(case: Case, images: data.Dataset, args: Args, own: Path) -> None:
     (_torch_client if case.in_torch else _jax_client)(case, images, args, (x, y), weights)
     module = "torch_networks" if case.in_torch else "jax_networks"
     command = [
-        "audit", "--model", f"{_NETWORKS / module}.py:{case.network}", "--weights", str(weights),
+        "audit", "--model", f"{ROOT / _NETWORKS / module}.py:{case.network}", "--weights", str(weights),
         "--update", str(own / "update.safetensors"), "--batch-size", str(case.batch_size),
         "--batch-norm", case.batch_norm, "--truth", str(own / "truth.npz"),
         "--minutes", f"{args.minutes:g}", "--seed", str(args.seed), "--out", str(own / "audit"),
@@ -205,8 +206,7 @@ def _torch_client(
 ) -> None:
     import torch
 
-    from experiments._audited import torch_networks
-
+    torch_networks = module_at(f"{_NETWORKS}/torch_networks.py")
     torch.manual_seed(args.seed)
     net = getattr(torch_networks, case.network)()
     if case.trained:
@@ -242,8 +242,7 @@ def _jax_client(
     """The PyTorch network's weights, and the gradient that the other framework computes with them."""
     import torch
 
-    from experiments._audited import jax_networks, torch_networks
-
+    torch_networks, jax_networks = (module_at(f"{_NETWORKS}/{name}_networks.py") for name in ("torch", "jax"))
     torch.manual_seed(args.seed)
     state = {name: tensor.numpy() for name, tensor in torch_networks.Cnn().state_dict().items()}
     library = case.network.removesuffix("_cnn")
@@ -263,8 +262,7 @@ def _differences(own: Mapping[str, Path]) -> dict[str, float]:
     for library, other in {"nnx": own["cnn-nnx-b1"], "equinox": own["cnn-equinox-b1"]}.items():
         if not all((path / "audit" / "reconstruction.npz").exists() for path in (first, other)):
             continue
-        from experiments._audited import jax_networks
-
+        jax_networks = module_at(f"{_NETWORKS}/jax_networks.py")
         by_torch = getattr(jax_networks, f"in_{library}")(capture.load(first / "update.safetensors").arrays)
         arrays = capture.load(other / "update.safetensors").arrays
         largest = max(float(np.abs(array).max()) for array in by_torch.values())
