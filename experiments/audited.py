@@ -108,7 +108,7 @@ def main(args: Args) -> dict[str, Any]:
     out = args.out or default_out("audited", args.data)
     own = {name: folder_of(out, name, args) for name in args.only or CASES}
     _require_frameworks([CASES[name] for name, path in own.items() if args.fresh or not _is_finished(path)])
-    folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh)
+    folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh, program="python -m experiments.audited")
     folder.sources.bind(drawn(args.data, None, args.seed))
     if args.fresh:
         folder.begin()

@@ -40,7 +40,13 @@ def main(args: Args) -> dict[str, Any]:
     _validate.seeds(seed=args.seed)
     _validate.in_range(0, LARGEST_SEED, seed=args.seed)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
-    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", config, fresh=args.fresh)
+    folder = RunFolder(
+        args.out or default_out("mistakes", args.data),
+        "mistakes",
+        config,
+        fresh=args.fresh,
+        program="python -m experiments.mistakes",
+    )
     folder.sources.bind(drawn(args.data, IMAGES, 0))
     known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
