@@ -107,16 +107,29 @@ def main(args: Args) -> int:
             print(f"wrote {path}")
         return 0
     if args.sheets:
-        for ledger in ledgers:
-            title = functools.partial(sheet_title, ledger.paper)
-            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets, title):
-                print(f"wrote {path}")
+        draw(args, ledgers)
         return 0
     _known(args, ledgers)
     if args.check:
         return check(args, ledgers)
     run(args, ledgers)
     return 0
+
+
+def draw(args: Args, ledgers: list[Ledger]) -> None:
+    """Draw the sheets of what is finished in the folder of the runs.
+
+    Raises:
+        ValueError: if nothing is finished there that has images.
+    """
+    drawn = list[Path]()
+    for ledger in ledgers:
+        title = functools.partial(sheet_title, ledger.paper)
+        drawn += draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets, title)
+    for path in drawn:
+        print(f"wrote {path}")
+    if not drawn:
+        raise ValueError(f"nothing was drawn: no run in {_folder(args, ledgers[0]).parent} has images for the ledger")
 
 
 def _folder(args: Args, ledger: Ledger) -> Path:

@@ -114,6 +114,10 @@ class TestCommand:
             reproduced(record=True)
         assert ledger.entries[CELL, "printed", ""].status == "failed"
 
+    def test_sheets_of_nothing_are_an_error(self, reproduced):
+        with pytest.raises(ValueError, match=r"nothing was drawn: no run in .*out has images"):
+            reproduced(sheets=True)
+
     def test_a_check_draws_from_what_the_options_name_and_says_when_that_is_nothing(
         self, reproduced, ledger, tmp_path, capsys
     ):
