@@ -35,6 +35,7 @@ from jaxleak import _validate
 from jaxleak.study import Progress, default_out, require_own_folder, run_command
 from jaxleak.study.ledger import (
     MEASURED,
+    TOO_COSTLY,
     VARIANTS,
     Entry,
     Ledger,
@@ -188,10 +189,9 @@ def _require_measured(made: list[Entry], asked: int) -> None:
         raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
     if not made or any(entry.status in MEASURED for entry in made):
         return
-    if any(entry.status == "not run" for entry in made):
-        cheapest = next(entry for entry in made if entry.status == "not run")
-        raise ValueError(f"nothing was measured: {cheapest.cell} {cheapest.why}; raise --budget")
-    raise ValueError(f"nothing was measured: {made[0].why}")
+    costly = [entry for entry in made if entry.why.startswith(TOO_COSTLY)]
+    first = (costly or made)[0]
+    raise ValueError(f"nothing was measured: {first.cell}: {first.why}{'; raise --budget' if costly else ''}")
 
 
 def _asked(args: Args, cell: str, variant: str) -> bool:

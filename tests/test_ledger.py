@@ -101,6 +101,13 @@ def test_a_failure_is_recorded_and_stops_nothing(ledger, tmp_path):
     assert run(study, ledger, tmp_path) == []
 
 
+def test_missing_data_are_no_outcome_and_are_asked_for_again(ledger, tmp_path):
+    (entry,) = run(FakeStudy(measurement(CELL, FileNotFoundError("mnist.npz is missing"))), ledger, tmp_path)
+    assert (entry.status, entry.why) == ("not run", "mnist.npz is missing")
+    (entry,) = run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path)
+    assert entry.status == "met"
+
+
 def test_too_little_memory_is_impossible(ledger, tmp_path):
     (entry,) = run(FakeStudy(measurement(CELL, MemoryError("21 GB"))), ledger, tmp_path)
     assert entry.status == "impossible"

@@ -107,12 +107,11 @@ class TestCommand:
         with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
             reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
 
-    def test_nothing_but_failures_is_an_error(self, reproduced, ledger, monkeypatch, tmp_path):
-        study = FakeStudy(measurement(CELL, FileNotFoundError("no such data")))
-        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
-        with pytest.raises(ValueError, match="nothing was measured: FileNotFoundError: no such data"):
+    @pytest.mark.parametrize("error", [FileNotFoundError("no such data"), ValueError("no such cell")])
+    def test_nothing_but_errors_is_an_error(self, error, reproduced, ledger, monkeypatch):
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: FakeStudy(measurement(CELL, error)))
+        with pytest.raises(ValueError, match=rf"nothing was measured: {CELL}: .*{error}$"):
             reproduced(record=True)
-        assert ledger.entries[CELL, "printed", ""].status == "failed"
 
     def test_sheets_of_nothing_are_an_error(self, reproduced):
         with pytest.raises(ValueError, match=r"nothing was drawn: no run in .*out has images"):
