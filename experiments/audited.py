@@ -11,6 +11,7 @@ another seed, budget or data set are other cases. Needs PyTorch and Equinox. All
 """
 
 import importlib.util
+import math
 import re
 import shutil
 import sys
@@ -28,6 +29,7 @@ from jaxleak.__main__ import main as jaxleak
 from jaxleak.study import RunFolder, default_out, digest, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json
+from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 _NETWORKS = "examples/networks"
@@ -154,11 +156,14 @@ def _require_frameworks(cases: list[Case]) -> None:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """A table in Markdown."""
-    lines = ["| case | verdict | PSNR (dB) | SSIM | by | seconds |", "|---|---|---|---|---|---|"]
-    for name, row in rows.items():
-        scores = f"{row.get('psnr', float('nan')):.1f} | {row.get('ssim', float('nan')):.2f}"
-        lines.append(f"| {name} | {row['verdict']} | {scores} | {row['best']} | {row['seconds']:.0f} |")
-    return "\n".join(lines)
+    shown = [
+        [
+            name, row["verdict"], f"{row.get('psnr', math.nan):.1f}", f"{row.get('ssim', math.nan):.2f}", row["best"],
+            f"{row['seconds']:.0f}",
+        ]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    return "\n".join(markdown_table(("case", "verdict", "PSNR (dB)", "SSIM", "by", "seconds"), shown))
 
 
 def _row(case: Case, results: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from jaxleak import _validate, audit, protocols
 from jaxleak.study import Progress, RunFolder, default_out
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
+from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 #: What becomes of a mistake: a check fails; a check is suspicious; or none is, and the verdict is one of the others.
@@ -120,5 +121,7 @@ def _status(claim: Claim, minutes: float) -> str:
 
 def table(rows: dict[str, dict[str, int]]) -> str:
     """A table in Markdown."""
-    lines = [f"| mistake | {' | '.join(_FIELDS)} |".replace("_", " "), "|---" * (1 + len(_FIELDS)) + "|"]
-    return "\n".join(lines + [f"| {n} | {' | '.join(str(r[field]) for field in _FIELDS)} |" for n, r in rows.items()])
+    header = ["mistake", *(field.replace("_", " ") for field in _FIELDS)]
+    return "\n".join(
+        markdown_table(header, [[name, *(str(row[field]) for field in _FIELDS)] for name, row in rows.items()])
+    )
