@@ -53,9 +53,9 @@ def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path)
 def test_pages_show_what_the_ledger_holds(ledger, tmp_path):
     run(FakeStudy(measurement(CELL, 40.0, "ours", name="exact")), ledger, tmp_path, seeds=(0, 1))
     made = pages.pages([ledger])
-    assert (
-        "| table2/cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 | 0: 40, 1: 41 | met | ours (exact) |" in made["cafe/table2.md"]
-    )
+    row = "| cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 dB | 0: 40.0, 1: 41.0 | met | ours (exact) |"
+    assert row in made["cafe/table2.md"]
+    assert "The measurements are 1 of the kind *ours*." in made["cafe/table2.md"]
     assert "no entry: " in made["cafe/table3.md"]
     assert pages.write([ledger], tmp_path / "docs")
     (tmp_path / "docs" / "cafe" / "table99.md").write_text("of a table that is no more")
