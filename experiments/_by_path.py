@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,9 +20,10 @@ def module_at(path: str) -> ModuleType:
         FileNotFoundError: if there is no such file.
         ImportError: if the file is not one of Python code, or needs a package that is missing.
     """
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    spec = importlib.util.spec_from_file_location(path.removesuffix(".py").replace("/", "."), ROOT / path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no file of Python code")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its classes look for themselves
     spec.loader.exec_module(module)
     return module

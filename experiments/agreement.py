@@ -115,7 +115,13 @@ def main(args: Args) -> dict[str, float]:
     if not cases:
         raise ValueError(f"only must be part of a case's name ({', '.join(CASES)}), got {args.only!r}")
     out = args.out or default_out("agreement", args.only or "all")
-    folder = RunFolder(out, "agreement", {"seeds": args.seeds, "only": args.only}, fresh=args.fresh)
+    folder = RunFolder(
+        out,
+        "agreement",
+        {"seeds": args.seeds, "only": args.only},
+        fresh=args.fresh,
+        program="python -m experiments.agreement",
+    )
     stored = folder.path / "cells"
     stored.mkdir(exist_ok=True)
     if args.fresh:

@@ -3,7 +3,7 @@
     python -m experiments.audited
     python -m experiments.audited --only cnn-b1 vit-b1 --minutes 5
 
-A client owns a network of `experiments/_audited` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
+A client owns a network of `examples/networks` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
 images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
 as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
 that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again; those of
@@ -11,6 +11,7 @@ another seed, budget or data set are other cases. Needs PyTorch and Equinox. All
 """
 
 import importlib.util
+import math
 import re
 import shutil
 import sys
@@ -22,14 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
+from experiments._by_path import ROOT, module_at
 from jaxleak import _validate, capture, data
 from jaxleak.__main__ import main as jaxleak
 from jaxleak.study import RunFolder, default_out, digest, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json
+from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
-_NETWORKS = Path(__file__).parent / "_audited"
+_NETWORKS = "examples/networks"
 #: Where a run folder keeps the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
@@ -107,7 +110,7 @@ def main(args: Args) -> dict[str, Any]:
     out = args.out or default_out("audited", args.data)
     own = {name: folder_of(out, name, args) for name in args.only or CASES}
     _require_frameworks([CASES[name] for name, path in own.items() if args.fresh or not _is_finished(path)])
-    folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh)
+    folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh, program="python -m experiments.audited")
     folder.sources.bind(drawn(args.data, None, args.seed))
     if args.fresh:
         folder.begin()
@@ -153,11 +156,14 @@ def _require_frameworks(cases: list[Case]) -> None:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """A table in Markdown."""
-    lines = ["| case | verdict | PSNR (dB) | SSIM | by | seconds |", "|---|---|---|---|---|---|"]
-    for name, row in rows.items():
-        scores = f"{row.get('psnr', float('nan')):.1f} | {row.get('ssim', float('nan')):.2f}"
-        lines.append(f"| {name} | {row['verdict']} | {scores} | {row['best']} | {row['seconds']:.0f} |")
-    return "\n".join(lines)
+    shown = [
+        [
+            name, row["verdict"], f"{row.get('psnr', math.nan):.1f}", f"{row.get('ssim', math.nan):.2f}", row["best"],
+            f"{row['seconds']:.0f}",
+        ]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    return "\n".join(markdown_table(("case", "verdict", "PSNR (dB)", "SSIM", "by", "seconds"), shown))
 
 
 def _row(case: Case, results: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +191,7 @@ def _audit(case: Case, images: data.Dataset, args: Args, own: Path) -> None:
     (_torch_client if case.in_torch else _jax_client)(case, images, args, (x, y), weights)
     module = "torch_networks" if case.in_torch else "jax_networks"
     command = [
-        "audit", "--model", f"{_NETWORKS / module}.py:{case.network}", "--weights", str(weights),
+        "audit", "--model", f"{ROOT / _NETWORKS / module}.py:{case.network}", "--weights", str(weights),
         "--update", str(own / "update.safetensors"), "--batch-size", str(case.batch_size),
         "--batch-norm", case.batch_norm, "--truth", str(own / "truth.npz"),
         "--minutes", f"{args.minutes:g}", "--seed", str(args.seed), "--out", str(own / "audit"),
@@ -205,8 +211,7 @@ def _torch_client(
 ) -> None:
     import torch
 
-    from experiments._audited import torch_networks
-
+    torch_networks = module_at(f"{_NETWORKS}/torch_networks.py")
     torch.manual_seed(args.seed)
     net = getattr(torch_networks, case.network)()
     if case.trained:
@@ -242,8 +247,7 @@ def _jax_client(
     """The PyTorch network's weights, and the gradient that the other framework computes with them."""
     import torch
 
-    from experiments._audited import jax_networks, torch_networks
-
+    torch_networks, jax_networks = (module_at(f"{_NETWORKS}/{name}_networks.py") for name in ("torch", "jax"))
     torch.manual_seed(args.seed)
     state = {name: tensor.numpy() for name, tensor in torch_networks.Cnn().state_dict().items()}
     library = case.network.removesuffix("_cnn")
@@ -263,8 +267,7 @@ def _differences(own: Mapping[str, Path]) -> dict[str, float]:
     for library, other in {"nnx": own["cnn-nnx-b1"], "equinox": own["cnn-equinox-b1"]}.items():
         if not all((path / "audit" / "reconstruction.npz").exists() for path in (first, other)):
             continue
-        from experiments._audited import jax_networks
-
+        jax_networks = module_at(f"{_NETWORKS}/jax_networks.py")
         by_torch = getattr(jax_networks, f"in_{library}")(capture.load(first / "update.safetensors").arrays)
         arrays = capture.load(other / "update.safetensors").arrays
         largest = max(float(np.abs(array).max()) for array in by_torch.values())

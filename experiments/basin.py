@@ -87,7 +87,13 @@ def main(args: Args) -> list[dict[str, Any]]:
     config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
-    folder = RunFolder(args.out or default_out("basin", "-".join(args.rows)), "basin", config, fresh=args.fresh)
+    folder = RunFolder(
+        args.out or default_out("basin", "-".join(args.rows)),
+        "basin",
+        config,
+        fresh=args.fresh,
+        program="python -m experiments.basin",
+    )
     for case in cases.values():
         for seed in args.seeds:
             folder.sources.bind(sources_of_update(case, seed))

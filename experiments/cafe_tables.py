@@ -97,7 +97,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
         name: getattr(args, name)
         for name in ("table", "budget", "solver", "iterations", "data_learning_rate", "images", "num_samples", "seeds")
     }
-    folder = RunFolder(out, "cafe_tables", config, fresh=args.fresh)
+    folder = RunFolder(out, "cafe_tables", config, fresh=args.fresh, program="python -m experiments.cafe_tables")
     specs = {name: name for name in DATASETS.values()} | ({"linnaeus5": args.linnaeus5} if args.linnaeus5 else {})
     missing = {name: why for name, spec in specs.items() if (why := available(spec))}
     if not args.linnaeus5:

@@ -173,7 +173,7 @@ def tables(args: Args) -> dict[str, float]:
     chosen = [replace(cell, reason=reason_against(args, cell)) for cell in chosen]
     out = args.out or default_out("fedleak", "-".join(args.table) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
-    folder = RunFolder(out, "fedleak", jsonable(config), fresh=args.fresh)
+    folder = RunFolder(out, "fedleak", jsonable(config), fresh=args.fresh, program="python -m experiments.fedleak")
     with Progress() as progress:
         runner = runner_in(folder, UpdateJobs(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
         rows = run_cells(chosen, runner, folder, seeds=args.seeds, budget=Budget(60.0 * budget), beside=_beside)

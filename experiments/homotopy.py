@@ -118,6 +118,7 @@ def main(args: Args) -> list[dict[str, Any]]:
         "homotopy",
         config | {"variants": list(changes)},
         fresh=args.fresh,
+        program="python -m experiments.homotopy",
     )
     # All that can be refused is refused before the first run.
     saved = {

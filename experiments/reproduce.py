@@ -35,6 +35,7 @@ from jaxleak import _validate
 from jaxleak.study import Progress, default_out, require_own_folder, run_command
 from jaxleak.study.ledger import (
     MEASURED,
+    TOO_COSTLY,
     VARIANTS,
     Entry,
     Ledger,
@@ -107,16 +108,29 @@ def main(args: Args) -> int:
             print(f"wrote {path}")
         return 0
     if args.sheets:
-        for ledger in ledgers:
-            title = functools.partial(sheet_title, ledger.paper)
-            for path in draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets, title):
-                print(f"wrote {path}")
+        draw(args, ledgers)
         return 0
     _known(args, ledgers)
     if args.check:
         return check(args, ledgers)
     run(args, ledgers)
     return 0
+
+
+def draw(args: Args, ledgers: list[Ledger]) -> None:
+    """Draw the sheets of what is finished in the folder of the runs.
+
+    Raises:
+        ValueError: if nothing is finished there that has images.
+    """
+    drawn = list[Path]()
+    for ledger in ledgers:
+        title = functools.partial(sheet_title, ledger.paper)
+        drawn += draw_sheets(study_of(ledger.paper, _folder(args, ledger)), ledger, FIGURES, in_sheets, title)
+    for path in drawn:
+        print(f"wrote {path}")
+    if not drawn:
+        raise ValueError(f"nothing was drawn: no run in {_folder(args, ledgers[0]).parent} has images for the ledger")
 
 
 def _folder(args: Args, ledger: Ledger) -> Path:
@@ -175,10 +189,9 @@ def _require_measured(made: list[Entry], asked: int) -> None:
         raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
     if not made or any(entry.status in MEASURED for entry in made):
         return
-    if any(entry.status == "not run" for entry in made):
-        cheapest = next(entry for entry in made if entry.status == "not run")
-        raise ValueError(f"nothing was measured: {cheapest.cell} {cheapest.why}; raise --budget")
-    raise ValueError(f"nothing was measured: {made[0].why}")
+    costly = [entry for entry in made if entry.why.startswith(TOO_COSTLY)]
+    first = (costly or made)[0]
+    raise ValueError(f"nothing was measured: {first.cell}: {first.why}{'; raise --budget' if costly else ''}")
 
 
 def _asked(args: Args, cell: str, variant: str) -> bool:

@@ -2,10 +2,12 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 from tiny_studies import Killed, studies  # noqa: F401
 
 from experiments import audited
+from experiments._by_path import module_at
 
 
 def _psnr(metrics):
@@ -51,3 +53,27 @@ def test_a_missing_framework_is_named_with_its_extra_before_anything_is_written(
     with pytest.raises(ImportError, match=rf"need .*torch.*pip install 'jaxleak\[{extras}\]'"):
         audited.main(audited.Args(only=only, data="digits", out=tmp_path / "out"))
     assert not list(tmp_path.iterdir())
+
+
+def test_one_network_has_the_same_gradient_in_flax_and_in_equinox():
+    pytest.importorskip("equinox")
+    networks = module_at("examples/networks/jax_networks.py")
+    rng = np.random.default_rng(0)
+    shapes = {
+        "conv1": (16, 3, 3, 3), "conv2": (32, 16, 3, 3), "fc1": (64, networks.HIDDEN), "fc2": (10, 64),
+    }  # fmt: skip
+    state = {}  # as PyTorch has it
+    for layer, shape in shapes.items():
+        scale = np.sqrt(1 / np.prod(shape[1:]))
+        state[f"{layer}.weight"] = (scale * rng.normal(size=shape)).astype(np.float32)
+        state[f"{layer}.bias"] = (0.1 * rng.normal(size=shape[0])).astype(np.float32)
+    x, y = rng.random((2, 32, 32, 3), np.float32), np.array([3, 7])
+    by_flax = networks.nnx_gradient(networks.in_nnx(state), x, y)
+    by_equinox = networks.equinox_gradient(networks.in_equinox(state), x, y)
+    assert by_equinox["conv1.bias"].shape == (16, 1, 1)
+    for layer, shape in shapes.items():
+        kernel = by_equinox[f"{layer}.weight"]
+        expected = kernel.transpose(2, 3, 1, 0) if len(shape) == 4 else kernel.T
+        np.testing.assert_allclose(by_flax[f"{layer}.kernel"], expected, atol=1e-6)
+        np.testing.assert_allclose(by_flax[f"{layer}.bias"], by_equinox[f"{layer}.bias"].ravel(), atol=1e-6)
+    assert max(np.abs(leaf).max() for leaf in by_flax.values()) > 1e-3

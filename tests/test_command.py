@@ -55,6 +55,7 @@ def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
     _, command = files
     assert main([*command, str(tmp_path / "out"), "--seed", str(2**32)]) == 1
     assert "seed must be whole numbers in [0, 2^32), got 4294967296" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):

@@ -15,9 +15,10 @@ from fuzzing import FLOATS, INTEGERS, NAMES, clear, few, fuzz, little_memory, no
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import cafe_scale, sweep, vflrecon
+from experiments import audited, cafe_scale, reproduce, sweep, vflrecon
 from experiments import defenses as defense_study
 from experiments._fedleak import demo as fedleak_demo
+from experiments._mistakes import study as mistakes_study
 from experiments._vfl import study as vfl_study
 from jaxleak._command.cafe_scale import run as cafe_run
 from jaxleak._command.invert import run as invert_run
@@ -223,11 +224,14 @@ def _begin(*_, **__):
 
 
 #: Where the commands open their run folders, when not in the command's own module, which answers `--help` quickly.
-FOLDERS = {"cafe_scale": cafe_run, "invert": invert_run, "vflrecon": vfl_study}
+FOLDERS = {"cafe_scale": cafe_run, "invert": invert_run, "mistakes": mistakes_study, "vflrecon": vfl_study}
 COMMANDS = {
     study: importlib.import_module(f"experiments.{study}")
-    for study in ("basin", "cafe_scale", "cafe_tables", "fedleak", "homotopy", "invert", "vflrecon")
-}
+    for study in (
+        "agreement", "audited", "basin", "cafe_scale", "cafe_tables", "fedleak", "homotopy", "invert", "mistakes",
+        "vflrecon",
+    )
+}  # fmt: skip
 
 
 @fuzz(60, 1500)
@@ -243,4 +247,15 @@ def test_options_of_every_command(data, study):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FOLDERS.get(study, module), "RunFolder", _begin)
         patch.setattr(fedleak_demo, "RunFolder", _begin)
+        patch.setattr(audited, "_require_frameworks", lambda _: None)
         clear(f"options of {study}", lambda: module.main(module.Args(**changes)))
+
+
+@fuzz(40, 400)
+@given(changes=few(_options(reproduce.Args)))
+def test_options_of_the_ledger(changes):
+    """Everything before a study is made; no page is written."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        patch.setattr(reproduce, "study_of", _begin)
+        patch.setattr(reproduce, "module_at", _begin)
+        clear("options of reproduce", lambda: reproduce.main(reproduce.Args(**changes)))

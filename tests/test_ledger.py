@@ -101,6 +101,13 @@ def test_a_failure_is_recorded_and_stops_nothing(ledger, tmp_path):
     assert run(study, ledger, tmp_path) == []
 
 
+def test_missing_data_are_no_outcome_and_are_asked_for_again(ledger, tmp_path):
+    (entry,) = run(FakeStudy(measurement(CELL, FileNotFoundError("mnist.npz is missing"))), ledger, tmp_path)
+    assert (entry.status, entry.why) == ("not run", "mnist.npz is missing")
+    (entry,) = run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path)
+    assert entry.status == "met"
+
+
 def test_too_little_memory_is_impossible(ledger, tmp_path):
     (entry,) = run(FakeStudy(measurement(CELL, MemoryError("21 GB"))), ledger, tmp_path)
     assert entry.status == "impossible"
@@ -252,7 +259,7 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
     paths = draw_sheets(study, ledger, tmp_path / "sheets")
     assert [path.name for path in paths] == ["cafe-table2.png"] == list(drawn)
     rows, title = drawn["cafe-table2.png"]
-    assert title == "cafe, table2"
+    assert title == "table2"
     assert list(rows) == ["private images", "dlg/mnist (reduced): 5.0 dB", "dlg/mnist (stand-in): 6.0 dB"]
     assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06]
     assert draw_sheets(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here

@@ -71,7 +71,7 @@ def test_a_report_has_the_sections_the_reasons_and_every_picture_with_its_captio
 
 
 def test_cells_stand_beside_the_papers_and_one_seed_has_no_spread(tmp_path):
-    folder = RunFolder(tmp_path / "run", "vflrecon", {}, fresh=False)
+    folder = RunFolder(tmp_path / "run", "vflrecon", {}, fresh=False, program="python -m experiments.vflrecon")
     row = {"unit": "%", "paper": 50.0, "ours": 60.25, "spread": 1.5, "note": ""}
     rows = [
         row | {"id": "table1/a", "seeds": [0, 1], "free": 99.5},
@@ -95,13 +95,16 @@ def test_cells_stand_beside_the_papers_and_one_seed_has_no_spread(tmp_path):
 
 
 def test_rows_of_any_study_show_their_numbers_and_words_and_leave_lists_out(tmp_path):
-    folder = RunFolder(tmp_path / "run", "basin", {}, fresh=False)
+    folder = RunFolder(tmp_path / "run", "basin", {}, fresh=False, program="python -m experiments.basin")
     rows = [{"id": "a", "reach": 0.123456, "by_seed": [1.0], "right": True}, {"id": "b", "seeds_run": 3}]
     write_rows(folder, "Any", vflrecon.Args(), rows, seeds=(7,))
     text = (folder.path / "report.md").read_text()
     assert "python -m experiments.basin\n" in text
     assert "| id | reach | right | seeds run |\n" in text
     assert "| a | 0.1235 | True | - |\n| b | - | - | 3 |" in text
+    own = RunFolder(tmp_path / "own", "mine", {}, fresh=False)
+    write_rows(own, "Any", vflrecon.Args(seeds=2), rows, seeds=(7,))
+    assert "\nmine --seeds 2\n" in (own.path / "report.md").read_text()
 
 
 def _opens_with_the_answer_and_ends_with_the_command(text, answer, command):

@@ -53,9 +53,9 @@ def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path)
 def test_pages_show_what_the_ledger_holds(ledger, tmp_path):
     run(FakeStudy(measurement(CELL, 40.0, "ours", name="exact")), ledger, tmp_path, seeds=(0, 1))
     made = pages.pages([ledger])
-    assert (
-        "| table2/cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 | 0: 40, 1: 41 | met | ours (exact) |" in made["cafe/table2.md"]
-    )
+    row = "| cafe/cifar10 | 31.83 dB | 40.5 +- 0.5 dB | 0: 40.0, 1: 41.0 | met | ours (exact) |"
+    assert row in made["cafe/table2.md"]
+    assert "The measurements are 1 of the kind *ours*." in made["cafe/table2.md"]
     assert "no entry: " in made["cafe/table3.md"]
     assert pages.write([ledger], tmp_path / "docs")
     (tmp_path / "docs" / "cafe" / "table99.md").write_text("of a table that is no more")
@@ -107,12 +107,15 @@ class TestCommand:
         with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
             reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
 
-    def test_nothing_but_failures_is_an_error(self, reproduced, ledger, monkeypatch, tmp_path):
-        study = FakeStudy(measurement(CELL, FileNotFoundError("no such data")))
-        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
-        with pytest.raises(ValueError, match="nothing was measured: FileNotFoundError: no such data"):
+    @pytest.mark.parametrize("error", [FileNotFoundError("no such data"), ValueError("no such cell")])
+    def test_nothing_but_errors_is_an_error(self, error, reproduced, ledger, monkeypatch):
+        monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: FakeStudy(measurement(CELL, error)))
+        with pytest.raises(ValueError, match=rf"nothing was measured: {CELL}: .*{error}$"):
             reproduced(record=True)
-        assert ledger.entries[CELL, "printed", ""].status == "failed"
+
+    def test_sheets_of_nothing_are_an_error(self, reproduced):
+        with pytest.raises(ValueError, match=r"nothing was drawn: no run in .*out has images"):
+            reproduced(sheets=True)
 
     def test_a_check_draws_from_what_the_options_name_and_says_when_that_is_nothing(
         self, reproduced, ledger, tmp_path, capsys

@@ -36,6 +36,9 @@ def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     assert "metrics.jsonl" in whole or name in ("agreement", "audited")  # which keep files of their cases instead
     pictures = {file for file in whole if file.endswith(".png")}
     assert pictures or name in ("audited", "cafe_tables", "mistakes", "vflrecon")  # which draw nothing of this
+    study = name.partition(",")[0]
+    command = "jaxleak invert" if study == "invert" else f"python -m experiments.{study}"
+    assert command in whole["report.md"].decode() or study == "defenses"  # whose report is of a form of its own
     assert "figures/fig6.png" in pictures or name != "vflrecon, tables"
 
 

@@ -19,6 +19,7 @@ from jaxleak import _validate, audit, protocols
 from jaxleak.study import Progress, RunFolder, default_out
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
+from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 #: What becomes of a mistake: a check fails; a check is suspicious; or none is, and the verdict is one of the others.
@@ -40,7 +41,13 @@ def main(args: Args) -> dict[str, Any]:
     _validate.seeds(seed=args.seed)
     _validate.in_range(0, LARGEST_SEED, seed=args.seed)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
-    folder = RunFolder(args.out or default_out("mistakes", args.data), "mistakes", config, fresh=args.fresh)
+    folder = RunFolder(
+        args.out or default_out("mistakes", args.data),
+        "mistakes",
+        config,
+        fresh=args.fresh,
+        program="python -m experiments.mistakes",
+    )
     folder.sources.bind(drawn(args.data, IMAGES, 0))
     known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
@@ -114,5 +121,7 @@ def _status(claim: Claim, minutes: float) -> str:
 
 def table(rows: dict[str, dict[str, int]]) -> str:
     """A table in Markdown."""
-    lines = [f"| mistake | {' | '.join(_FIELDS)} |".replace("_", " "), "|---" * (1 + len(_FIELDS)) + "|"]
-    return "\n".join(lines + [f"| {n} | {' | '.join(str(r[field]) for field in _FIELDS)} |" for n, r in rows.items()])
+    header = ["mistake", *(field.replace("_", " ") for field in _FIELDS)]
+    return "\n".join(
+        markdown_table(header, [[name, *(str(row[field]) for field in _FIELDS)] for name, row in rows.items()])
+    )

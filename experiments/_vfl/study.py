@@ -79,7 +79,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     config = dataclasses.asdict(args) | dataclasses.asdict(setup)
     config = {k: str(v) if isinstance(v, Path) else v for k, v in config.items() if k not in ("fresh", "setup")}
     out = args.out or default_out("vflrecon", _in_names("-".join(args.table or names)))
-    folder = RunFolder(out, "vflrecon", config, fresh=args.fresh)
+    folder = RunFolder(out, "vflrecon", config, fresh=args.fresh, program="python -m experiments.vflrecon")
     return _tables(args, wanted, folder, need_runs) if args.table else _study(args, names, folder)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxleak import capture
+from jaxleak import _validate, capture
 from jaxleak._base import PyTree
 from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
@@ -30,6 +30,7 @@ def audit(options: argparse.Namespace) -> int:
     """Run the audit, print the verdict, and write results.json, reconstruction.npz and report.html."""
     begin = time.perf_counter()
     require_own_folder(options.out)
+    _validate.seeds(seed=options.seed)
     if options.out.exists() and not options.out.is_dir():
         raise FileExistsError(f"--out {options.out} is a file; it must name a folder, which may be there already")
     for name in ("weights", "update", "truth"):  # before anything is built from one of them

@@ -42,14 +42,17 @@ class RunFolder:
     and calls this alike, only the first one writes.
     """
 
-    def __init__(self, path: str | Path, experiment: str, config: dict[str, Any], *, fresh: bool):
+    def __init__(
+        self, path: str | Path, experiment: str, config: dict[str, Any], *, fresh: bool, program: str | None = None
+    ):
         """Create or reopen the folder.
 
         Args:
             path: of the folder.
-            experiment: the command's name.
+            experiment: the command's name, for results.json.
             config: its options, for config.json.
             fresh: results, log and seconds of earlier sittings do not count.
+            program: what a person types before the options, for reports; None is the experiment's name.
 
         Raises:
             ValueError: if the path is that of the current folder, which would be filled, or timing.json is damaged.
@@ -58,7 +61,7 @@ class RunFolder:
         """
         require_own_folder(path)
         self.path = Path(path).absolute()
-        self.experiment, self.config = experiment, config
+        self.experiment, self.config, self.program = experiment, config, program or experiment
         self.writes, self._begun = _mesh.is_writer(), False
         self._forgotten = set(OF_A_SITTING if fresh else ())
         self.sources = Sources(self.path, fresh=fresh, write=write_json if self.writes else lambda *_: None)

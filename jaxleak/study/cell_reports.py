@@ -34,7 +34,7 @@ def write_cells(
     """Write report.md: a section per table, and what was not run and why.
 
     Args:
-        folder: of the run, with its figures drawn.
+        folder: of the run, with its figures drawn; the report ends with its program and the options.
         title: of the report.
         options: of the command.
         rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
@@ -58,7 +58,7 @@ def write_cells(
     write_markdown(
         folder,
         title,
-        command=command_line(f"python -m experiments.{folder.experiment}", options),
+        command=command_line(folder.program, options),
         seeds=seeds,
         sections=sections,
         not_run=grouped((row["not_run"], row["id"]) for row in rows if row["ours"] is None),
@@ -128,7 +128,7 @@ def write_rows(
     """Write report.md with one table, of all that the rows say in a number or a word.
 
     Args:
-        folder: of the run, with its figures drawn.
+        folder: of the run, with its figures drawn; the report ends with its program and the options.
         title: of the report.
         options: of the command.
         rows: name to value; lists and trees are left to results.json.
@@ -142,7 +142,7 @@ def write_rows(
     write_markdown(
         folder,
         title,
-        command=command_line(f"python -m experiments.{folder.experiment}", options),
+        command=command_line(folder.program, options),
         seeds=seeds,
         sections=[Section("Results", (), [name.replace("_", " ") for name in names], shown)],
         captions=captions,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxleak.study.ledger._check import RECHECKS_FILE, Recheck, draw_entries, recheck, record_rechecks
     from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry, Status, Variant, as_record, from_record
     from jaxleak.study.ledger._measurement import Measurement, Study
-    from jaxleak.study.ledger._queue import Queue, commit_of, impossible_entries
+    from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries
     from jaxleak.study.ledger._sheets import draw_sheets
     from jaxleak.study.ledger._status import NO_ENTRY, cell_status, summary, table_counts
     from jaxleak.study.ledger._store import Ledger
@@ -48,7 +48,7 @@ _MODULE_OF = {
         ("MEASURED", "STATUSES", "VARIANTS", "Entry", "Status", "Variant", "as_record", "from_record"), "_entry"
     ),
     **dict.fromkeys(("Measurement", "Study"), "_measurement"),
-    **dict.fromkeys(("Queue", "commit_of", "impossible_entries"), "_queue"),
+    **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries"), "_queue"),
     "draw_sheets": "_sheets",
     **dict.fromkeys(("NO_ENTRY", "cell_status", "summary", "table_counts"), "_status"),
     "Ledger": "_store",
@@ -64,6 +64,7 @@ __all__ = [
     "RULE",
     "STATUSES",
     "TOLERANCE",
+    "TOO_COSTLY",
     "VARIANTS",
     "Better",
     "Directions",

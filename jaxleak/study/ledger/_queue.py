@@ -22,6 +22,9 @@ from jaxleak.study.ledger._store import Ledger
 from jaxleak.study.ledger._verdict import judge, mean_and_spread
 from jaxleak.study.runner import Result
 
+#: How the reason of an entry begins that did not fit the budget.
+TOO_COSTLY = "needs about"
+
 
 class Job(NamedTuple):
     """How a finished job came about."""
@@ -145,7 +148,10 @@ class Queue:
         return sorted(lacking, key=lambda m: (turns[m.key], costs[m.key]))
 
     def measure(self, measurement: Measurement, seeds: Sequence[int]) -> Entry:
-        """Run the jobs and judge the number; an error becomes an entry too."""
+        """Run the jobs and judge the number; an error becomes an entry too.
+
+        What the disk is to blame for, such as data that are missing, is no outcome: it is tried again another time.
+        """
         values: dict[int, float] = {}
         try:
             for seed in seeds:
@@ -154,6 +160,8 @@ class Queue:
             raise
         except MemoryError as error:
             return self._entry(measurement, status="impossible", why=f"this machine has too little memory: {error}")
+        except OSError as error:
+            return self._entry(measurement, status="not run", why=str(error))
         except Exception as error:  # whatever goes wrong in one cell must not stop the others
             return self._entry(
                 measurement, status="failed", why=f"{type(error).__name__}: {error}", **self._made(measurement, seeds)
@@ -233,4 +241,4 @@ def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
 
 def _duration(seconds: float, seeds: int, machine: str) -> str:
     about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-    return f"needs about {about} on {machine} for {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"{TOO_COSTLY} {about} on {machine} for {seeds} seed{'s' if seeds > 1 else ''}"

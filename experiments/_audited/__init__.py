@@ -1,1 +1,0 @@
-"""Networks as their owners write them, for `experiments.audited`."""
