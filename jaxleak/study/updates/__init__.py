@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
+    from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
+    from jaxleak.study.updates._federation import Federation, Training, Utilities, Utility, trained, utility_of
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._problem import (
         RECOGNISED_ABOVE,
@@ -44,6 +46,8 @@ _MODULE_OF = {
     ),
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
+    **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
+    **dict.fromkeys(("Federation", "Training", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
     **dict.fromkeys(
         ("RECOGNISED_ABOVE", "Outcome", "attack", "captions", "observe", "own_opinion", "score", "where_seen"),
         "_problem",
@@ -56,11 +60,16 @@ _MODULE_OF = {
 __all__ = [
     "ATTACKS",
     "CLOSED_FORM",
+    "COMPILE_SECONDS",
     "Case",
+    "Federation",
     "HELD_OUT",
     "Outcome",
     "RECOGNISED_ABOVE",
     "SYNTHETIC",
+    "Training",
+    "Utilities",
+    "Utility",
     "Victim",
     "attack",
     "build_attack",
@@ -69,18 +78,23 @@ __all__ = [
     "check",
     "client_of",
     "defense_of",
+    "forward_seconds",
     "generator_for",
     "granted",
     "iterations_of",
     "leaves_of",
     "observe",
     "own_opinion",
+    "parameter_count",
     "public_images",
     "require_memory_of_update",
     "score",
+    "seconds_of_update",
     "settings",
     "sources_of_update",
     "threat_for",
+    "trained",
+    "utility_of",
     "victim",
     "where_seen",
 ]
