@@ -187,12 +187,20 @@ class TestData:
     def test_data_that_take_the_place_of_missing_ones_are_used_or_said_not_to_be(self, monkeypatch):
         monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
         fedleak_runs.unavailable.cache_clear()
-        sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), substitute="digits"))
+        sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), sizes=jobs.Replacements(substitute="digits")))
         fedleak_runs.unavailable.cache_clear()
         assert set(sizes.specs.values()) == {"digits"}
         plan = next(iter(fedleak.cells("table15", sizes)))
         assert plan.jobs[0].case.data == "digits"
         assert "digits in place of" in plan.note
+
+
+def _one_sample_of(load):
+    def loaded(spec, n=None, seed=0):
+        assert n == 1, "data were read"
+        return load(spec, n, seed)
+
+    return loaded
 
 
 class TestMemory:
@@ -217,6 +225,12 @@ class TestMemory:
     def test_an_inversion_that_cannot_fit_is_refused_from_its_shapes(self, options, message, monkeypatch, ended):
         monkeypatch.setattr(invert_run, "victim", lambda *_: pytest.fail("data were read"))
         assert re.search(message, ended("invert", *options))
+
+    def test_a_study_of_which_no_attack_fits_is_refused_before_it_writes(self, monkeypatch, ended, tmp_path):
+        monkeypatch.setattr(data, "load", _one_sample_of(data.load))
+        options = ("--study", "fedleak-fig4", "--model", "resnet18", "--width", "1000000", "--out", "out")
+        assert re.search(r"GB, 20 GB are free; --width \(now 1000000\) lowers it", ended("defenses", *options))
+        assert not list(tmp_path.iterdir())
 
     def test_what_runs_is_not_refused(self, monkeypatch):
         """The bound is below what the attack needs, as XLA says once it has compiled it."""

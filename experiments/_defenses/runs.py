@@ -1,27 +1,23 @@
-"""Runs the points of a study within a budget: training with the defense, and the attack without and with knowing it."""
+"""The points of a study as cells: a training with the defense, and attacks that do not know it and that do."""
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import Point
-from experiments._defenses.utility import Utilities, utility_of
-from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import unavailable
-from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.defenses import CLIENT_DEFENSES, true_epsilon
 from jaxleak.study import RunFolder
-from jaxleak.study.cells import Budget
-from jaxleak.study.rows import NO_DATA
+from jaxleak.study.cells import Budget, Cell, Results, run_cells, score_named
 from jaxleak.study.runner import Runner
-from jaxleak.study.updates import Case, check, require_memory_of_update
+from jaxleak.study.updates import Case, Federation, Utilities, utility_of
 
 #: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
 SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
+#: What stands behind the names of the scores of a cell's attacks, in the order of its jobs behind the training.
+_SUFFIXES = ("", "_adaptive")
 
 
 def attack_job(case: Case, federation: Federation) -> Job:
@@ -29,12 +25,18 @@ def attack_job(case: Case, federation: Federation) -> Job:
     return Job("invert", case, federation=federation if case.attacked_round else None)
 
 
-def jobs_of(point: Point, federation: Federation, adaptive: tuple[str, ...] | None) -> dict[str, Job]:
-    """The attacks on a point, by what is behind the names of their scores; `adaptive` as in `run_points`."""
-    jobs = {"": attack_job(point.case, federation)}
+def cell_of(point: Point, federation: Federation, adaptive: Sequence[str] | None) -> Cell:
+    """A point as a cell, whose number is the test accuracy of the training; its other jobs are attacks.
+
+    Args:
+        point: one defense at one strength.
+        federation: that trains.
+        adaptive: defenses that are also attacked by who knows them; None takes all.
+    """
+    jobs: list[Any] = [utility_of(point.case), attack_job(point.case, federation)]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
-        jobs["_adaptive"] = attack_job(replace(point.case, adaptive=True), federation)
-    return jobs
+        jobs.append(attack_job(replace(point.case, adaptive=True), federation))
+    return Cell(point.id, None, "test accuracy", tuple(jobs), score_named("test_accuracy"))
 
 
 def run_points(
@@ -45,9 +47,10 @@ def run_points(
     *,
     seeds: tuple[int, ...],
     budget: Budget,
-    adaptive: tuple[str, ...] | None,
+    adaptive: Sequence[str] | None,
+    watch: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> list[dict[str, Any]]:
-    """One row per point: means, spreads and values over the seeds, or `not_run`, the reason why it has none.
+    """One row per point, as `run_cells` has them, with what `about` says and means, spreads and values over the seeds.
 
     Args:
         points: in the order in which they get the budget.
@@ -56,88 +59,70 @@ def run_points(
         utilities: says what the trainings are of.
         seeds: each changes data, weights, batch, noise and start together.
         budget: is charged with what was needed.
-        adaptive: defenses that are also attacked by who knows them; None takes all.
+        adaptive: as in `cell_of`.
+        watch: as in `run_cells`.
     """
-    rows: list[dict[str, Any]] = []
-    for point in points:
-        row = {
-            "id": point.id,
-            "curve": point.curve,
-            "defense": point.case.defense,
-            "strength": point.strength,
-            "local_steps": point.case.local_steps,
-            "clients": point.case.clients,
-            "attacked_round": point.case.attacked_round,
-        }
-        rows.append(row)
-        if why := unavailable(point.case.data):
-            row["not_run"] = NO_DATA + why
-            continue
-        jobs = jobs_of(point, utilities.federation, adaptive)
-        need = runner.cost([utility_of(point.case), *jobs.values()], seeds)
-        phase = point.curve.replace("/", "-")
-        measure = functools.partial(_measure, point, jobs, runner, utilities, seeds, rows)
-        budget.fill(row, folder, phase, need, measure)
-    return rows
+    by_id = {point.id: point for point in points}
+    undefended: dict[int, dict[str, Any]] = {}  # rows by local steps
+
+    def beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
+        point = by_id[cell.id]
+        row = {**about(point), **_measured(point, utilities, results)}
+        if row["defense"] is None and row["clients"] == 1:
+            undefended[row["local_steps"]] = row
+        return row | _change(row, undefended.get(row["local_steps"]))
+
+    cells = [cell_of(point, utilities.federation, adaptive) for point in points]
+    rows = run_cells(cells, runner, folder, seeds=seeds, budget=budget, beside=beside, watch=watch)
+    return [{**about(point), **row} for point, row in zip(points, rows, strict=True)]
 
 
-def _measure(
-    point: Point,
-    jobs: dict[str, Job],
-    runner: Runner,
-    utilities: Utilities,
-    seeds: tuple[int, ...],
-    rows: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """What the last one of the rows gets."""
-    check(point.case)
-    require_memory_of_update(point.case)
-    accuracies = [runner(utility_of(point.case), seed).scores["test_accuracy"] for seed in seeds]
-    row: dict[str, Any] = {"seeds": list(seeds), **_statistics("accuracy", accuracies)}
+def about(point: Point) -> dict[str, Any]:
+    """What the row of a point says of it whether it ran or not."""
+    of_case = {name: getattr(point.case, name) for name in ("defense", "local_steps", "clients", "attacked_round")}
+    return {"curve": point.curve, "strength": point.strength, **of_case}
+
+
+def _measured(point: Point, utilities: Utilities, results: Sequence[Results]) -> dict[str, Any]:
+    trainings, *attacks = ([result.scores for result in of_job] for of_job in zip(*results, strict=True))
+    accuracies = [scores["test_accuracy"] for scores in trainings]
+    row = {**_statistics("accuracy", accuracies), "diverged": int(np.isnan(accuracies).sum())}
     row["bits_per_entry"] = utilities.bits_per_entry(point.case)
-    row["diverged"] = int(np.isnan(row["accuracy_values"]).sum())
-    for suffix, job in jobs.items():
-        scores = [runner(job, seed).scores for seed in seeds]
+    for suffix, of_attack in zip(_SUFFIXES, attacks, strict=False):
         for name in SHOWN:
-            row |= _statistics(f"{name}{suffix}", [score[name] for score in scores])
-        row |= _statistics("psnr_grey", [score["psnr_grey"] for score in scores])
-    leaks = [row[f"psnr{suffix}_values"] for suffix in jobs]
+            row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
+        row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
     # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
-    row |= _statistics("leak", max(leaks, key=np.mean))
-    if point.case.defense is not None and CLIENT_DEFENSES[point.case.defense].private:
-        f = utilities.federation
-        try:
-            row["true_epsilon"] = true_epsilon(
-                point.case.defense,
-                point.case.strength,
-                batch_size=f.batch_size,
-                own_samples=f.samples // f.clients,
-                rounds=f.rounds,
-            )
-        except ImportError as error:
-            row["true_epsilon_missing"] = str(error)
-    row["paper"] = [
+    row |= _statistics("leak", max(([scores["psnr"] for scores in of_attack] for of_attack in attacks), key=np.mean))
+    row["printed"] = [
         {"id": name, "metric": metric, "relation": relation, "paper": value}
         | {"ours": row["accuracy" if metric == "test_accuracy" else "leak"]}
         for name, metric, relation, value in point.paper
     ]
-    return row | _change(rows, {**rows[-1], **row})
+    return row | _epsilon(point.case, utilities.federation)
+
+
+def _epsilon(case: Case, federation: Federation) -> dict[str, Any]:
+    if case.defense is None or not CLIENT_DEFENSES[case.defense].private:
+        return {}
+    size = {"batch_size": federation.batch_size, "own_samples": federation.samples // federation.clients}
+    try:
+        return {"true_epsilon": true_epsilon(case.defense, case.strength, rounds=federation.rounds, **size)}
+    except ImportError as error:
+        return {"true_epsilon_missing": str(error)}
 
 
 def _statistics(name: str, values: list[float]) -> dict[str, Any]:
     return {name: float(np.mean(values)), f"{name}_spread": float(np.std(values)), f"{name}_values": values}
 
 
-def _change(rows: list[dict[str, Any]], new: dict[str, Any]) -> dict[str, Any]:
-    """The new row's accuracy and leak against those of the undefended run with the same local steps.
+def _change(row: dict[str, Any], undefended: dict[str, Any] | None) -> dict[str, Any]:
+    """A row's accuracy and leak against those of the undefended run with the same local steps.
 
     Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
     """
     change: dict[str, Any] = {}
-    for row in [*rows, new]:
-        plain = row["defense"] is None and row["clients"] == 1 and row["local_steps"] == new["local_steps"]
-        if plain and "accuracy" in row:
-            for name in ("accuracy", "leak"):
-                pairs = zip(new[f"{name}_values"], row[f"{name}_values"], strict=True)
-                change |= _statistics(f"{name}_change", [own - without for own, without in pairs])
+    for name in ("accuracy", "leak") if undefended is not None else ():
+        pairs = zip(row[f"{name}_values"], undefended[f"{name}_values"], strict=True)
+        change |= _statistics(f"{name}_change", [own - without for own, without in pairs])
     return change

@@ -34,15 +34,15 @@ SHOWN = ("psnr", "psnr_best_match", "psnr_grey", "ssim", "cosine_distance", "lab
 
 
 def main(
-    seeds: tuple[int, ...], iterations: int | None, out: Path | None, *, fresh: bool, public_data: str | None = None
+    seeds: tuple[int, ...], out: Path | None, *, fresh: bool, iterations: int | None, public_data: str | None
 ) -> dict[str, float]:
     """Attack one client's batch of natural image patches with everything; returns the metrics.
 
     Args:
         seeds: each changes data, weights and start together.
-        iterations: of every attack, > 0; None takes `ITERATIONS`.
         out: run folder.
         fresh: forget finished runs.
+        iterations: of every attack, > 0; None takes `ITERATIONS`.
         public_data: what GGL and ROG train their generators on; None leaves both out.
     """
     iterations = ITERATIONS if iterations is None else iterations

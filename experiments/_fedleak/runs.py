@@ -1,38 +1,35 @@
 """The jobs behind FedLeak's tables: what they depend on, what they cost, and how they are run."""
 
 import functools
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.weights import trained
 from jaxleak import data
 from jaxleak._base import PyTree
-from jaxleak.attacks import LABEL_RULES, presets
+from jaxleak.attacks import LABEL_RULES
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates import Case, attack, build_model, require_memory_of_update, settings, sources_of_update
+from jaxleak.study.updates import (
+    COMPILE_SECONDS,
+    Case,
+    attack,
+    check,
+    forward_seconds,
+    parameter_count,
+    require_memory_of_update,
+    seconds_of_update,
+    settings,
+    sources_of_update,
+    trained,
+)
 
-#: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
-RATE = {"cpu": 4e10, "other": 4e12}
-#: Forward passes that one gradient of a gradient distance is worth, and evaluations of an L-BFGS iteration.
-SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
-#: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
-FIRST_ORDER = 3.0
-#: Floating-point operations of a generator's training per pixel of a public image and epoch.
-GENERATOR = 6e4
-#: Seconds that a compilation takes, and an iteration at least.
-COMPILE, OVERHEAD = 30.0, 2e-3
 #: Only runs of more estimated seconds than this are checkpointed on their way.
 CHECKPOINTED = 120.0
 #: Label rules are compared over so many batches.
@@ -86,14 +83,15 @@ class UpdateJobs:
         return found
 
     def require(self, job: Job, seed: int) -> None:
-        """Refuse an attack for which this machine has too little memory."""
+        """Refuse an attack whose parts do not go together, or for which this machine has too little memory."""
         if job.kind == "invert":
+            check(job.case)
             require_memory_of_update(job.case)
 
     def cost(self, job: Job) -> Cost:
         """As `seconds` says; seeds share a compilation."""
         needed = seconds(job)
-        return Cost(max(0.0, needed - COMPILE), min(needed, COMPILE))
+        return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
 
     def run(self, job: Job, seed: int) -> Result:
         """`invert` leaves truth, estimate (B, H, W, C) and curve (iterations,); `path` and `fig10` leave a path."""
@@ -109,7 +107,7 @@ class UpdateJobs:
             "labels": lambda: diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes),
             "fig1": lambda: diagnostics.sign_noise(job.case, seed),
             "fig9": lambda: diagnostics.magnitude_sensitivity(job.case, seed),
-            "parameters": lambda: {"parameters": float(parameters(job.case))},
+            "parameters": lambda: {"parameters": float(parameter_count(job.case))},
         }[job.kind]()
         return Result(scores, {})
 
@@ -150,49 +148,13 @@ def seconds(job: Job) -> float:
     case = job.case
     if job.kind in ("parameters", "fig10"):
         return 1.0
-    rate = RATE.get(jax.default_backend(), RATE["other"])
-    # Nothing else of a case changes the model, and to count is to trace.
-    built = {name: getattr(case, name) for name in ("model", "activation", "width", "init", "mean", "std", "data")}
-    forward = forward_operations(Case(**built)) / rate
     if job.kind == "labels":
-        return COMPILE * len(LABEL_RULES) / 3 + LABEL_BATCHES * case.batch_size * forward
+        forward = LABEL_BATCHES * case.batch_size * forward_seconds(case)
+        return COMPILE_SECONDS * len(LABEL_RULES) / 3 + forward
     if job.kind == "fig9":
-        return COMPILE + case.pool * 1000 * forward
-    s = settings(case)
-    evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
-    if case.attack in ("dlg", "idlg") and case.optimizer is None:
-        evaluations *= LINE_SEARCH
-    if s.gradient_free:
-        evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
-    each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
-    learning = 0.0
-    if case.attack in presets.GENERATIVE:
-        pixels = math.prod(shape_of(case.data)[0][:2])
-        learning += GENERATOR / rate * pixels * case.public_samples * case.generator_epochs
-    if job.training is not None:
-        t = job.training
-        learning += 4 * forward * t.rounds * t.clients_per_round * t.local_steps * t.batch_size
-    many = diagnostics.FIG1_ATTACKED if job.kind == "fig1" else 1
-    return COMPILE + many * case.iterations * each + learning
-
-
-@functools.cache
-def forward_operations(case: Case) -> float:
-    """Floating-point operations of one image's forward pass, as XLA counts them."""
-    shape, classes = shape_of(case.data)
-    model = build_model(case, shape, classes)
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    lowered = jax.jit(lambda v, x: model.apply(v, x).logits).lower(variables, one)
-    analysis: Any = lowered.cost_analysis()
-    return float(analysis["flops"])
-
-
-@functools.cache
-def shape_of(spec: str) -> tuple[tuple[int, ...], int]:
-    """Image shape and number of classes of a data specification."""
-    dataset = data.load(spec, 1)
-    return dataset.x.shape[1:], len(dataset.classes)
+        return COMPILE_SECONDS + case.pool * 1000 * forward_seconds(case)
+    needed = seconds_of_update(case, job.training)
+    return needed + (diagnostics.FIG1_ATTACKED - 1) * (needed - COMPILE_SECONDS) if job.kind == "fig1" else needed
 
 
 @functools.cache
@@ -209,10 +171,3 @@ def unavailable(spec: str) -> str:
     except (ValueError, OSError, MemoryError) as error:
         return str(error)
     return ""
-
-
-def parameters(case: Case) -> int:
-    """Entries of the model's parameters."""
-    shape, classes = shape_of(case.data)
-    model = build_model(case, shape, classes)
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"]))

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments._defenses.utility import utility_of
-from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from jaxleak.study.cells import score_named
 from jaxleak.study.ledger import Measurement
-from jaxleak.study.updates import Case
+from jaxleak.study.updates import Case, Federation, utility_of
 
 DATA = "lc25000_lung32"
 FEDERATION = Federation(clients=8, samples=240, test_samples=100)

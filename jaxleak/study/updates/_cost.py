@@ -1,6 +1,7 @@
 """How long an inversion takes, estimated from the operations of a forward pass before anything is run."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ RATE = {"cpu": 4e10, "other": 4e12}
 SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
 #: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
 FIRST_ORDER = 3.0
-#: Forward passes of a generator's training per public image and epoch, in units of the model's: a rough guess.
-GENERATOR = 10.0
+#: Floating-point operations of a generator's training per pixel of a public image and epoch.
+GENERATOR = 6e4
 #: Seconds that an iteration takes at least.
 OVERHEAD = 2e-3
 #: Seconds that a compilation takes.
@@ -48,7 +49,8 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
     each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
     learning = 0.0
     if case.attack in presets.GENERATIVE:
-        learning += GENERATOR * forward * case.public_samples * case.generator_epochs
+        pixels = math.prod(_shape_of(case.data)[0][:2])
+        learning += GENERATOR / _rate() * pixels * case.public_samples * case.generator_epochs
     if training is not None:
         samples = training.rounds * training.clients_per_round * training.local_steps * training.batch_size
         learning += (1 + FIRST_ORDER) * forward * samples
@@ -61,9 +63,8 @@ def forward_seconds(case: Case) -> float:
     Args:
         case: the model, and the data that say the size of its images.
     """
-    rate = RATE.get(jax.default_backend(), RATE["other"])
     # Nothing else of a case changes the model, and to count is to trace.
-    return _forward_operations(Case(**{name: getattr(case, name) for name in _OF_THE_FORWARD_PASS})) / rate
+    return _forward_operations(Case(**{name: getattr(case, name) for name in _OF_THE_FORWARD_PASS})) / _rate()
 
 
 def parameter_count(case: Case) -> int:
@@ -75,6 +76,10 @@ def parameter_count(case: Case) -> int:
     shape, classes = _shape_of(case.data)
     model = build_model(case, shape, classes)
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"]))
+
+
+def _rate() -> float:
+    return RATE.get(jax.default_backend(), RATE["other"])
 
 
 @functools.cache
