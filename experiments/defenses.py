@@ -17,9 +17,9 @@ Every point trains the same federation with the defense and attacks one upload w
 infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. `--budget`
 (minutes) is shared by all studies, evenly, and what one leaves goes to the next; what does not fit is listed. Data,
 model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
---batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local step;
-twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true one by
-accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
+--batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local
+step; twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true
+one by accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
 import functools
@@ -30,11 +30,7 @@ from typing import Any, Literal
 import tyro
 
 from experiments._defenses import delegated, report, studies
-from experiments._defenses.runs import attack_job, cell_of, run_points
-from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate, data
-from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
 from jaxleak.study import Progress, RunFolder, default_out, has_run, run_command
@@ -42,8 +38,18 @@ from jaxleak.study.cells import Budget
 from jaxleak.study.files import jsonable
 from jaxleak.study.reports import Section, command_line, write_markdown
 from jaxleak.study.rows import BEYOND_BUDGET, grouped, require_runs
-from jaxleak.study.runner import ByType, Runner, runner_in
-from jaxleak.study.updates import Case, Federation, Utilities, Utility, require_memory_of_update, utility_of
+from jaxleak.study.runner import Runner
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    Inversion,
+    TradeOffPoint,
+    Utilities,
+    cell_of_point,
+    require_memory_of_update,
+    run_trade_off,
+    trade_off_runner,
+)
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 
@@ -122,14 +128,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     left, sections, cells = 60.0 * args.budget, list[Section](), list[dict[str, Any]]()
     with Progress() as progress:
         utilities = Utilities(args.federation, folder.path / "utility")
-
-        def federated(case: Case, seed: int) -> PyTree:
-            runner(utility_of(case), seed)
-            return utilities.variables(utility_of(case), seed)
-
-        updates = UpdateJobs(folder, fresh=args.fresh, watch=progress.update, federated=federated)
-        runner = runner_in(folder, ByType({Job: updates, Utility: utilities}), fresh=args.fresh)
-        every = [cell_of(point, args.federation, None) for points in planned.values() for point in points]
+        runner = trade_off_runner(folder, utilities, fresh=args.fresh, watch=progress.update)
+        every = [cell_of_point(point, args.federation) for points in planned.values() for point in points]
         runner.check((job for cell in every for job in cell.jobs), args.seeds)
         folder.log_again()
         for number, study in enumerate(chosen):
@@ -139,7 +139,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
                 rows, of_study = _delegated(args, study, folder, budget)
             else:
                 known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
-                rows = run_points(
+                rows = run_trade_off(
                     planned[study], folder, runner, utilities,
                     seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
                 )  # fmt: skip
@@ -161,7 +161,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     return metrics
 
 
-def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Point]]:
+def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoint]]:
     for name in chosen:
         _validate.one_of((*STUDIES, "demo"), study=name)
     _validate.seeds(seeds=args.seeds)
@@ -212,16 +212,15 @@ def _having(defense: str, chosen: tuple[str, ...]) -> list[str]:
 
 
 def _shown(
-    args: Args, study: str, points: list[studies.Point], rows: list[dict[str, Any]], folder: RunFolder, runner: Runner
+    args: Args, study: str, points: list[TradeOffPoint], rows: list[dict[str, Any]], folder: RunFolder, runner: Runner
 ) -> tuple[list[dict[str, Any]], list[Section]]:
     """Print and draw a study that ran here; its rows, with what the paper says besides, and its part of the report."""
     report.show(rows)
-    jobs = {}
+    attacks: dict[str, Inversion] = {}
     for point in points:
-        jobs[point.id] = attack_job(point.case, args.federation)
-        if point.case.defense is not None:
-            jobs[f"{point.id}, adaptive"] = attack_job(replace(point.case, adaptive=True), args.federation)
-    report.draw(folder, study, rows, runner, jobs)
+        of_point = cell_of_point(point, args.federation).jobs[1:]
+        attacks |= zip((point.id, f"{point.id}, adaptive"), of_point, strict=False)
+    report.draw(folder, study, rows, runner, attacks)
     f = args.federation
     how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [

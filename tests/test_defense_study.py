@@ -149,7 +149,7 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
         raise AssertionError("a finished run was run again")
 
     monkeypatch.setattr("jaxleak.study.updates.Utilities.run", refuse)
-    monkeypatch.setattr("experiments._fedleak.runs.UpdateJobs.run", refuse)
+    monkeypatch.setattr("jaxleak.study.updates.Inversions.run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
 

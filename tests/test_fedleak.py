@@ -14,11 +14,22 @@ from experiments._fedleak import report as fedleak_report
 from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
 from experiments._fedleak.jobs import Job, Sizes
-from experiments._fedleak.runs import UpdateJobs, seconds, unavailable
+from experiments._fedleak.runs import UpdateJobs, unavailable
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
 from jaxleak.study.runner import Result, runner_in
-from jaxleak.study.updates import Case, Federation, Training, Utilities, check, settings, trained, utility_of, victim
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    Training,
+    Utilities,
+    check,
+    seconds_of_update,
+    settings,
+    trained,
+    utility_of,
+    victim,
+)
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
@@ -212,7 +223,8 @@ def test_cost_grows_with_the_work():
     case = Case(data="digits", model="mlp", iterations=1000)
     dearer = [{"iterations": 2000}, {"restarts": 4}, {"blend": 0.7}, {"attack": "idlg"}]
     for change in dearer:
-        assert seconds(Job("invert", Case(**vars(case) | change))) > seconds(Job("invert", case))
+        assert seconds_of_update(Case(**vars(case) | change)) > seconds_of_update(case)
+    assert seconds_of_update(case, Training()) > seconds_of_update(case)
 
 
 def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):
@@ -307,7 +319,7 @@ def _runner(folder, fresh=False):
 
 def test_results_survive_in_the_folder(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
-    job = Job("parameters", Case(data="digits", model="mlp"))
+    job = Job(Case(data="digits", model="mlp"), kind="parameters")
     first = _runner(folder)(job, 0)
     with monkeypatch.context() as patched:
         patched.setattr(UpdateJobs, "run", lambda *_: pytest.fail("a finished run was run again"))
@@ -316,9 +328,9 @@ def test_results_survive_in_the_folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments._fedleak.runs.CHECKPOINTED", -1.0)
+    monkeypatch.setattr("jaxleak.study.updates._inversions.CHECKPOINTED", -1.0)
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
-    job = Job("invert", Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
+    job = Job(Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
     for _ in range(2):
         assert _runner(folder, fresh=True)(job, 0).arrays["curve"].shape == (3,)
 

@@ -132,13 +132,13 @@ class TestFilesOfARunFolder:
 
     @pytest.mark.parametrize("content", DAMAGED)
     def test_finished_cells_are_read_or_named(self, content, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("parameters", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"), kind="parameters")
         runner.path(job, 0).write_text(content)
         with pytest.raises(ValueError, match=r"\.json is damaged"):
             runner(job, 0)
 
     def test_a_number_that_is_not_there_names_the_file(self, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"))
         path = runner.path(job, 0)
         path.write_text('{"scores": {"psnr": "nan"}, "arrays": ["truth"]}')
         np.savez(path.with_suffix(".npz"), truth=np.zeros(1))
@@ -150,7 +150,7 @@ class TestFilesOfARunFolder:
             found.arrays["curve"]
 
     def test_arrays_that_were_deleted_are_named(self, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"))
         runner.path(job, 0).write_text('{"scores": {"psnr": 1.0}, "arrays": ["truth"]}')
         with pytest.raises(FileNotFoundError, match=rf"{runner.path(job, 0).stem}\.npz"):
             runner(job, 0)

@@ -23,7 +23,6 @@ from experiments import (
 )
 from experiments._cafe import runs as cafe_runs
 from experiments._fedleak import jobs as fedleak_jobs
-from experiments._fedleak import runs as fedleak_runs
 from experiments._mistakes import kinds as mistakes_kinds
 from experiments._mistakes import study as mistakes_study
 from jaxleak import models
@@ -35,7 +34,7 @@ from jaxleak.study.files import write_json
 from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
-from jaxleak.study.updates import Case, Outcome, Utilities, victim
+from jaxleak.study.updates import Case, Outcome, Utilities, _inversions, victim
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -260,7 +259,7 @@ class Studies:
 def studies(monkeypatch, tmp_path):
     """All studies below a folder, with stubs."""
     found = Studies(tmp_path)
-    for module in (homotopy, invert_run, fedleak_runs):
+    for module in (homotopy, invert_run, _inversions):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)

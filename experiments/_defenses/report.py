@@ -7,11 +7,11 @@ import numpy as np
 from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
-from experiments._fedleak.jobs import Job
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study import RunFolder, plots, reports, sheets
+from jaxleak.study import RunFolder, plots, reports
 from jaxleak.study.rows import console, print_grouped
-from jaxleak.study.runner import Runner
+from jaxleak.study.runner import Result, Runner
+from jaxleak.study.updates import Inversion, draw_reconstructions
 
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
@@ -95,7 +95,9 @@ def _named(defense: str, strength: str, steps: str) -> str:
     return " ".join(filter(None, (defense, strength))) + ("" if steps == "1" else f", {steps} steps")
 
 
-def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, jobs: dict[str, Job]) -> None:
+def draw(
+    folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, attacks: dict[str, Inversion]
+) -> None:
     """Draw the trade-off, and what the attacks see of the first seed.
 
     Args:
@@ -103,7 +105,7 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         study: its name.
         rows: of its points.
         runner: has the reconstructions.
-        jobs: label to attack, for the contact sheet; those that did not run are left out.
+        attacks: label to attack, for the contact sheet; those that did not run are left out.
     """
     ran = [row for row in rows if "accuracy" in row]
     if not ran:
@@ -120,9 +122,8 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         grey = float(np.mean([row["psnr_grey"] for row in those]))
         title = f"{study}, {_of_steps(steps)}; strengths beside the points"
         plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
-    sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
-    if sheet:
-        sheets.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
+    if results := _of_the_same_images(runner, attacks, ran[0]["seeds"][0]):
+        draw_reconstructions(folder.figure(f"{study}-images.png"), results)
 
 
 def _by_local_steps(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -134,18 +135,13 @@ def _of_steps(steps: int) -> str:
     return f"{steps} local step{'s' if steps > 1 else ''}"
 
 
-def _reconstructions(folder: RunFolder, runner: Runner, jobs: dict[str, Job], seed: int) -> dict[str, np.ndarray]:
-    rows: dict[str, np.ndarray] = {}
-    for label, job in jobs.items():
-        if not runner.done(job, seed) or len(rows) > _SHEET_ROWS:
-            continue
-        result = runner(job, seed)
-        # Batches of other sizes draw other images, which a common sheet cannot compare.
-        if rows and result.arrays["truth"].shape != rows["truth"].shape:
-            continue
-        rows.setdefault("truth", result.arrays["truth"])
-        rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.arrays["estimate"]
-    return rows
+def _of_the_same_images(runner: Runner, attacks: dict[str, Inversion], seed: int) -> dict[str, Result]:
+    """Results of attacks that ran, as many as a sheet has room for."""
+    ran = {label: runner(job, seed) for label, job in attacks.items() if runner.done(job, seed)}
+    # Batches of other sizes draw other images, which a common sheet cannot compare.
+    shapes = {label: result.arrays["truth"].shape for label, result in ran.items()}
+    same = [label for label, shape in shapes.items() if shape == next(iter(shapes.values()))]
+    return {label: ran[label] for label in same[:_SHEET_ROWS]}
 
 
 def sections(

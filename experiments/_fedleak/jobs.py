@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxleak import models
-from jaxleak.study.updates import Case, Federation, Training
+from jaxleak.study.updates import Inversion, Training
 
 #: Data specification of every data set that has a name of its own here.
 DATASETS = {
@@ -18,13 +18,10 @@ DATASETS = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """One thing to run with one seed."""
+class Job(Inversion):
+    """One thing to run with one seed: an inversion, or what explains it."""
 
-    kind: Literal["invert", "labels", "fig1", "path", "fig9", "fig10", "parameters"]
-    case: Case
-    training: Training | None = None  # of the attacked model, on data that no client of the case has
-    federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
+    kind: Literal["invert", "labels", "fig1", "path", "fig9", "fig10", "parameters"] = "invert"
     drawn_classes: int | None = None  # of "labels": labels are drawn among so many classes, not the data's own
 
 

@@ -40,5 +40,5 @@ def measurements() -> Iterator[Measurement]:
         )  # fmt: skip
         yield Measurement(
             f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{bits}",
-            (Job("invert", case),), score_named("psnr_best_match"), (DATA,),
+            (Job(case),), score_named("psnr_best_match"), (DATA,),
         )  # fmt: skip
