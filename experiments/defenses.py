@@ -175,17 +175,9 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
     for name in args.only:
         _validate.one_of(ONLY, only=name)
     strengths = studies.parse_strengths(args.strengths)
-    base = Case(
-        data=args.data,
-        model=args.model,
-        width=args.width,
-        batch_norm=args.batch_norm,
-        batch_size=args.federation.batch_size,
-        iterations=args.iterations,
-        learning_rate=args.federation.learning_rate,
-        attacked_round=args.attacked_round,
-        labels=args.labels,
-    )
+    same = ("data", "model", "width", "batch_norm", "iterations", "attacked_round", "labels")
+    of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
+    base = Case(**{name: getattr(args, name) for name in same} | of_clients)
     if args.unseen:
         base = replace(base, skip=args.federation.samples, pool=args.federation.test_samples)
     planned = {}

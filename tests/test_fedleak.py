@@ -11,13 +11,13 @@ from tiny_studies import args_of, write_images
 from experiments import _paper, fedleak
 from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
 from experiments._fedleak.jobs import Job, Sizes
-from experiments._fedleak.runs import UpdateJobs, unavailable
+from experiments._fedleak.runs import UpdateJobs
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
 from jaxleak.study.runner import Result, runner_in
+from jaxleak.study.sources import unavailable
 from jaxleak.study.updates import (
     Case,
     Federation,
@@ -118,10 +118,10 @@ def test_every_case_has_settings_that_the_threat_grants():
 
 def test_tables_without_data_end_with_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    fedleak_runs.unavailable.cache_clear()
+    unavailable.cache_clear()
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
         fedleak.main(args_of(fedleak.Args, table=("table15",), out=tmp_path))
-    fedleak_runs.unavailable.cache_clear()
+    unavailable.cache_clear()
     assert "not run (no data" in capsys.readouterr().out
     assert (tmp_path / "results.json").exists()
 

@@ -160,7 +160,7 @@ NAMES = {
         steps_one_and_two SWEEPS Tables vertical_problem
     """,
     "jaxleak.study.sources": """
-        Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
+        Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
         attack ATTACKS build_attack build_model captions Case cell_of_point check client_of CLOSED_FORM

@@ -5,7 +5,6 @@ import operator
 
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
-from jaxleak import data
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
@@ -70,19 +69,3 @@ class UpdateJobs(Inversions[Job]):
             "parameters": lambda: {"parameters": float(parameter_count(job.case))},
         }[job.kind]()
         return Result(scores, {})
-
-
-@functools.cache
-def samples_in(spec: str) -> int:
-    """How many samples a data specification has."""
-    return len(data.load(spec).y)
-
-
-@functools.cache
-def unavailable(spec: str) -> str:
-    """Why a data specification cannot be loaded, or nothing."""
-    try:
-        data.load(spec, 1)
-    except (ValueError, OSError, MemoryError) as error:
-        return str(error)
-    return ""
