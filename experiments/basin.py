@@ -28,7 +28,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments._fedleak.weights import Training, trained
 from experiments._smoothing import ROWS
 from jaxleak import _validate, models, objectives, protocols
 from jaxleak._base import Batch, PyTree
@@ -37,7 +36,7 @@ from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_l
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.sources import drawn
-from jaxleak.study.updates import Case, require_memory_of_update, sources_of_update, victim
+from jaxleak.study.updates import Case, Training, require_memory_of_update, sources_of_update, trained, victim
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)

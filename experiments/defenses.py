@@ -17,32 +17,39 @@ Every point trains the same federation with the defense and attacks one upload w
 infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. `--budget`
 (minutes) is shared by all studies, evenly, and what one leaves goes to the next; what does not fit is listed. Data,
 model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
---batch-size 16 --iterations 10000` comes closer. Epsilon is the papers' shorthand for a noise level; the true one by
-accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
+--batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local
+step; twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true
+one by accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
 import functools
-import itertools
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from experiments._defenses import delegated, report, studies
-from experiments._defenses.runs import attack_job, jobs_of, run_points
-from experiments._defenses.utility import Utilities, Utility, utility_of
-from experiments._fedleak.federation import Federation
-from experiments._fedleak.jobs import Job
-from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate, data
-from jaxleak._base import PyTree
 from jaxleak.attacks import LABEL_RULES
-from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study import Progress, RunFolder, default_out, provenance, run_command
+from jaxleak.defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
+from jaxleak.study import Progress, RunFolder, default_out, has_run, run_command
 from jaxleak.study.cells import Budget
 from jaxleak.study.files import jsonable
-from jaxleak.study.rows import BEYOND_BUDGET, require_runs
-from jaxleak.study.runner import ByType, Runner, runner_in
-from jaxleak.study.updates import Case
+from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.rows import BEYOND_BUDGET, grouped, require_runs
+from jaxleak.study.runner import Runner
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    Inversion,
+    TradeOffPoint,
+    Utilities,
+    cell_of_point,
+    require_memory_of_update,
+    run_trade_off,
+    trade_off_runner,
+)
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
 
@@ -80,19 +87,9 @@ class Args:
     """Width of a ResNet's first stage (64 in full)."""
     batch_norm: Literal["train", "eval"] = "train"
     """eval is needed for DP on models with batch normalisation."""
-    batch_size: int = 4
-    """Samples of a client's step, in training and under attack."""
     iterations: int = 300
     """Iterations of the attacks, and of CAFE's training under defenses."""
-    rounds: int = 200
-    """Rounds of federated training."""
-    learning_rate: float = 0.5
-    """Learning rate of federated SGD, also in the upload under attack. The default was chosen for the undefended run of
-    one local step; twelve steps want --learning-rate 0.2 --rounds 400."""
-    clients: int = 8
-    """Clients of the federation."""
-    samples: int = 800
-    """Training samples of all clients together."""
+    federation: tyro.conf.OmitArgPrefixes[Federation] = field(default_factory=Federation)
     attacked_round: int = 0
     """Rounds of federated training before the attacked upload; 0 attacks the initial model."""
     unseen: bool = False
@@ -100,16 +97,8 @@ class Args:
     labels: str | None = None
     """Labels of the attacked samples: given grants them, joint optimises them, a rule infers them; None keeps those
     of the preset. With granted labels a low leak is not due to failed label inference."""
-    test_samples: int = 400
-    """Samples on which the accuracy is measured."""
     fresh: bool = False
     """Forget finished runs of this folder."""
-
-    @property
-    def federation(self) -> Federation:
-        """The federation that utility is measured on."""
-        names = [f.name for f in fields(Federation)]
-        return Federation(**{name: getattr(self, name) for name in names})
 
 
 def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
@@ -122,42 +111,48 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     Raises:
         ValueError: on an unknown study, defense or strength, sizes out of range or more samples than the data have;
             nothing has run then.
+        MemoryError: if not even the smallest attack fits in memory, with the option that lowers its need.
         FileNotFoundError: if the data of a study that needs them are missing.
         OSError: if the run folder cannot be written.
     """
     chosen = STUDIES if "all" in args.study else args.study or (args.preset,)
     planned = _checked(args, chosen)
-    if planned:  # better known now than in every one of their points
-        data.load(args.data, args.samples + args.test_samples, args.seeds[0])
+    if attacked := [point.case for points in planned.values() for point in points]:
+        # Better known now than in every one of the points: the smallest attack fits, and there are enough samples.
+        require_memory_of_update(min(attacked, key=lambda case: case.images))
+        data.load(args.data, args.federation.samples + args.federation.test_samples, args.seeds[0])
     out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    config |= config.pop("federation")
     folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
-    left, sections, cells = 60.0 * args.budget, list[str](), list[dict[str, Any]]()
+    left, sections, cells = 60.0 * args.budget, list[Section](), list[dict[str, Any]]()
     with Progress() as progress:
         utilities = Utilities(args.federation, folder.path / "utility")
-
-        def federated(case: Case, seed: int) -> PyTree:
-            runner(utility_of(case), seed)
-            return utilities.variables(utility_of(case), seed)
-
-        updates = UpdateJobs(folder, fresh=args.fresh, watch=progress.update, federated=federated)
-        runner = runner_in(folder, ByType({Job: updates, Utility: utilities}), fresh=args.fresh)
-        for point in itertools.chain(*planned.values()):
-            runner.check([utility_of(point.case), *jobs_of(point, args.federation, None).values()], args.seeds)
+        runner = trade_off_runner(folder, utilities, fresh=args.fresh, watch=progress.update)
+        every = [cell_of_point(point, args.federation) for points in planned.values() for point in points]
+        runner.check((job for cell in every for job in cell.jobs), args.seeds)
         folder.log_again()
         for number, study in enumerate(chosen):
             share = left / (len(chosen) - number)  # what a study does not need goes to those after it
             budget = Budget(share)
             if study in delegated.DELEGATED:
-                rows, section = _delegated(args, study, folder, budget)
+                rows, of_study = _delegated(args, study, folder, budget)
             else:
-                rows, section = _here(args, study, planned[study], folder, runner, utilities, budget)
+                known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
+                rows = run_trade_off(
+                    planned[study], folder, runner, utilities,
+                    seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
+                )  # fmt: skip
+                rows, of_study = _shown(args, study, planned[study], rows, folder, runner)
             left -= share - budget.left
-            sections.append(section)
+            sections += of_study
             cells += [{"study": study, **row} for row in rows]
-    made = provenance()
-    where = f"Seeds {', '.join(map(str, args.seeds))}; commit {made['commit']}, {made['device']}."
-    report.write(folder.path / "report.md", sections, where)
+    write_markdown(
+        folder, "What defenses cost, and what they save",
+        command=command_line("python -m experiments.defenses", args), seeds=args.seeds, sections=sections,
+        method=report.METHOD, captions=report.CAPTIONS,
+        not_run=grouped((row["not_run"], f"{row['study']}: {row['id']}") for row in cells if "not_run" in row),
+    )  # fmt: skip
     metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
     folder.finish(metrics, cells=cells)
     print(folder.contents())
@@ -166,33 +161,25 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     return metrics
 
 
-def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[studies.Point]]:
+def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoint]]:
     for name in chosen:
         _validate.one_of((*STUDIES, "demo"), study=name)
     _validate.seeds(seeds=args.seeds)
     _validate.positive(budget=args.budget)
     _validate.count(iterations=args.iterations)
     args.federation.check()
-    _validate.in_range(0, args.rounds, attacked_round=args.attacked_round)
+    _validate.in_range(0, args.federation.rounds, attacked_round=args.attacked_round)
     if args.labels is not None:
         _validate.one_of(("given", "joint", *LABEL_RULES), labels=args.labels)
     delegated.check(chosen, args.seeds)
     for name in args.only:
         _validate.one_of(ONLY, only=name)
     strengths = studies.parse_strengths(args.strengths)
-    base = Case(
-        data=args.data,
-        model=args.model,
-        width=args.width,
-        batch_norm=args.batch_norm,
-        batch_size=args.batch_size,
-        iterations=args.iterations,
-        learning_rate=args.learning_rate,
-        attacked_round=args.attacked_round,
-        labels=args.labels,
-    )
+    same = ("data", "model", "width", "batch_norm", "iterations", "attacked_round", "labels")
+    of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
+    base = Case(**{name: getattr(args, name) for name in same} | of_clients)
     if args.unseen:
-        base = replace(base, skip=args.samples, pool=args.test_samples)
+        base = replace(base, skip=args.federation.samples, pool=args.federation.test_samples)
     planned = {}
     for study in chosen:
         if study in delegated.DELEGATED:
@@ -216,45 +203,37 @@ def _having(defense: str, chosen: tuple[str, ...]) -> list[str]:
     return [study for study in own if study == "demo" or defense in has[study]]
 
 
-def _here(
-    args: Args,
-    study: str,
-    points: list[studies.Point],
-    folder: RunFolder,
-    runner: Runner,
-    utilities: Utilities,
-    budget: Budget,
-) -> tuple[list[dict[str, Any]], str]:
-    known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
-    rows = run_points(points, folder, runner, utilities, seeds=args.seeds, budget=budget, adaptive=known)
+def _shown(
+    args: Args, study: str, points: list[TradeOffPoint], rows: list[dict[str, Any]], folder: RunFolder, runner: Runner
+) -> tuple[list[dict[str, Any]], list[Section]]:
+    """Print and draw a study that ran here; its rows, with what the paper says besides, and its part of the report."""
     report.show(rows)
-    jobs = {}
+    attacks: dict[str, Inversion] = {}
     for point in points:
-        jobs[point.id] = attack_job(point.case, args.federation)
-        if point.case.defense is not None:
-            jobs[f"{point.id}, adaptive"] = attack_job(replace(point.case, adaptive=True), args.federation)
-    figures = report.draw(folder, study, rows, runner, jobs)
+        of_point = cell_of_point(point, args.federation).jobs[1:]
+        attacks |= zip((point.id, f"{point.id}, adaptive"), of_point, strict=False)
+    report.draw(folder, study, rows, runner, attacks)
     f = args.federation
     how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
-        f"Data {args.data}, model {args.model}, batch {args.batch_size}, {args.iterations} iterations of the attack.",
+        f"Data {args.data}, model {args.model}, batch {f.batch_size}, {args.iterations} iterations of the attack.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
         f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
-        "Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta 1e-5, clip 1; the true epsilon is by "
-        "accounting for every client's uploads over all rounds.",
+        f"Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta {SHORTHAND_DELTA:g}, clip 1; the "
+        "true epsilon is by accounting for every client's uploads over all rounds.",
     ]
     outcomes = studies.outcomes(study)
-    section = report.markdown(study, rows, figures, settings, outcomes)
     reason = "a statement of the paper, without a number that one of ours could stand beside"
-    return [*rows, *({**o, "ours": None, "not_run": reason} for o in outcomes)], section
+    listed = [{**o, "ours": None, "not_run": reason} for o in outcomes]
+    return [*rows, *listed], report.sections(study, rows, settings, outcomes)
 
 
-def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tuple[list[dict[str, Any]], str]:
+def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tuple[list[dict[str, Any]], list[Section]]:
     if budget.left <= 0:
-        return [{"id": study, "not_run": BEYOND_BUDGET}], f"## {study}\n\nNot run ({BEYOND_BUDGET}).\n"
+        return [{"id": study, "not_run": BEYOND_BUDGET}], []
     before = sum(folder.seconds.values())
     with folder.phase(study):
         rows, figures = delegated.run(
@@ -266,7 +245,7 @@ def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tup
             fresh=args.fresh,
         )
     budget.left -= sum(folder.seconds.values()) - before
-    return rows, delegated.markdown(study, rows, figures)
+    return rows, delegated.sections(study, rows, figures)
 
 
 def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
@@ -275,7 +254,7 @@ def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
         if "accuracy" in row:
             metrics[f"accuracy_{row['id']}"] = row["accuracy"]
             metrics |= {f"{n}_{row['id']}": row[n] for n in ("psnr", "psnr_adaptive") if n in row}
-    ran = sum("accuracy" in row or row.get("ours") is not None for row in cells)
+    ran = sum(map(has_run, cells))
     return metrics | {"cells_run": float(ran), "cells_listed": float(len(cells) - ran)}
 
 

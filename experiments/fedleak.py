@@ -27,26 +27,27 @@ starts over.
 """
 
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import tyro
 
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
 from experiments._fedleak.cells import cells, names, over_rounds
-from experiments._fedleak.jobs import DATASETS, Sizes
-from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
-from experiments._fedleak.weights import Training
-from jaxleak import _validate, attacks, models
+from experiments._fedleak.jobs import DATASETS, Replacements, Sizes
+from experiments._fedleak.runs import UpdateJobs
+from jaxleak import _validate, attacks
 from jaxleak.study import Progress, RunFolder, default_out, run_command
 from jaxleak.study.cell_reports import finish_cells
 from jaxleak.study.cells import Budget, Cell, Results, run_cells
 from jaxleak.study.files import jsonable
 from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match
 from jaxleak.study.runner import runner_in
-from jaxleak.study.updates import HELD_OUT, SYNTHETIC
+from jaxleak.study.sources import samples_in, unavailable
+from jaxleak.study.updates import HELD_OUT, SYNTHETIC, Training
 
 #: Options that the demonstration reads.
 DEMO_OPTIONS = ("preset", "seeds", "iterations", "public_data", "out", "fresh")
@@ -71,50 +72,22 @@ class Args:
     fedleak: Literal["fedleak", "fedleak_paper", "fedleak_upstream"] | None = None
     """Which preset stands for FedLeak: as we recommend it, as printed, or as published. By default the printed one with
     --preset gpu, else the recommended one; tables that vary one thing vary it around this preset."""
-    model: Literal[tuple(models.CLASSIFIERS)] | None = None  # type: ignore[valid-type]
-    """Replaces the printed model."""
-    width: int | None = None
-    """Width of a ResNet's first stage (64 as printed)."""
-    activation: Literal[tuple(models.ACTIVATIONS)] | None = None  # type: ignore[valid-type]
-    """Replaces ReLU."""
-    iterations: int | None = None
-    """Replaces the printed 10,000."""
-    batch_size: int | None = None
-    """Replaces the printed one."""
     labels: Literal["given", "joint", *attacks.LABEL_RULES] | None = None  # type: ignore[valid-type]
     """How every attack gets its labels: by a rule, jointly with the images, or given (granted). By default by the
     paper's rule (fedleak) with --preset gpu, else by the recommended one (calibrated)."""
-    homotopy: tuple[float, float] | None = None
-    """Sharpness from, to, in FedLeak's smoothing; None keeps the preset's."""
-    exact_kinks: bool = False
-    """FedLeak without smoothing."""
-    idlg_optimizer: Literal["adam"] | None = None
-    """Adam, one gradient per iteration, in place of iDLG's L-BFGS."""
-    client_learning_rate: float = 1e-4
-    """Learning rate of the clients' local steps."""
-    estimate: bool = False
-    """Several local steps: match the averaged-gradient estimate instead of the unrolled steps."""
+    sizes: tyro.conf.OmitArgPrefixes[Replacements] = field(default_factory=Replacements)
     weights: str = "random"
     """In place of pretrained ones: random, warm, or a safetensors file."""
     attack_round: tuple[int, ...] = (0,)
     """FedAvg rounds, at the client learning rate, before the attacked one; of several, the mean over them."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
-    federation: int = 100
-    """Clients of skewed partitions and of training."""
     pool: int = 512
     """Samples that clients draw from; at most half of the data where the others are for training or public."""
-    microbatch: int | None = None
-    """Restarts computed at once."""
     svhn: str | None = None
     """Data specification of SVHN, for example tfds:svhn_cropped."""
     lungcolon: str | None = None
     """Data specification of Lung-Colon Cancer, for example folder:DIR?size=224."""
-    public_data: str | None = None
-    """What GGL and ROG train their generators on: held_out (samples of the same data that no client holds), synthetic,
-    or a data specification; without it their cells are listed and not run."""
-    substitute: str | None = None
-    """Data specification for cells whose own data are not there."""
     out: Path | None = None
     """Folder of the run, by default below runs/."""
     fresh: bool = False
@@ -131,21 +104,27 @@ def main(args: Args) -> dict[str, float]:
         raise ValueError("--attack-round trains from random weights; it does not go with --weights")
     if args.weights not in ("random", "warm") and not Path(args.weights).exists():
         raise FileNotFoundError(f"--weights must be random, warm or a safetensors file, and {args.weights} is none")
-    for option in ("svhn", "lungcolon", "substitute", "public_data"):
-        spec = getattr(args, option)
+    named = {"svhn": args.svhn, "lungcolon": args.lungcolon}
+    named |= {"substitute": args.sizes.substitute, "public_data": args.sizes.public_data}
+    for option, spec in named.items():
         if spec not in (None, HELD_OUT, SYNTHETIC) and (why := unavailable(spec)):
             raise ValueError(f"--{option.replace('_', '-')} cannot be loaded: {why}")
     if not args.table and args.preset == "demo":
-        unread = [f.name for f in fields(args) if f.name not in DEMO_OPTIONS and getattr(args, f.name) != _default(f)]
+        given, default = _options(args), _options(Args())
+        unread = [name for name in given if name not in DEMO_OPTIONS and given[name] != default[name]]
         if unread:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
             raise ValueError(f"the demonstration does not read {options}; name a --table, or take --preset gpu")
-        return fedleak_demo.main(args.seeds, args.iterations, args.out, fresh=args.fresh, public_data=args.public_data)
+        size = {name: given[name] for name in ("iterations", "public_data")}
+        return fedleak_demo.main(args.seeds, args.out, fresh=args.fresh, **size)
     return tables(args)
 
 
-def _default(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
+def _options(args: Args) -> dict[str, Any]:
+    """All options by the names that they are typed with."""
+    options = asdict(args)
+    options |= options.pop("sizes")
+    return options
 
 
 def tables(args: Args) -> dict[str, float]:
@@ -168,11 +147,12 @@ def tables(args: Args) -> dict[str, float]:
         for of_rounds in zip(*(cells(table, of_round) for of_round in sizes), strict=True)
     ]
     require_match(args.only, (cell.id for cell in chosen))
-    if args.substitute and args.substitute not in {job.case.data for cell in chosen for job in cell.jobs}:
-        print(f"note: --substitute {args.substitute} is not used: every cell's own data are there, or it has no run")
+    substitute = args.sizes.substitute
+    if substitute and substitute not in {job.case.data for cell in chosen for job in cell.jobs}:
+        print(f"note: --substitute {substitute} is not used: every cell's own data are there, or it has no run")
     chosen = [replace(cell, reason=reason_against(args, cell)) for cell in chosen]
     out = args.out or default_out("fedleak", "-".join(args.table) or args.preset)
-    config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    config = {name: value for name, value in _options(args).items() if name not in ("out", "fresh")}
     folder = RunFolder(out, "fedleak", jsonable(config), fresh=args.fresh, program="python -m experiments.fedleak")
     with Progress() as progress:
         runner = runner_in(folder, UpdateJobs(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
@@ -213,24 +193,20 @@ def sizes_of(args: Args, attack_round: int = 0) -> Sizes:
     specs = dict(DATASETS)
     specs |= {"SVHN": args.svhn} if args.svhn else {}
     specs |= {"Lung-Colon Cancer": args.lungcolon} if args.lungcolon else {}
-    if args.substitute:
-        specs = {name: args.substitute if unavailable(spec) else spec for name, spec in specs.items()}
+    substitute = args.sizes.substitute
+    if substitute:
+        specs = {name: substitute if unavailable(spec) else spec for name, spec in specs.items()}
     printed_preset = args.preset == "gpu"
-    same = (
-        "model", "width", "activation", "iterations", "batch_size", "homotopy", "exact_kinks",
-        "idlg_optimizer", "client_learning_rate", "estimate", "federation", "microbatch", "public_data",
-        "substitute",
-    )  # fmt: skip
     printed = Training(
         rounds=max(1, attack_round),
-        learning_rate=args.client_learning_rate,
-        clients=args.federation,
+        learning_rate=args.sizes.client_learning_rate,
+        clients=args.sizes.federation,
         local_steps=1,
     )
-    needs_rest = args.weights == "warm" or any(args.attack_round) or args.public_data == HELD_OUT
-    known = [spec for spec in (*specs.values(), args.substitute) if spec and not unavailable(spec)]
+    needs_rest = args.weights == "warm" or any(args.attack_round) or args.sizes.public_data == HELD_OUT
+    known = [spec for spec in (*specs.values(), substitute) if spec and not unavailable(spec)]
     return Sizes(
-        **{name: getattr(args, name) for name in same},
+        **vars(args.sizes),
         fedleak=args.fedleak or ("fedleak_paper" if printed_preset else "fedleak"),
         labels=args.labels or ("fedleak" if printed_preset else "calibrated"),
         pools={spec: min(args.pool, samples_in(spec) // (2 if needs_rest else 1)) for spec in known},

@@ -27,7 +27,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments._fedleak.weights import Training, trained
 from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.checkpoint import Checkpoints
@@ -35,7 +34,16 @@ from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, 
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.sources import drawn
-from jaxleak.study.updates import Outcome, attack, captions, check, require_memory_of_update, sources_of_update
+from jaxleak.study.updates import (
+    Outcome,
+    Training,
+    attack,
+    captions,
+    check,
+    require_memory_of_update,
+    sources_of_update,
+    trained,
+)
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {

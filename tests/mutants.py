@@ -37,8 +37,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     "jaxleak/**/*.py",
     "experiments/_cafe/runs.py",
-    "experiments/_defenses/accounting.py",
-    "experiments/_fedleak/weights.py",
 )
 
 #: The part of the library that keeps and draws what was measured.
@@ -89,14 +87,12 @@ AREAS = {
     "jaxleak/models/_door": ("door", "from_torch", "torch_operators", "capture"),
     "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
-    "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak"),
+    "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak", "defense_study"),
     "jaxleak/study/rounds": ("cafe_tables", "grants", "poison"),
     "jaxleak/study/parties": ("vfl_problem", "vfl_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
     "jaxleak/": ("threats", "checkpoint"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
-    "experiments/_defenses": ("defense_study", "grants", "poison"),
-    "experiments/_fedleak": ("fedleak",),
 }
 
 #: Seconds after which a round of tests is given up: a mistake may end in a loop without end.

@@ -9,10 +9,10 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
-from experiments._defenses.accounting import DELTA, true_epsilon
 from jaxleak import defenses
 from jaxleak.defenses import (
     CLIENT_DEFENSES,
+    SHORTHAND_DELTA,
     adaptive_dp_sgd,
     dp_sgd,
     epsilon_of,
@@ -20,6 +20,7 @@ from jaxleak.defenses import (
     noise_multiplier_for,
     noise_multiplier_of,
     noise_multiplier_shorthand,
+    true_epsilon,
 )
 
 KEY = jax.random.key(0)
@@ -106,9 +107,9 @@ PRIVATE = [name for name, entry in CLIENT_DEFENSES.items() if entry.private]
 @pytest.mark.parametrize("name", PRIVATE)
 def test_the_true_epsilon_of_whole_batches_is_that_of_gaussian_releases(name, rounds):
     """A replaced example moves what is clipped by twice the clip; releases add up in the squares of signal to noise."""
-    sigma = noise_multiplier_shorthand(2.0, DELTA)
+    sigma = noise_multiplier_shorthand(2.0, SHORTHAND_DELTA)
     sigmas = [sigma * (0.99**t if name.startswith("adaptive") else 1.0) for t in range(rounds)]
-    exact = _gaussian_epsilon(np.sqrt(sum((2 / sigma) ** 2 for sigma in sigmas)), DELTA)
+    exact = _gaussian_epsilon(np.sqrt(sum((2 / sigma) ** 2 for sigma in sigmas)), SHORTHAND_DELTA)
     found = true_epsilon(name, 2.0, batch_size=50, own_samples=50, rounds=rounds)
     assert exact <= found < 1.2 * exact
 
@@ -119,13 +120,13 @@ def test_the_true_epsilon_is_that_of_dp_accounting(name):
     rdp = pytest.importorskip("dp_accounting.rdp")
     accountant = rdp.RdpAccountant(neighboring_relation=package.NeighboringRelation.REPLACE_ONE)
     for t in range(3):
-        sigma = noise_multiplier_shorthand(2.0, DELTA) * (0.99**t if name.startswith("adaptive") else 1.0)
+        sigma = noise_multiplier_shorthand(2.0, SHORTHAND_DELTA) * (0.99**t if name.startswith("adaptive") else 1.0)
         release = package.GaussianDpEvent(sigma / 2)
         # The clip of a whole update holds whichever example is replaced: no batch is rarer than another.
         whole = name == "dp_update"
         accountant.compose(release if whole else package.SampledWithoutReplacementDpEvent(40, 8, release))
     found = true_epsilon(name, 2.0, batch_size=8, own_samples=40, rounds=3)
-    assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
+    assert found == pytest.approx(accountant.get_epsilon(SHORTHAND_DELTA), rel=1e-3)
 
 
 def test_epsilon_knows_steps_sampling_and_delta():

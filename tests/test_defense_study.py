@@ -9,18 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from tiny_studies import args_of
 
 from experiments import defenses
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
-from experiments._defenses.accounting import true_epsilon
 from experiments._defenses.studies import points_of
-from experiments._defenses.utility import Utilities, utility_of
 from jaxleak import data, models
 from jaxleak import defenses as family
-from jaxleak.defenses import CLIENT_DEFENSES, client_defense
-from jaxleak.study.updates import Case, threat_for, victim
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense, true_epsilon
+from jaxleak.study.updates import Case, Utilities, threat_for, utility_of, victim
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {
@@ -104,7 +103,7 @@ def test_true_epsilon_is_no_shorthand():
 def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=message):
-        defenses.main(defenses.Args(**changes, out=out))
+        defenses.main(args_of(defenses.Args, **changes, out=out))
     assert not out.exists()
 
 
@@ -120,13 +119,14 @@ TINY = {
 
 
 def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
-    args = defenses.Args(**TINY, out=tmp_path)
+    args = args_of(defenses.Args, **TINY, out=tmp_path)
     first = defenses.main(args)
     results = json.loads((tmp_path / "results.json").read_text())
     rows = {row["id"]: row for row in results["cells"]}
     assert set(rows) == {"none/steps1", "quantization/1/steps1", "cancelling_noise/1/steps1"}
     for row in rows.values():
         assert 0 <= row["accuracy"] <= 1
+        assert (row["ours"], row["values"]) == (row["accuracy"], row["accuracy_values"])
         assert np.isfinite(row["psnr"])
         assert ("psnr_adaptive" in row) == (row["defense"] is not None)
         assert row["leak_change"] == pytest.approx(row["leak"] - rows["none/steps1"]["leak"])
@@ -135,13 +135,21 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     text = (tmp_path / "report.md").read_text()
     assert "figures/demo-steps1.png" in text
     assert (tmp_path / "figures" / "demo-steps1.png").exists()
-    assert "quantization" in text
+    for part in (
+        "python -m experiments.defenses --strengths quantization=1 cancelling_noise=1 --model mlp",
+        "## demo\n\n* Data digits, model mlp, batch 2, 2 iterations of the attack.\n",
+        "| quantization | 1 | 1 | ",
+        "2 clients with 8 samples each, all in each of 2 rounds, SGD at 0.5, tested on 8 other samples.",
+        "* Of 1 local step: ",
+        "Every point is one defense at one strength.",
+    ):
+        assert part in text
 
     def refuse(*args, **kwargs):
         raise AssertionError("a finished run was run again")
 
-    monkeypatch.setattr("experiments._defenses.utility.Utilities.run", refuse)
-    monkeypatch.setattr("experiments._fedleak.runs.UpdateJobs.run", refuse)
+    monkeypatch.setattr("jaxleak.study.updates.Utilities.run", refuse)
+    monkeypatch.setattr("jaxleak.study.updates.Inversions.run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
 
@@ -150,13 +158,13 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
 def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path):
     strengths = ("outpost=0.5", "error_feedback=10")
     args = {**TINY, "strengths": strengths, "attacked_round": 1, "out": tmp_path}
-    defenses.main(defenses.Args(**args))
+    defenses.main(args_of(defenses.Args, **args))
     rows = {row["id"]: row for row in json.loads((tmp_path / "results.json").read_text())["cells"]}
     assert "attacked_round must be 0" in rows["error_feedback/10/steps1"]["not_run"]
     ran = [row for row in rows.values() if "accuracy" in row]
     assert len(ran) == 2
     assert all(np.isfinite([row["psnr"], row.get("psnr_adaptive", 0.0)]).all() for row in ran)
-    utilities = Utilities(defenses.Args(**args).federation, tmp_path / "utility")
+    utilities = Utilities(args_of(defenses.Args, **args).federation, tmp_path / "utility")
     case = Case(data="digits", model="mlp", attacked_round=1, learning_rate=0.5)
     plain = utilities.variables(utility_of(case), 0)
     noisy = utilities.variables(utility_of(replace(case, defense="outpost", strength=0.5)), 0)
@@ -170,8 +178,8 @@ def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path)
 def test_unseen_samples_are_none_of_the_federations():
     args = defenses.Args(unseen=True)
     case = defenses._checked(args, ("demo",))["demo"][0].case
-    own, attacked = data.load("digits", args.samples, 0), victim(case, 0).private
-    assert len(attacked.x) == args.test_samples
+    own, attacked = data.load("digits", args.federation.samples, 0), victim(case, 0).private
+    assert len(attacked.x) == args.federation.test_samples
     assert not {x.tobytes() for x in np.asarray(attacked.x)} & {x.tobytes() for x in own.x}
 
 
@@ -184,7 +192,7 @@ def test_granted_labels_are_granted_to_both_attackers():
 
 def test_without_data_the_command_fails_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    args = defenses.Args(**TINY | {"data": "cifar10", "strengths": ("quantization=1",)}, out=tmp_path)
+    args = args_of(defenses.Args, **TINY | {"data": "cifar10", "strengths": ("quantization=1",)}, out=tmp_path)
     with pytest.raises(FileNotFoundError, match="JAXLEAK_DATA_DIR"):
         defenses.main(args)
     assert not list(tmp_path.iterdir())
@@ -195,6 +203,20 @@ def test_what_does_not_fit_is_listed(tmp_path):
     assert metrics["cells_run"] == 0
     rows = json.loads((tmp_path / "results.json").read_text())["cells"]
     assert all("beyond the budget" in row["not_run"] or "statement" in row["not_run"] for row in rows)
+    assert {"defense", "strength", "curve", "clients"} <= rows[0].keys()
+    text = (tmp_path / "report.md").read_text()
+    assert "minutes: fedleak-fig7: none/steps12, fedleak-fig7: none/steps12-clients2" in text
+    assert "## fedleak-fig7: what the paper concludes, and whether it holds here\n" in text
+    assert "* `text-secure-aggregation-clients/degraded`: degraded" in text
+
+
+def test_every_study_stays_in_the_log(tmp_path):
+    options = TINY | {"study": ("fedleak-fig8", "further"), "only": ("none",), "strengths": ()}
+    defenses.main(args_of(defenses.Args, **options, out=tmp_path))
+    for _ in range(2):
+        log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in log] == ["none/steps1", "none/steps1"]
+        defenses.main(args_of(defenses.Args, **options, out=tmp_path))
 
 
 def test_delegated_rows_become_curves():

@@ -6,19 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_studies import args_of, write_images
 
 from experiments import _paper, fedleak
 from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
 from experiments._fedleak.jobs import Job, Sizes
-from experiments._fedleak.runs import UpdateJobs, seconds, unavailable
-from experiments._fedleak.weights import Training, trained
+from experiments._fedleak.runs import UpdateJobs
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
 from jaxleak.study.runner import Result, runner_in
-from jaxleak.study.updates import Case, check, settings, victim
+from jaxleak.study.sources import unavailable
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    Training,
+    Utilities,
+    check,
+    seconds_of_update,
+    settings,
+    trained,
+    utility_of,
+    victim,
+)
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
@@ -101,14 +112,16 @@ def test_every_case_has_settings_that_the_threat_grants():
     cases = {job.case for cell in _all(EVERYTHING) for job in cell.jobs if job.kind == "invert"}
     assert len(cases) > 80
     assert all(settings(case).labels != "given" for case in cases)
+    for case in cases:
+        check(case)
 
 
 def test_tables_without_data_end_with_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-    fedleak_runs.unavailable.cache_clear()
+    unavailable.cache_clear()
     with pytest.raises(FileNotFoundError, match=r"no cell could run: no data: .*JAXLEAK_DATA_DIR"):
-        fedleak.main(fedleak.Args(table=("table15",), out=tmp_path))
-    fedleak_runs.unavailable.cache_clear()
+        fedleak.main(args_of(fedleak.Args, table=("table15",), out=tmp_path))
+    unavailable.cache_clear()
     assert "not run (no data" in capsys.readouterr().out
     assert (tmp_path / "results.json").exists()
 
@@ -128,10 +141,10 @@ def test_reductions_are_named_in_the_note():
 
 
 def test_the_gpu_preset_runs_fedleak_as_printed():
-    printed, ours = fedleak.sizes_of(fedleak.Args(preset="gpu")), fedleak.sizes_of(fedleak.Args())
+    printed, ours = fedleak.sizes_of(args_of(fedleak.Args, preset="gpu")), fedleak.sizes_of(fedleak.Args())
     assert (printed.fedleak, printed.labels) == ("fedleak_paper", "fedleak")
     assert (ours.fedleak, ours.labels) == ("fedleak", "calibrated")
-    assert fedleak.sizes_of(fedleak.Args(preset="gpu", fedleak="fedleak", labels="joint")).labels == "joint"
+    assert fedleak.sizes_of(args_of(fedleak.Args, preset="gpu", fedleak="fedleak", labels="joint")).labels == "joint"
     assert "the printed preset" in next(cells("table15", replace(EVERYTHING, fedleak="fedleak_paper"))).note
     assert "our preset (relative L1" in next(cells("table15", EVERYTHING)).note
 
@@ -162,7 +175,7 @@ def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
     assert of_cell().reason == NO_LPIPS
     monkeypatch.setattr(metrics, "lpips", lambda truth, estimate: np.abs(truth - estimate).mean(axis=(1, 2, 3)))
     args = {"model": "mlp", "batch_size": 2, "iterations": 2, "table": ("table10",), "substitute": "digits"}
-    fedleak.main(fedleak.Args(**args, only="lpips/fedleak", out=tmp_path))
+    fedleak.main(args_of(fedleak.Args, **args, only="lpips/fedleak", out=tmp_path))
     (row,) = (c for c in json.loads((tmp_path / "results.json").read_text())["cells"] if c["ours"] is not None)
     assert row["id"] == of_cell().id
     (images,) = (np.load(file) for file in (tmp_path / "cells").glob("*.npz"))
@@ -170,7 +183,7 @@ def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
 
 
 def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeypatch, digits):
-    args = fedleak.Args(**TINY, seeds=(0, 1), out=tmp_path)
+    args = args_of(fedleak.Args, **TINY, seeds=(0, 1), out=tmp_path)
     found = fedleak.main(args)
     assert (found["cells_run"], found["cells_listed"]) == (1, 4)
     stored = json.loads((tmp_path / "results.json").read_text())
@@ -189,7 +202,7 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
 def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
     small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
     monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})
-    found = fedleak.main(fedleak.Args(preset="demo", seeds=(0,), iterations=2, out=tmp_path))
+    found = fedleak.main(args_of(fedleak.Args, preset="demo", seeds=(0,), iterations=2, out=tmp_path))
     wanted = "psnr_fedleak psnr_best_baseline psnr_grey ssim_fedleak cosine_distance label_accuracy seconds"
     assert set(wanted.split()) <= found.keys()
     assert found["psnr_best_baseline"] == found["psnr_idlg"]
@@ -199,7 +212,7 @@ def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, caps
 
 
 def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, digits):
-    args = fedleak.Args(**TINY | {"only": ""}, budget=0.001, out=tmp_path)
+    args = args_of(fedleak.Args, **TINY | {"only": ""}, budget=0.001, out=tmp_path)
     with pytest.raises(ValueError, match=r"nothing was run: beyond the budget: .*raise --budget"):
         fedleak.main(args)
     assert "beyond the budget" in capsys.readouterr().out
@@ -210,7 +223,8 @@ def test_cost_grows_with_the_work():
     case = Case(data="digits", model="mlp", iterations=1000)
     dearer = [{"iterations": 2000}, {"restarts": 4}, {"blend": 0.7}, {"attack": "idlg"}]
     for change in dearer:
-        assert seconds(Job("invert", Case(**vars(case) | change))) > seconds(Job("invert", case))
+        assert seconds_of_update(Case(**vars(case) | change)) > seconds_of_update(case)
+    assert seconds_of_update(case, Training()) > seconds_of_update(case)
 
 
 def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):
@@ -236,6 +250,24 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
     np.testing.assert_array_equal(variables["params"]["head"]["bias"], again["params"]["head"]["bias"])
     with pytest.raises(ValueError, match="none left"):
         trained(Case(data="digits", model="mlp", pool=1797), training, 0, tmp_path)
+
+
+def test_weights_are_trained_anew_where_other_samples_have_the_name(tmp_path):
+    """The samples that old weights were trained on may be the victim's by now."""
+    case = Case(data=f"npz:{tmp_path / 'd.npz'}", model="mlp", pool=8, attacked_round=1)
+    of_seed, utilities = (
+        [],
+        Utilities(Federation(rounds=1, clients=2, samples=16, test_samples=8), tmp_path / "defended"),
+    )
+    for seed in (0, 1, 0):
+        write_images(tmp_path / "d.npz", seed)
+        outside, _ = trained(case, Training(rounds=1, clients=2, clients_per_round=2), 0, tmp_path / "weights")
+        defended = utilities.variables(utility_of(case), 0)
+        of_seed.append([np.asarray(of["params"]["head"]["kernel"]) for of in (outside, defended)])
+    for first, other, again in zip(*of_seed, strict=True):
+        np.testing.assert_array_equal(first, again)
+        assert np.abs(first - other).max() > 1e-4
+    assert all(len(list((tmp_path / name).glob("*.safetensors"))) == 2 for name in ("weights", "defended"))
 
 
 @pytest.mark.parametrize("partition", ["label_skew:2", "quantity_skew:20", "dirichlet:0.5", "feature_skew:4"])
@@ -268,7 +300,7 @@ def test_partitions_that_cannot_be_are_refused():
 )
 def test_bad_options_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        fedleak.main(fedleak.Args(out=tmp_path, **options))
+        fedleak.main(args_of(fedleak.Args, out=tmp_path, **options))
 
 
 def test_a_trend_is_judged_by_its_best_cell_and_its_order():
@@ -287,7 +319,7 @@ def _runner(folder, fresh=False):
 
 def test_results_survive_in_the_folder(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
-    job = Job("parameters", Case(data="digits", model="mlp"))
+    job = Job(Case(data="digits", model="mlp"), kind="parameters")
     first = _runner(folder)(job, 0)
     with monkeypatch.context() as patched:
         patched.setattr(UpdateJobs, "run", lambda *_: pytest.fail("a finished run was run again"))
@@ -296,9 +328,9 @@ def test_results_survive_in_the_folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments._fedleak.runs.CHECKPOINTED", -1.0)
+    monkeypatch.setattr("jaxleak.study.updates._inversions.CHECKPOINTED", -1.0)
     folder = RunFolder(tmp_path, "fedleak", {}, fresh=False)
-    job = Job("invert", Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
+    job = Job(Case(data="digits", model="mlp", attack="inverting_gradients", iterations=3, pool=8))
     for _ in range(2):
         assert _runner(folder, fresh=True)(job, 0).arrays["curve"].shape == (3,)
 

@@ -14,6 +14,7 @@ import pytest
 from fuzzing import FLOATS, INTEGERS, NAMES, clear, few, fuzz, little_memory, nothing_is_unpickled, report  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_studies import args_of
 
 from experiments import audited, cafe_scale, reproduce, sweep, vflrecon
 from experiments import defenses as defense_study
@@ -47,7 +48,7 @@ DEFENSE_STUDY = {
 @given(changes=few(DEFENSE_STUDY))
 def test_options_of_the_defense_study(changes):
     def attempt():
-        args = defense_study.Args(**changes)
+        args = args_of(defense_study.Args, **changes)
         return defense_study._checked(args, args.study or (args.preset,))
 
     clear("defense study", attempt)
@@ -195,7 +196,7 @@ def _values(kind, default):
     if kind in VALUES:
         return VALUES[kind] if default is None else st.just(default) | VALUES[kind]
     if dataclasses.is_dataclass(kind):
-        return st.just(default)
+        return few(_options(kind)).map(lambda changes: kind(**changes))
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return st.sampled_from(inside)

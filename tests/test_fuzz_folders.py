@@ -46,7 +46,7 @@ CONTENT = st.one_of(
     st.binary(max_size=30),
     st.sampled_from([b"[" * 100_000, b"", b"\n", b"NaN", b"1e999", b"\xff\xfe"]),
 )
-JOB = jobs.Job("parameters", Case(data="digits", model="mlp"))
+JOB = jobs.Job(Case(data="digits", model="mlp"), kind="parameters")
 FILES = ("timing.json", "metrics.jsonl", "config.json", "results.json", ".lock", "line.json")
 
 

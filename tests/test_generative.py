@@ -11,7 +11,7 @@ import pytest
 
 from experiments import fedleak, invert
 from experiments._fedleak.cells import cells
-from experiments._fedleak.jobs import Sizes
+from experiments._fedleak.jobs import Replacements, Sizes
 from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import client_updates, presets
@@ -181,7 +181,8 @@ def test_printed_cells_run_where_public_data_are_named():
     assert jobs["table4/ggl/b16/imagenet"].attack == "ggl"
     assert jobs["table4/rogs/b16/imagenet"].attack == "rog"
     assert jobs["table8/rogs/b32/resnet10"].public_data == "held_out"
-    pools = fedleak.sizes_of(fedleak.Args(public_data="held_out", substitute="digits", pool=10**6)).pools
+    replaced = Replacements(public_data="held_out", substitute="digits")
+    pools = fedleak.sizes_of(fedleak.Args(sizes=replaced, pool=10**6)).pools
     assert pools["digits"] == 1797 // 2
 
 

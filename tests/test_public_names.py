@@ -76,8 +76,8 @@ NAMES = {
         clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule fake_gradients feature_dropout
         gaussian_noise gaussian_payload_noise guardian HORIZONTAL_PLACES label_dp_scale laplace_noise
         magnitude_noise marvell mechanisms noise_multiplier_for noise_multiplier_of noise_multiplier_shorthand
-        outpost PayloadEncoding quantize Reading soteria sparsify split_defense SPLIT_DEFENSES SPLIT_PLACES
-        SplitDefense SplitRun vfl_defender withhold_top
+        outpost PayloadEncoding quantize Reading SHORTHAND_DELTA soteria sparsify split_defense SPLIT_DEFENSES
+        SPLIT_PLACES SplitDefense SplitRun true_epsilon vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
         Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise Recomputed Replayed
@@ -161,13 +161,15 @@ NAMES = {
         steps_one_and_two SWEEPS Tables vertical_problem
     """,
     "jaxleak.study.sources": """
-        Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
+        Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        attack ATTACKS build_attack build_model captions Case check client_of CLOSED_FORM defense_of
-        generator_for granted HELD_OUT iterations_of leaves_of observe Outcome own_opinion public_images
-        RECOGNISED_ABOVE require_memory_of_update score settings sources_of_update SYNTHETIC threat_for
-        Victim victim where_seen
+        attack ATTACKS build_attack build_model captions Case cell_of_point check client_of CLOSED_FORM
+        COMPILE_SECONDS defense_of draw_distances draw_reconstructions Federation forward_seconds
+        generator_for granted HELD_OUT Inversion Inversions iterations_of leaves_of observe Outcome
+        own_opinion parameter_count public_images RECOGNISED_ABOVE require_memory_of_update
+        run_trade_off score seconds_of_update settings sources_of_update SYNTHETIC threat_for
+        trade_off_runner TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat

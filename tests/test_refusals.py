@@ -14,14 +14,13 @@ from rich.console import Console
 
 from experiments import audited, cafe_scale, fedleak, invert, mistakes, reproduce, sweep, vflrecon
 from experiments._fedleak import jobs
-from experiments._fedleak import runs as fedleak_runs
 from experiments._fedleak.runs import UpdateJobs
 from experiments._mistakes import kinds as mistakes_kinds
 from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
-from jaxleak.study import RunFolder, _streams, run_command
+from jaxleak.study import RunFolder, _streams, run_command, sources
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, attack
 from jaxleak.study.updates import _size as inversion_size
@@ -132,13 +131,13 @@ class TestFilesOfARunFolder:
 
     @pytest.mark.parametrize("content", DAMAGED)
     def test_finished_cells_are_read_or_named(self, content, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("parameters", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"), kind="parameters")
         runner.path(job, 0).write_text(content)
         with pytest.raises(ValueError, match=r"\.json is damaged"):
             runner(job, 0)
 
     def test_a_number_that_is_not_there_names_the_file(self, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"))
         path = runner.path(job, 0)
         path.write_text('{"scores": {"psnr": "nan"}, "arrays": ["truth"]}')
         np.savez(path.with_suffix(".npz"), truth=np.zeros(1))
@@ -150,7 +149,7 @@ class TestFilesOfARunFolder:
             found.arrays["curve"]
 
     def test_arrays_that_were_deleted_are_named(self, tmp_path):
-        runner, job = _runner(tmp_path), jobs.Job("invert", Case(data="digits", model="mlp"))
+        runner, job = _runner(tmp_path), jobs.Job(Case(data="digits", model="mlp"))
         runner.path(job, 0).write_text('{"scores": {"psnr": 1.0}, "arrays": ["truth"]}')
         with pytest.raises(FileNotFoundError, match=rf"{runner.path(job, 0).stem}\.npz"):
             runner(job, 0)
@@ -186,13 +185,21 @@ class TestData:
 
     def test_data_that_take_the_place_of_missing_ones_are_used_or_said_not_to_be(self, monkeypatch):
         monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-        fedleak_runs.unavailable.cache_clear()
-        sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), substitute="digits"))
-        fedleak_runs.unavailable.cache_clear()
+        sources.unavailable.cache_clear()
+        sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), sizes=jobs.Replacements(substitute="digits")))
+        sources.unavailable.cache_clear()
         assert set(sizes.specs.values()) == {"digits"}
         plan = next(iter(fedleak.cells("table15", sizes)))
         assert plan.jobs[0].case.data == "digits"
         assert "digits in place of" in plan.note
+
+
+def _one_sample_of(load):
+    def loaded(spec, n=None, seed=0):
+        assert n == 1, "data were read"
+        return load(spec, n, seed)
+
+    return loaded
 
 
 class TestMemory:
@@ -217,6 +224,12 @@ class TestMemory:
     def test_an_inversion_that_cannot_fit_is_refused_from_its_shapes(self, options, message, monkeypatch, ended):
         monkeypatch.setattr(invert_run, "victim", lambda *_: pytest.fail("data were read"))
         assert re.search(message, ended("invert", *options))
+
+    def test_a_study_of_which_no_attack_fits_is_refused_before_it_writes(self, monkeypatch, ended, tmp_path):
+        monkeypatch.setattr(data, "load", _one_sample_of(data.load))
+        options = ("--study", "fedleak-fig4", "--model", "resnet18", "--width", "1000000", "--out", "out")
+        assert re.search(r"GB, 20 GB are free; --width \(now 1000000\) lowers it", ended("defenses", *options))
+        assert not list(tmp_path.iterdir())
 
     def test_what_runs_is_not_refused(self, monkeypatch):
         """The bound is below what the attack needs, as XLA says once it has compiled it."""

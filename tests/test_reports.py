@@ -14,16 +14,18 @@ import tyro
 from tiny_studies import studies  # noqa: F401
 
 from experiments import cafe_scale, fedleak, invert, vflrecon
+from experiments._fedleak.jobs import Replacements
 from jaxleak.study import RunFolder, plots
 from jaxleak.study.cell_reports import write_cells, write_rows
 from jaxleak.study.distributed import Devices
 from jaxleak.study.reports import Section, command_line, write_markdown
 from jaxleak.study.rows import value_of
-from jaxleak.study.updates import Case
+from jaxleak.study.updates import Case, Federation
 
 CHANGED = {
     "cafe_tables": {"table": ("table2",), "seeds": (1, 2), "datasets": ("mnist",), "budget": 2.5},
-    "fedleak": {"table": ("table15",), "exact_kinks": True, "only": "a b"},
+    "fedleak": {"table": ("table15",), "sizes": Replacements(exact_kinks=True, width=8), "only": "a b"},
+    "defenses": {"study": ("further",), "federation": Federation(rounds=3), "adaptive": False},
     "invert": {"case": Case(model="mlp", tv=0.5, mean=(0.1, 0.2), far=True), "seeds": (1, 2), "devices": 2},
     "cafe_scale": {"preset": "mnist", "num_samples": 9, "where": Devices(coordinator="a:1", num_processes=2)},
     "vflrecon": {"features": False, "shadow_init": ("shared",), "data": ("npz:a file",)},

@@ -73,7 +73,7 @@ def test_the_folder_of_named_data_is_said(studies, tmp_path, monkeypatch):  # no
 def test_finished_runs_behind_the_ledger_are_bound_to_their_data(studies, paper):  # noqa: F811
     job = {
         "cafe": Setting("exact", num_samples=8),
-        "fedleak": Job("invert", dataclasses.replace(TINY, data=studies.spec)),
+        "fedleak": Job(dataclasses.replace(TINY, data=studies.spec)),
         "vflrecon": SplitJob(SplitCase("sensorless"), Runs(("shared",), True)),
     }[paper]
     studies.draw(paper, 0)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import typing
 
 import numpy as np
 import pytest
@@ -21,9 +22,7 @@ from experiments import (
     vflrecon,
 )
 from experiments._cafe import runs as cafe_runs
-from experiments._defenses.utility import Utilities
 from experiments._fedleak import jobs as fedleak_jobs
-from experiments._fedleak import runs as fedleak_runs
 from experiments._mistakes import kinds as mistakes_kinds
 from experiments._mistakes import study as mistakes_study
 from jaxleak import models
@@ -35,7 +34,7 @@ from jaxleak.study.files import write_json
 from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
-from jaxleak.study.updates import Case, Outcome, victim
+from jaxleak.study.updates import Case, Outcome, Utilities, _inversions, victim
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -56,6 +55,15 @@ class Killed(BaseException):
 def killed(*_, **__):
     """In place of anything: the kill."""
     raise Killed
+
+
+def args_of(arguments, **options):
+    """The options of a command by the names that they are typed with, those of dataclasses in it included."""
+    for name, kind in typing.get_type_hints(arguments).items():
+        if dataclasses.is_dataclass(kind) and name not in options:
+            of_kind = {field.name for field in dataclasses.fields(kind)} & options.keys()
+            options[name] = kind(**{one: options.pop(one) for one in of_kind})
+    return arguments(**options)
 
 
 def write_images(file, seed):
@@ -229,13 +237,13 @@ class Studies:
     def fedleak(self, **options):
         """One cell of one table."""
         sizes = {"model": "mlp", "iterations": 2, "batch_size": 1, "pool": 8}
-        return fedleak.main(fedleak.Args(table=("table16",), only="lambda0.1", **sizes, **options))
+        return fedleak.main(args_of(fedleak.Args, table=("table16",), only="lambda0.1", **sizes, **options))
 
     def defenses(self, **options):
         """The demonstration with one defense."""
         sizes = {"rounds": 1, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2, "iterations": 2}
         what = {"data": self.spec, "model": "mlp", "unseen": True, "strengths": ("quantization=1",)}
-        return defenses.main(defenses.Args(**what, **sizes, **options))
+        return defenses.main(args_of(defenses.Args, **what, **sizes, **options))
 
     def vflrecon(self, **options):
         """One case."""
@@ -251,7 +259,7 @@ class Studies:
 def studies(monkeypatch, tmp_path):
     """All studies below a folder, with stubs."""
     found = Studies(tmp_path)
-    for module in (homotopy, invert_run, fedleak_runs):
+    for module in (homotopy, invert_run, _inversions):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)

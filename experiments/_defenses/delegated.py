@@ -9,7 +9,7 @@ from experiments._defenses.report import readings
 from experiments._defenses.verdicts import orders
 from jaxleak.study import plots
 from jaxleak.study.files import read_json
-from jaxleak.study.reports import markdown_table
+from jaxleak.study.reports import Section
 
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
@@ -174,8 +174,8 @@ def loss_curves(
     return curves, plain_point
 
 
-def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
-    """The section of such a study: paper, ours, spread, and what was not run."""
+def sections(study: str, rows: list[dict[str, Any]], figures: list[str]) -> list[Section]:
+    """The sections of such a study: paper, ours and spread with the figures, the order of the cells, and readings."""
     ran = [
         [
             row["id"],
@@ -187,23 +187,16 @@ def markdown(study: str, rows: list[dict[str, Any]], figures: list[str]) -> str:
         for row in rows
         if row["ours"] is not None and not isinstance(row["ours"], str)
     ]
-    lines = [f"## {study}", "", *(f"![{name}]({name})" for name in figures), ""]
-    lines += [*markdown_table(("cell", "paper", "ours", "unit", "note"), ran), ""]
-    ordered = orders(_at_the_end(rows))
-    if ordered:
+    text = [f"![{name}]({name})" for name in figures]
+    if diverged := [row["id"] for row in rows if isinstance(row["ours"], str)]:
+        text.append(f"Diverged, so that there is no number: {', '.join(diverged)}.")
+    found = [Section(study, text, ("cell", "paper", "ours", "unit", "note"), ran)]
+    if ordered := orders(_at_the_end(rows)):
         shown = [[what, paper, ours, "holds" if paper == ours else "does not hold"] for what, paper, ours in ordered]
-        lines += ["The order of the cells, smallest first:", "", *markdown_table(("", "paper", "ours", ""), shown), ""]
+        heading = f"{study}: the order of the cells, smallest first"
+        found.append(Section(heading, (), ("", "paper", "ours", ""), shown))
     named = {part for row in rows if row["ours"] is not None for part in row["id"].split("#")[1:]}
-    lines += readings({name: text for name, text in READINGS.items() if name in named})
-    diverged = [row["id"] for row in rows if isinstance(row["ours"], str)]
-    if diverged:
-        lines += [f"Diverged, so that there is no number: {', '.join(diverged)}.", ""]
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row["ours"] is None:
-            reasons.setdefault(row["not_run"], []).append(row["id"])
-    lines += [line for reason, ids in reasons.items() for line in (f"Not run ({reason}): {', '.join(ids)}.", "")]
-    return "\n".join(lines)
+    return found + readings(study, {name: told for name, told in READINGS.items() if name in named})
 
 
 def _at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

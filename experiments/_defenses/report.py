@@ -1,19 +1,17 @@
-"""What a study of defenses prints, draws, and leaves as a Markdown report for a colleague."""
+"""What a study of defenses prints, draws, and leaves in its report."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
-from experiments._fedleak.jobs import Job
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study import RunFolder, plots, reports, sheets
-from jaxleak.study.files import write_text
-from jaxleak.study.rows import console, grouped, print_grouped
-from jaxleak.study.runner import Runner
+from jaxleak.study import RunFolder, plots, reports
+from jaxleak.study.rows import console, print_grouped
+from jaxleak.study.runner import Result, Runner
+from jaxleak.study.updates import Inversion, draw_reconstructions
 
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "leak change, dB", "SSIM",
@@ -25,6 +23,20 @@ _WIDTH = 190
 _PARTS = ((3, 4), (5, 6, 7), (8, 9, 12), (10, 11), (13, 14, 15), (16, 17))
 #: Reconstructions that a contact sheet shows at most.
 _SHEET_ROWS = 12
+#: What the report says of how the numbers were made.
+METHOD = (
+    "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
+    "samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched one to one; at "
+    "or below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels that the attacker got "
+    "right, in any order. Changes are against the run without defense and with the same local steps, the leak's that "
+    "of the better attacker. Bits per entry of the upload; without a defense 32.",
+)
+#: What the figures show, by patterns of their names.
+CAPTIONS = {
+    "*-images.png": "Private images above the reconstructions of every attack on the first seed, with its PSNR.",
+    "*": "What a defense costs in accuracy, and what leaks through it. Dashed: the attacker does not know the defense; "
+    "solid: it knows the defense and its strength.",
+}
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
@@ -75,7 +87,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         for cells in ran:
             table.add_row(_named(*cells[:3]), *(cells[n] for n in part))
         terminal.print(table)
-    print_grouped("not run", _reasons(rows))
+    print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row.get("not_run")])
 
 
 def _named(defense: str, strength: str, steps: str) -> str:
@@ -83,24 +95,21 @@ def _named(defense: str, strength: str, steps: str) -> str:
     return " ".join(filter(None, (defense, strength))) + ("" if steps == "1" else f", {steps} steps")
 
 
-def _reasons(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(row["not_run"], row["id"]) for row in rows if row.get("not_run")]
-
-
-def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, jobs: dict[str, Job]) -> list[str]:
-    """Draw the trade-off, and what the attacks see of the first seed; returns the figures' names.
+def draw(
+    folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, attacks: dict[str, Inversion]
+) -> None:
+    """Draw the trade-off, and what the attacks see of the first seed.
 
     Args:
         folder: gets the figures.
         study: its name.
         rows: of its points.
         runner: has the reconstructions.
-        jobs: label to attack, for the contact sheet; those that did not run are left out.
+        attacks: label to attack, for the contact sheet; those that did not run are left out.
     """
     ran = [row for row in rows if "accuracy" in row]
     if not ran:
-        return []
-    figures = []
+        return
     for steps, those in _by_local_steps(ran).items():
         curves: dict[str, list[dict[str, Any]]] = {}
         undefended = None
@@ -113,12 +122,8 @@ def draw(folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runn
         grey = float(np.mean([row["psnr_grey"] for row in those]))
         title = f"{study}, {_of_steps(steps)}; strengths beside the points"
         plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
-        figures.append(name)
-    sheet = _reconstructions(folder, runner, jobs, ran[0]["seeds"][0])
-    if sheet:
-        sheets.comparison_sheet(folder.figure(f"{study}-images.png"), sheet)
-        figures.append(f"{study}-images.png")
-    return figures
+    if results := _of_the_same_images(runner, attacks, ran[0]["seeds"][0]):
+        draw_reconstructions(folder.figure(f"{study}-images.png"), results)
 
 
 def _by_local_steps(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -130,104 +135,65 @@ def _of_steps(steps: int) -> str:
     return f"{steps} local step{'s' if steps > 1 else ''}"
 
 
-def _reconstructions(folder: RunFolder, runner: Runner, jobs: dict[str, Job], seed: int) -> dict[str, np.ndarray]:
-    rows: dict[str, np.ndarray] = {}
-    for label, job in jobs.items():
-        if not runner.done(job, seed) or len(rows) > _SHEET_ROWS:
-            continue
-        result = runner(job, seed)
-        # Batches of other sizes draw other images, which a common sheet cannot compare.
-        if rows and result.arrays["truth"].shape != rows["truth"].shape:
-            continue
-        rows.setdefault("truth", result.arrays["truth"])
-        rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.arrays["estimate"]
-    return rows
+def _of_the_same_images(runner: Runner, attacks: dict[str, Inversion], seed: int) -> dict[str, Result]:
+    """Results of attacks that ran, as many as a sheet has room for."""
+    ran = {label: runner(job, seed) for label, job in attacks.items() if runner.done(job, seed)}
+    # Batches of other sizes draw other images, which a common sheet cannot compare.
+    shapes = {label: result.arrays["truth"].shape for label, result in ran.items()}
+    same = [label for label, shape in shapes.items() if shape == next(iter(shapes.values()))]
+    return {label: ran[label] for label in same[:_SHEET_ROWS]}
 
 
-def markdown(
-    study: str,
-    rows: list[dict[str, Any]],
-    figures: list[str],
-    settings: list[str],
-    outcomes: list[dict[str, Any]],
-) -> str:
-    """The section of a study that was run here.
+def sections(
+    study: str, rows: list[dict[str, Any]], settings: list[str], outcomes: list[dict[str, Any]]
+) -> list[reports.Section]:
+    """The sections of a study that was run here.
 
     Args:
         study: its name.
         rows: of its points.
-        figures: names below figures/.
         settings: sentences on what was run, each a list item.
         outcomes: what the paper says without a number that could stand beside one of ours.
     """
     ran = [row for row in rows if "accuracy" in row]
-    lines = [f"## {study}", "", *(f"* {text}" for text in settings), ""]
-    lines += [f"![{name}](figures/{name})" for name in figures]
-    lines += ["", *reports.markdown_table(_HEADER, [cells_of(row) for row in ran]), ""]
-    printed = [cell for row in ran for cell in row["paper"]]
-    if printed:
-        lines += ["The paper's numbers, read off its figure by its authors, on other data and a larger model:", ""]
-        shown = [
-            [c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed
-        ]  # fmt: skip
-        lines += [*reports.markdown_table(("cell", "metric", "paper", "ours"), shown), ""]
+    found = [
+        reports.Section(study, [bullets(settings)], _HEADER, [cells_of(row) for row in ran]),
+        *judged(study, verdicts(study, rows)),
+    ]
+    if printed := [cell for row in ran for cell in row["printed"]]:
+        shown = [[c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed]
+        text = "The paper's numbers, read off its figure by its authors, on other data and a larger model:"
+        found.append(reports.Section(f"{study}: the paper", [text], ("cell", "metric", "paper", "ours"), shown))
     if outcomes:
-        lines += ["The paper says besides:", ""]
-        lines += [f"* `{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
-        lines += [""]
-    lines += judged(verdicts(study, rows))
+        said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
+        found.append(reports.Section(f"{study}: what the paper says besides", [bullets(said)]))
     own = {row["defense"]: CLIENT_DEFENSES[row["defense"]].interpretation for row in ran if row["defense"]}
-    lines += readings(own)
+    found += readings(study, own)
+    orders = []
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])
-        lines += [
-            f"Defenses of {_of_steps(steps)}, from least leak to most (the better attacker's mean over seeds):",
-            "",
-            ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best),
-            "",
-        ]
-    for reason, names in grouped(_reasons(rows)).items():
-        lines += [f"Not run ({reason}): {', '.join(names)}.", ""]
-    return "\n".join(lines)
+        order = ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best)
+        orders.append(f"Of {_of_steps(steps)}: {order}.")
+    if orders:
+        text = "From least leak to most (the better attacker's mean over seeds):"
+        found.append(reports.Section(f"{study}: the order of the defenses", [text, bullets(orders)]))
+    return found
 
 
-def judged(conclusions: list[Verdict]) -> list[str]:
-    """Lines that put a paper's conclusions beside ours."""
-    if not conclusions:
-        return []
+def bullets(texts: list[str]) -> str:
+    """A list in Markdown."""
+    return "\n".join(f"* {text}" for text in texts)
+
+
+def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
+    """A paper's conclusions beside ours, if it has any."""
     words = {True: "holds", False: "does not hold", None: "not run"}
     shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
-    return [
-        "What the paper concludes, and whether it holds here:",
-        "",
-        *reports.markdown_table(("", "paper", "ours", ""), shown),
-        "",
-    ]
+    heading = f"{study}: what the paper concludes, and whether it holds here"
+    return [reports.Section(heading, (), ("", "paper", "ours", ""), shown)] if shown else []
 
 
-def readings(own: dict[str, str]) -> list[str]:
-    """Lines on defenses that are not quite, or not, the published ones; name to what is different."""
-    told = [f"* {name}: {text}." for name, text in own.items() if text]
-    return ["Not as published, or not published in full:", "", *told, ""] if told else []
-
-
-def write(path: Path, sections: list[str], provenance: str) -> None:
-    """Write the report.
-
-    Args:
-        path: of the file.
-        sections: Markdown, one per study.
-        provenance: where the numbers come from.
-    """
-    top = [
-        "# What defenses cost, and what they save",
-        "",
-        "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense,",
-        "on samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched",
-        "one to one; at or below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels",
-        "that the attacker got right, in any order. Dashed: it does not know the defense; solid: it knows the defense",
-        "and its strength. Changes are against the run without defense and with the same local steps, the leak's that",
-        "of the better attacker. Bits per entry of the upload; without a defense 32.",
-        "",
-    ]
-    write_text(path, "\n".join([*top, *sections, provenance, ""]))
+def readings(study: str, own: dict[str, str]) -> list[reports.Section]:
+    """Defenses that are not quite, or not, the published ones, if there are any; name to what is different."""
+    told = [f"{name}: {text}." for name, text in own.items() if text]
+    return [reports.Section(f"{study}: not as published, or not published in full", [bullets(told)])] if told else []

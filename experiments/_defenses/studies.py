@@ -1,32 +1,15 @@
 """Which points each FedLeak study of defenses has, and which printed numbers stand beside them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from experiments import _paper
 from jaxleak import _validate
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
-from jaxleak.study.updates import Case
+from jaxleak.study.updates import Case, TradeOffPoint
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.
 FEW, MANY = 1, 12
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of a trade-off: a defense and its strength, or none, and a client's habits."""
-
-    case: Case
-    curve: str  # what the legend says
-    strength: float  # what the point says
-    paper: tuple[tuple[str, str, str, float], ...] = ()  # (id, "test_accuracy" or "psnr", relation, value)
-
-    @property
-    def id(self) -> str:
-        """A name for tables and files."""
-        habits = f"steps{self.case.local_steps}" + (f"-clients{self.case.clients}" if self.case.clients > 1 else "")
-        what = "none" if self.case.defense is None else f"{self.case.defense}/{self.case.strength:g}"
-        return f"{what}/{habits}"
 
 
 def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
@@ -40,15 +23,15 @@ def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
     return tuple(found)
 
 
-def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     points = []
     for name in names:
         for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
-            points.append(Point(replace(base, defense=name, strength=strength), name, strength))
+            points.append(TradeOffPoint(replace(base, defense=name, strength=strength), name, strength))
     return points
 
 
-def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """Soteria, OUTPOST, quantization, Guardian and DP, for 1 and 12 local steps.
 
     With 12 steps there is no gradient of a single example in the upload: DP clips and noises the whole update.
@@ -56,7 +39,7 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
     points = []
     for steps in (FEW, MANY):
         own = replace(base, local_steps=steps)
-        points.append(Point(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
+        points.append(TradeOffPoint(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
         private = "dp_sgd" if steps == 1 else "dp_update"
         # Figure 4 says Gaussian DP without its strengths; these are those of Figure 5.
         chosen = {private: CLIENT_DEFENSES["dp_sgd"].strengths[:4]} | strengths
@@ -66,41 +49,41 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
     return points
 
 
-def _is_strongest_quantization(point: Point) -> bool:
+def _is_strongest_quantization(point: TradeOffPoint) -> bool:
     # The paper does not name the bits of its "quantization protects, at 10 % accuracy".
     return point.case.defense == "quantization" and point.case.strength == 1
 
 
-def fig5(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def fig5(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """DP-SGD and adaptive DP together with Soteria at 0.5, and each DP alone."""
     short = dict.fromkeys(("dp_sgd", "adaptive_dp"), CLIENT_DEFENSES["dp_sgd"].strengths[:4])
     names = ("dp_soteria", "adaptive_dp_soteria", "dp_sgd", "adaptive_dp")
-    return [Point(base, "none", 0.0), *_swept(base, names, short | strengths)]
+    return [TradeOffPoint(base, "none", 0.0), *_swept(base, names, short | strengths)]
 
 
-def fig7(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def fig7(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """Secure aggregation over 1, 2 and 3 clients of 12 local steps: the server sees the mean of their updates."""
     chosen = strengths.get("secure_aggregation", (1.0, 2.0, 3.0))
     for clients in chosen:
         if clients != int(clients) or clients < 1:
             raise ValueError(f"secure_aggregation takes whole numbers of clients >= 1, got {clients:g}")
     own = replace(base, local_steps=MANY)
-    return [Point(replace(own, clients=int(n)), "secure_aggregation", n) for n in chosen]
+    return [TradeOffPoint(replace(own, clients=int(n)), "secure_aggregation", n) for n in chosen]
 
 
-def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """The server reads only the smaller or only the larger entries; and noise in proportion to the entries."""
     return [
-        Point(base, "none", 0.0),
+        TradeOffPoint(base, "none", 0.0),
         *_swept(base, ("encrypt_top", "encrypt_bottom", "withhold_top", "magnitude_noise"), strengths),
     ]
 
 
-def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """Every defense that no figure has: sparsification, noise, stochastic rounding, dropout and whatever is added."""
     shown = {point.case.defense for study in (fig4, fig5, fig8) for point in study(base, {})}
     names = tuple(kind for kind in CLIENT_DEFENSES if kind not in shown)
-    return [Point(base, "none", 0.0), *_swept(base, names, strengths)]
+    return [TradeOffPoint(base, "none", 0.0), *_swept(base, names, strengths)]
 
 
 #: The demonstration: points of several defenses.
@@ -112,10 +95,10 @@ DEMO: dict[str, tuple[float, ...]] = {
 }
 
 
-def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """No defense, and `DEMO`."""
     chosen = strengths or DEMO
-    return [Point(base, "none", 0.0), *_swept(base, tuple(chosen), chosen)]
+    return [TradeOffPoint(base, "none", 0.0), *_swept(base, tuple(chosen), chosen)]
 
 
 #: Studies that are run here, by name.
@@ -170,7 +153,7 @@ def parse_strengths(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
     return parsed
 
 
-def points_of(study: str, base: Case, strengths: dict[str, tuple[float, ...]]) -> list[Point]:
+def points_of(study: str, base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """The points of a study.
 
     Raises:

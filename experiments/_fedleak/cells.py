@@ -129,7 +129,7 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
     if table == "text-overdetermination":
         case = Case(model="resnet10", data="mnist")
         unknowns = float(cell["input_dimension"])
-        return replace(base, jobs=(Job("parameters", case),), read=score_named("parameters", 1 / unknowns))
+        return replace(base, jobs=(Job(case, kind="parameters"),), read=score_named("parameters", 1 / unknowns))
     if cell["method"] in GENERATIVE and sizes.public_data is None:
         return replace(base, reason=_NO_PUBLIC_DATA)
     if table.startswith("text-fig1"):
@@ -138,7 +138,7 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
     if spec is None:
         return replace(base, reason=data_note)
     if table == "text-pearson":
-        jobs = (Job("fig9", Case(model="resnet10", width=sizes.width, data=spec, pool=setting["samples"])),)
+        jobs = (Job(Case(model="resnet10", width=sizes.width, data=spec, pool=setting["samples"]), kind="fig9"),)
         note = "" if sizes.width is None else f"width {sizes.width} for 64"
         return replace(base, jobs=jobs, read=score_named("pearson"), note=_join(note, "random weights"))
     if table == "text-capacity-gain":
@@ -158,7 +158,7 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         # Only what the gradient depends on, so that a change of the attack runs nothing again.
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
-        job = Job("labels", case)
+        job = Job(case, kind="labels")
         return replace(base, jobs=(job,), read=score_named("fedleak", 100), note=_join(data_note, note))
     other = {"table10-ssim": score_named("ssim"), "table11-gd": score_named(_distance(cell["method"]))}.get(
         table, base.read
@@ -227,7 +227,7 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
         notes.append(PRESETS[method])
     if method in ("fedleak", "fedleak_upstream") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
-    return Job("invert", case, sizes.attack_round or training), _join(*notes)
+    return Job(case, sizes.attack_round or training), _join(*notes)
 
 
 def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
@@ -286,7 +286,7 @@ def _fig1(base: Cell, table: str, cell: dict[str, Any], sizes: Sizes) -> Cell:
     end = max if cell["id"].endswith("high") else min if cell["id"].endswith("low") else (lambda v: sum(v) / len(v))
     return replace(
         base,
-        jobs=tuple(Job("fig1", case) for case in cases),
+        jobs=tuple(Job(case, kind="fig1") for case in cases),
         read=lambda results: float(end([result.scores[what] for result in results])),
         note=f"{iterations} iterations; random weights; over MNIST and CIFAR-10",
     )
@@ -308,7 +308,7 @@ def _paths(sizes: Sizes) -> Iterator[Cell]:
     }
     for name, case in cases.items():
         note = f"median along the path; {case.model}; B 1; {case.iterations} iterations; random weights"
-        yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job("path", case),), score_named("median"), note)
+        yield Cell(f"fig1-path/{name}", None, "2mu/L", (Job(case, kind="path"),), score_named("median"), note)
 
 
 def _convergence(setting: dict[str, Any], sizes: Sizes) -> Cell:
@@ -333,7 +333,7 @@ def _parabolas() -> Iterator[Cell]:
     }
     for rate in (1.0, 0.9):
         for name, case in variants.items():
-            jobs = (Job("fig10", replace(case, step_size=rate)),)
+            jobs = (Job(replace(case, step_size=rate), kind="fig10"),)
             yield Cell(
                 f"fig10/step{rate:g}/{name}", None, "1", jobs, score_named("left"), "|x| after 20 steps from 0.5"
             )
@@ -354,7 +354,7 @@ def _label_rules(sizes: Sizes) -> Iterator[Cell]:
                 data=sizes.specs[name],
                 batch_size=batch,
             )
-            jobs = (Job("labels", case, drawn_classes=drawn),)
+            jobs = (Job(case, kind="labels", drawn_classes=drawn),)
             note = "FedLeak's rule; all rules below; random weights"
             classes = f"-{drawn}-classes" if drawn else ""
             yield Cell(f"labels/{case.data}{classes}/b{batch}", None, "%", jobs, score_named("fedleak", 100), note)

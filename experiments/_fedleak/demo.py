@@ -8,12 +8,12 @@ import numpy as np
 from rich.table import Column, Table
 
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.report import console
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate
-from jaxleak.study import Progress, RunFolder, default_out, plots, sheets
-from jaxleak.study.runner import Runner, runner_in
-from jaxleak.study.updates import Case, settings
+from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study.rows import console
+from jaxleak.study.runner import runner_in
+from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, settings
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
 #: descends by Adam, so that an iteration is one gradient for everybody; its own L-BFGS does not score better, and its
@@ -30,19 +30,28 @@ LABELS = "calibrated"
 ITERATIONS = 400
 BATCH = 4
 
-SHOWN = ("psnr", "psnr_best_match", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "seconds")
+#: Scores that are printed, each with its heading and form.
+SHOWN = {
+    "psnr": ("PSNR, dB", ".2f"),
+    "psnr_best_match": ("best match", ".2f"),
+    "psnr_grey": ("grey image", ".2f"),
+    "ssim": ("SSIM", ".3f"),
+    "cosine_distance": ("cosine distance", ".4f"),
+    "label_accuracy": ("labels", ".0%"),
+    "seconds": ("seconds", ".0f"),
+}
 
 
 def main(
-    seeds: tuple[int, ...], iterations: int | None, out: Path | None, *, fresh: bool, public_data: str | None = None
+    seeds: tuple[int, ...], out: Path | None, *, fresh: bool, iterations: int | None, public_data: str | None
 ) -> dict[str, float]:
     """Attack one client's batch of natural image patches with everything; returns the metrics.
 
     Args:
         seeds: each changes data, weights and start together.
-        iterations: of every attack, > 0; None takes `ITERATIONS`.
         out: run folder.
         fresh: forget finished runs.
+        iterations: of every attack, > 0; None takes `ITERATIONS`.
         public_data: what GGL and ROG train their generators on; None leaves both out.
     """
     iterations = ITERATIONS if iterations is None else iterations
@@ -62,12 +71,12 @@ def main(
     scores: dict[str, dict[str, list[float]]] = {}
     with Progress() as progress:
         runner = runner_in(folder, UpdateJobs(folder, fresh=fresh, watch=progress.update), fresh=fresh)
-        runner.check([Job("invert", case) for case in cases.values()], seeds)
+        runner.check([Job(case) for case in cases.values()], seeds)
         folder.log_again()
         for name, case in cases.items():
             assert settings(case).labels != "given"
             with folder.phase(name):
-                results = [runner(Job("invert", case), seed).scores for seed in seeds]
+                results = [runner(Job(case), seed).scores for seed in seeds]
             scores[name] = {key: [result[key] for result in results] for key in SHOWN}
             folder.log(attack=name, **{key: float(np.mean(values)) for key, values in scores[name].items()})
     means = {name: {key: float(np.mean(values)) for key, values in of.items()} for name, of in scores.items()}
@@ -85,50 +94,20 @@ def main(
         "seconds": sum(folder.seconds.values()),
     }
     _show(means, scores)
-    _draw(folder, runner, cases, seeds[0])
+    first = {name: runner(Job(case), seeds[0]) for name, case in cases.items()}
+    draw_reconstructions(folder.figure("contact_sheet.png"), first)
+    draw_distances(folder.figure("distance.png"), first, relative=True)
     folder.finish(metrics)
     print(folder.contents())
     return metrics
 
 
 def _show(means: dict[str, dict[str, float]], scores: dict[str, dict[str, list[float]]]) -> None:
-    table = Table(
-        Column("attack", no_wrap=True),
-        "PSNR, dB",
-        "best match",
-        "grey image",
-        "SSIM",
-        "cosine distance",
-        "labels",
-        "seconds",
-    )
+    table = Table(Column("attack", no_wrap=True), *(heading for heading, _ in SHOWN.values()))
     for name, mean in means.items():
-        spread = scores[name]["psnr"]
-        table.add_row(
-            name,
-            f"{mean['psnr']:.2f}" + (f" +- {np.std(spread):.2f}" if len(spread) > 1 else ""),
-            f"{mean['psnr_best_match']:.2f}",
-            f"{mean['psnr_grey']:.2f}",
-            f"{mean['ssim']:.3f}",
-            f"{mean['cosine_distance']:.4f}",
-            f"{mean['label_accuracy']:.0%}",
-            f"{mean['seconds']:.0f}",
-        )
+        spread = f" +- {np.std(scores[name]['psnr']):.2f}" if len(scores[name]["psnr"]) > 1 else ""
+        shown = {score: format(mean[score], form) for score, (_, form) in SHOWN.items()}
+        shown["psnr"] += spread
+        table.add_row(name, *shown.values())
     console().print(table)
     print("PSNR in dB, one to one and by the best match. At or below the grey image's, nothing was recovered.")
-
-
-def _draw(folder: RunFolder, runner: Runner, cases: dict[str, Case], seed: int) -> None:
-    results = {name: runner(Job("invert", case), seed) for name, case in cases.items()}
-    rows = {"truth": next(iter(results.values())).arrays["truth"]}
-    rows |= {f"{name}: {r.scores['psnr']:.1f} dB": r.arrays["estimate"] for name, r in results.items()}
-    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
-    curves = {name: (np.arange(len(r.arrays["curve"])), r.arrays["curve"]) for name, r in results.items()}
-    curves = {name: (x, np.maximum(y / y[0], 1e-12)) for name, (x, y) in curves.items() if len(y)}
-    plots.curves(
-        folder.figure("distance.png"),
-        curves,
-        xlabel="iteration",
-        ylabel="gradient distance, each attack's own, against its start",
-        log_y=True,
-    )

@@ -9,10 +9,11 @@ from rich.table import Table
 
 from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
-from jaxleak.study import RunFolder, plots, sheets
+from jaxleak.study import RunFolder, plots
 from jaxleak.study.files import write_json
 from jaxleak.study.rows import console, print_grouped, show_cells, value_of
 from jaxleak.study.runner import Result, Runner
+from jaxleak.study.updates import draw_distances, draw_reconstructions
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
@@ -108,18 +109,13 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     for number, members in enumerate(groups.values()):
         case = members[0][0].case
         name = f"{number}-{case.data.partition(':')[0]}-b{case.images}"
-        labels = [describe(job, [other for other, _ in members]) for job, _ in members]
-        rows = {"truth": members[0][1].arrays["truth"]}
-        curves = {}
-        for label, (_, result) in zip(labels, members, strict=True):
-            rows[f"{label}: {result.scores['psnr']:.1f} dB"] = result.arrays["estimate"]
+        jobs = [job for job, _ in members]
+        results = {describe(job, jobs): result for job, result in members}
+        draw_reconstructions(folder.figure(f"{name}.png"), results)
+        draw_distances(folder.figure(f"{name}-distance.png"), results)
+        for label, result in results.items():
             curve = result.arrays["curve"]
-            curves[label] = (np.arange(len(curve)), np.maximum(curve, 1e-12))
             stored.append({"run": label, "group": name, "distance": curve[:: max(1, len(curve) // 200)]})
-        sheets.comparison_sheet(folder.figure(f"{name}.png"), rows)
-        plots.curves(
-            folder.figure(f"{name}-distance.png"), curves, xlabel="iteration", ylabel="gradient distance", log_y=True
-        )
     noise = {
         job.case.data: (np.array(STRENGTHS), np.array([result.scores[f"noise{s}"] for s in STRENGTHS]))
         for (job, of_seed), result in runner.memory.items()

@@ -1,68 +1,21 @@
 """The jobs behind FedLeak's tables: what they depend on, what they cost, and how they are run."""
 
 import functools
-import math
 import operator
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
-from experiments._fedleak.weights import trained
-from jaxleak import data
-from jaxleak._base import PyTree
-from jaxleak.attacks import LABEL_RULES, presets
-from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import RunFolder, digest
-from jaxleak.study.files import jsonable
+from jaxleak.attacks import LABEL_RULES
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates import Case, attack, build_model, require_memory_of_update, settings, sources_of_update
+from jaxleak.study.updates import COMPILE_SECONDS, Inversions, forward_seconds, parameter_count, sources_of_update
 
-#: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
-RATE = {"cpu": 4e10, "other": 4e12}
-#: Forward passes that one gradient of a gradient distance is worth, and evaluations of an L-BFGS iteration.
-SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
-#: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
-FIRST_ORDER = 3.0
-#: Floating-point operations of a generator's training per pixel of a public image and epoch.
-GENERATOR = 6e4
-#: Seconds that a compilation takes, and an iteration at least.
-COMPILE, OVERHEAD = 30.0, 2e-3
-#: Only runs of more estimated seconds than this are checkpointed on their way.
-CHECKPOINTED = 120.0
 #: Label rules are compared over so many batches.
 LABEL_BATCHES = 10
 
 
-class UpdateJobs:
-    """The jobs of FedLeak's tables, and attacks on the uploads of defended federations."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        fresh: bool,
-        watch: Callable[[str, int, int], None] = lambda *_: None,
-        federated: Callable[[Case, int], PyTree] | None = None,
-    ):
-        """Checkpoints and trained weights go below `folder`; `fresh` forgets those that are there.
-
-        Args:
-            folder: of the run.
-            fresh: see above.
-            watch: called as `watch(what, done, total)` along every attack.
-            federated: `federated(case, seed)` gives the variables that a job with a federation attacks.
-        """
-        self.folder, self.fresh, self.watch, self.federated = folder, fresh, watch, federated
-
-    def identity(self, job: Job, seed: int) -> dict[str, Any]:
-        """The job, and the numbers of its preset: one that has changed since is another run."""
-        return {**asdict(job), **_numbers_of_preset(job.case), "seed": seed}
+class UpdateJobs(Inversions[Job]):
+    """The jobs of FedLeak's tables: inversions, and what has no attack or looks at one more closely."""
 
     def sources(self, job: Job, seed: int) -> Arrays:
         """Arrays that the result comes from."""
@@ -78,27 +31,31 @@ class UpdateJobs:
         if job.kind == "fig1":
             attacked = [sources_of_update(case, of_image) for of_image in diagnostics.fig1_seeds(seed)]
             return functools.reduce(operator.or_, map(dict, attacked), dict(drawn(case.data, case.pool, seed)))
-        found = dict(sources_of_update(case, seed))
-        if job.training is not None:
-            found |= drawn(case.data, None, seed)
-        if job.federation is not None:
-            found |= job.federation.sources(case.data, seed)
-        return found
+        return super().sources(job, seed)
 
     def require(self, job: Job, seed: int) -> None:
-        """Refuse an attack for which this machine has too little memory."""
+        """Refuse an inversion whose parts do not go together, or for which this machine has too little memory."""
         if job.kind == "invert":
-            require_memory_of_update(job.case)
+            super().require(job, seed)
 
     def cost(self, job: Job) -> Cost:
-        """As `seconds` says; seeds share a compilation."""
-        needed = seconds(job)
-        return Cost(max(0.0, needed - COMPILE), min(needed, COMPILE))
+        """Estimated seconds, from the operations of a forward pass; seeds share a compilation."""
+        case = job.case
+        if job.kind in ("parameters", "fig10"):
+            return Cost(0.0, 1.0)
+        if job.kind == "labels":
+            forward = LABEL_BATCHES * case.batch_size * forward_seconds(case)
+            return Cost(COMPILE_SECONDS * (len(LABEL_RULES) / 3 - 1) + forward, COMPILE_SECONDS)
+        if job.kind == "fig9":
+            return Cost(case.pool * 1000 * forward_seconds(case), COMPILE_SECONDS)
+        attacks = diagnostics.FIG1_ATTACKED if job.kind == "fig1" else 1
+        one = super().cost(job)
+        return one._replace(each=attacks * one.each)
 
     def run(self, job: Job, seed: int) -> Result:
-        """`invert` leaves truth, estimate (B, H, W, C) and curve (iterations,); `path` and `fig10` leave a path."""
+        """An inversion leaves what `Inversions` says, `path` and `fig10` leave a path, and all others scores."""
         if job.kind == "invert":
-            return self._invert(job, seed)
+            return super().run(job, seed)
         if job.kind == "path":
             along = diagnostics.path_steepness(job.case, seed)
             return Result(diagnostics.summary_of_ratios(along["ratio"]) | {"psnr": float(along["psnr"][-1])}, along)
@@ -109,110 +66,6 @@ class UpdateJobs:
             "labels": lambda: diagnostics.label_rules(job.case, LABEL_BATCHES, seed, job.drawn_classes),
             "fig1": lambda: diagnostics.sign_noise(job.case, seed),
             "fig9": lambda: diagnostics.magnitude_sensitivity(job.case, seed),
-            "parameters": lambda: {"parameters": float(parameters(job.case))},
+            "parameters": lambda: {"parameters": float(parameter_count(job.case))},
         }[job.kind]()
         return Result(scores, {})
-
-    def _invert(self, job: Job, seed: int) -> Result:
-        variables, reached = None, dict[str, float]()
-        if job.training is not None:
-            variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
-        elif job.federation is not None and self.federated is not None:
-            variables = self.federated(job.case, seed)
-        what = f"{job.case.attack} {job.case.model} B={job.case.images} seed {seed}"
-        saved = None
-        if seconds(job) > CHECKPOINTED:
-            where = self.folder.checkpoints / digest(self.identity(job, seed))
-            saved = Checkpoints(where, jsonable(asdict(job)), fresh=self.fresh)
-        outcome = attack(
-            job.case,
-            seed,
-            variables=variables,
-            callbacks=(lambda done, run, infos: self.watch(what, done, job.case.iterations),),
-            checkpoints=saved,
-        )
-        images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
-        return Result({**outcome.scores, **reached}, images)
-
-
-def _numbers_of_preset(case: Case) -> dict[str, Any]:
-    s = settings(case)
-    numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
-    return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
-
-
-def _has_code(value: Any) -> bool:
-    return any(map(_has_code, value)) if isinstance(value, tuple) else callable(value)
-
-
-def seconds(job: Job) -> float:
-    """Estimated seconds on one core, from the operations of a forward pass."""
-    case = job.case
-    if job.kind in ("parameters", "fig10"):
-        return 1.0
-    rate = RATE.get(jax.default_backend(), RATE["other"])
-    # Nothing else of a case changes the model, and to count is to trace.
-    built = {name: getattr(case, name) for name in ("model", "activation", "width", "init", "mean", "std", "data")}
-    forward = forward_operations(Case(**built)) / rate
-    if job.kind == "labels":
-        return COMPILE * len(LABEL_RULES) / 3 + LABEL_BATCHES * case.batch_size * forward
-    if job.kind == "fig9":
-        return COMPILE + case.pool * 1000 * forward
-    s = settings(case)
-    evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
-    if case.attack in ("dlg", "idlg") and case.optimizer is None:
-        evaluations *= LINE_SEARCH
-    if s.gradient_free:
-        evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
-    each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
-    learning = 0.0
-    if case.attack in presets.GENERATIVE:
-        pixels = math.prod(shape_of(case.data)[0][:2])
-        learning += GENERATOR / rate * pixels * case.public_samples * case.generator_epochs
-    if job.training is not None:
-        t = job.training
-        learning += 4 * forward * t.rounds * t.clients_per_round * t.local_steps * t.batch_size
-    many = diagnostics.FIG1_ATTACKED if job.kind == "fig1" else 1
-    return COMPILE + many * case.iterations * each + learning
-
-
-@functools.cache
-def forward_operations(case: Case) -> float:
-    """Floating-point operations of one image's forward pass, as XLA counts them."""
-    shape, classes = shape_of(case.data)
-    model = build_model(case, shape, classes)
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    lowered = jax.jit(lambda v, x: model.apply(v, x).logits).lower(variables, one)
-    analysis: Any = lowered.cost_analysis()
-    return float(analysis["flops"])
-
-
-@functools.cache
-def shape_of(spec: str) -> tuple[tuple[int, ...], int]:
-    """Image shape and number of classes of a data specification."""
-    dataset = data.load(spec, 1)
-    return dataset.x.shape[1:], len(dataset.classes)
-
-
-@functools.cache
-def samples_in(spec: str) -> int:
-    """How many samples a data specification has."""
-    return len(data.load(spec).y)
-
-
-@functools.cache
-def unavailable(spec: str) -> str:
-    """Why a data specification cannot be loaded, or nothing."""
-    try:
-        data.load(spec, 1)
-    except (ValueError, OSError, MemoryError) as error:
-        return str(error)
-    return ""
-
-
-def parameters(case: Case) -> int:
-    """Entries of the model's parameters."""
-    shape, classes = shape_of(case.data)
-    model = build_model(case, shape, classes)
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"]))

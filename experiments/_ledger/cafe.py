@@ -9,14 +9,13 @@ from experiments import _paper
 from experiments._cafe.cells import CafeJobs, psnr, setting_of
 from experiments._cafe.runs import CAP, Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
-from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.runner import Runner
-from jaxleak.study.sources import Sources
+from jaxleak.study.sources import Sources, samples_in
 
 #: What stands for each data set. Linnaeus 5 could not be had.
 SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}

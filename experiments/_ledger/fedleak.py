@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _paper
-from experiments._defenses.utility import Utilities, Utility
 from experiments._fedleak.cells import cells, names
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
-from experiments._fedleak.runs import UpdateJobs, samples_in, unavailable
-from experiments._fedleak.weights import Training
+from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Cell
 from jaxleak.study.ledger import Measurement, Variant, printed_cells
 from jaxleak.study.runner import ByType, runner_in
-from jaxleak.study.updates import Case
+from jaxleak.study.sources import samples_in, unavailable
+from jaxleak.study.updates import Case, Training, Utilities, Utility
 
 #: What stands for SVHN, which could not be had.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments._defenses.utility import utility_of
-from experiments._fedleak.federation import Federation
 from experiments._fedleak.jobs import Job
 from jaxleak.study.cells import score_named
 from jaxleak.study.ledger import Measurement
-from jaxleak.study.updates import Case
+from jaxleak.study.updates import Case, Federation, utility_of
 
 DATA = "lc25000_lung32"
 FEDERATION = Federation(clients=8, samples=240, test_samples=100)
@@ -42,5 +40,5 @@ def measurements() -> Iterator[Measurement]:
         )  # fmt: skip
         yield Measurement(
             f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{bits}",
-            (Job("invert", case),), score_named("psnr_best_match"), (DATA,),
+            (Job(case),), score_named("psnr_best_match"), (DATA,),
         )  # fmt: skip

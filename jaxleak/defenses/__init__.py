@@ -9,7 +9,8 @@ from jaxleak.defenses._accounting import (
     noise_multiplier_shorthand,
 )
 from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, PayloadEncoding, chain
-from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, ClientDefense, client_defense
+from jaxleak.defenses._client_accounting import true_epsilon
+from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA, ClientDefense, client_defense
 from jaxleak.defenses._composed import composed
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
@@ -32,6 +33,7 @@ __all__ = [
     "PayloadEncoding",
     "HORIZONTAL_PLACES",
     "Reading",
+    "SHORTHAND_DELTA",
     "SPLIT_DEFENSES",
     "SPLIT_PLACES",
     "SplitDefense",
@@ -64,6 +66,7 @@ __all__ = [
     "soteria",
     "sparsify",
     "split_defense",
+    "true_epsilon",
     "vfl_defender",
     "withhold_top",
 ]

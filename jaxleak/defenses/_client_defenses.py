@@ -16,8 +16,10 @@ from jaxleak.defenses._outpost import outpost
 from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._soteria import soteria
 
-#: What FedLeak prints for DP-SGD (section 6.4), and its Soteria in the combination (Figure 5).
-_CLIP, _DELTA, _COMBINED_RATIO = 1.0, 1e-5, 0.5
+#: The delta that the papers' shorthand epsilon is stated for (FedLeak, section 6.4).
+SHORTHAND_DELTA = 1e-5
+#: The clip that FedLeak prints for DP-SGD there, and its Soteria in the combination (Figure 5).
+_CLIP, _COMBINED_RATIO = 1.0, 0.5
 #: The factor of the noise per round in adaptive DP; FedLeak says only that it decays.
 _DECAY = 0.99
 
@@ -32,14 +34,14 @@ class ClientDefense(NamedTuple):
     build: Callable[[float], Defense]  # raises `ValueError` on a strength out of range
     strengths: tuple[float, ...]  # weakest first; what the papers print, where they do
     unit: str  # what the number is
-    private: bool = False  # the number is the papers' shorthand epsilon, at delta 1e-5
+    private: bool = False  # the number is the papers' shorthand epsilon, at `SHORTHAND_DELTA`
     memory: bool = False  # a client's upload depends on its uploads before
     neighbours: int = 0  # other clients whose uploads the defense needs
     interpretation: str = ""  # where the algorithm is not, or not only, the published one
 
 
 def _noise_of(epsilon: float) -> float:
-    return noise_multiplier_shorthand(epsilon, _DELTA)
+    return noise_multiplier_shorthand(epsilon, SHORTHAND_DELTA)
 
 
 def _private(epsilon: float) -> Defense:

@@ -63,7 +63,7 @@ class RunFolder:
         self.path = Path(path).absolute()
         self.experiment, self.config, self.program = experiment, config, program or experiment
         self.writes, self._begun = _mesh.is_writer(), False
-        self._forgotten = set(OF_A_SITTING if fresh else ())
+        self._forgotten, self._logs_again = set(OF_A_SITTING if fresh else ()), False
         self.sources = Sources(self.path, fresh=fresh, write=write_json if self.writes else lambda *_: None)
         timing = self.path / "timing.json"
         self.seconds = read_json(timing, _seconds) if timing.exists() and not fresh else dict[str, float]()
@@ -96,8 +96,13 @@ class RunFolder:
         self.seconds = {}
 
     def log_again(self) -> None:
-        """Forget the log of an earlier sitting, whose finished work is read back and logged by this one too."""
-        self._forget("metrics.jsonl")
+        """Forget the log of an earlier sitting, whose finished work is read back and logged by this one too.
+
+        A study that is made of several calls this for each; what this sitting has logged stays.
+        """
+        if not self._logs_again:
+            self._logs_again = True
+            self._forget("metrics.jsonl")
 
     def _forget(self, *names: str) -> None:
         # A run that is refused before it works has forgotten nothing.
@@ -234,7 +239,7 @@ def _seconds(stored: Any) -> dict[str, float]:
 
 def has_run(row: dict[str, Any]) -> bool:
     """Whether a row of a table has a number of ours."""
-    return row.get("ours", row.get("accuracy")) is not None
+    return row.get("ours") is not None
 
 
 def take_back_folders() -> None:

@@ -3,6 +3,7 @@
 A name of data says where they are, and not what is there: a file may be replaced, and JAXLEAK_DATA_DIR may change.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ __all__ = [
     "contents",
     "drawn",
     "drawn_name",
+    "samples_in",
+    "unavailable",
 ]
 
 #: Arrays by the name that a message gives them; they are loaded when they are asked for.
@@ -141,3 +144,23 @@ def contents(what: str, path: Path) -> Arrays:
         return {str(file.relative_to(path)): np.frombuffer(file.read_bytes(), np.uint8) for file in files}
 
     return {what: load}
+
+
+@functools.cache
+def samples_in(spec: str) -> int:
+    """How many samples a data specification has; it is loaded once for all that ask.
+
+    Raises:
+        ValueError, OSError: on data that cannot be loaded.
+    """
+    return len(data.load(spec).y)
+
+
+@functools.cache
+def unavailable(spec: str) -> str:
+    """Why a data specification cannot be loaded, or nothing; one sample is loaded once for all that ask."""
+    try:
+        data.load(spec, 1)
+    except (ValueError, OSError, MemoryError) as error:
+        return str(error)
+    return ""

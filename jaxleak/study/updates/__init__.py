@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     )
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
+    from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
+    from jaxleak.study.updates._federation import Federation, Training, Utilities, Utility, trained, utility_of
+    from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._problem import (
         RECOGNISED_ABOVE,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._public_data import generator_for, public_images
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
+    from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
 
 _MODULE_OF = {
     "ATTACKS": "_names",
@@ -44,6 +48,10 @@ _MODULE_OF = {
     ),
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
+    **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
+    **dict.fromkeys(("Federation", "Training", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
+    **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
+    **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
     **dict.fromkeys(
         ("RECOGNISED_ABOVE", "Outcome", "attack", "captions", "observe", "own_opinion", "score", "where_seen"),
         "_problem",
@@ -56,31 +64,49 @@ _MODULE_OF = {
 __all__ = [
     "ATTACKS",
     "CLOSED_FORM",
+    "COMPILE_SECONDS",
     "Case",
+    "Federation",
     "HELD_OUT",
+    "Inversion",
+    "Inversions",
     "Outcome",
     "RECOGNISED_ABOVE",
     "SYNTHETIC",
+    "TradeOffPoint",
+    "Training",
+    "Utilities",
+    "Utility",
     "Victim",
     "attack",
     "build_attack",
     "build_model",
     "captions",
+    "cell_of_point",
     "check",
     "client_of",
     "defense_of",
+    "draw_distances",
+    "draw_reconstructions",
+    "forward_seconds",
     "generator_for",
     "granted",
     "iterations_of",
     "leaves_of",
     "observe",
     "own_opinion",
+    "parameter_count",
     "public_images",
     "require_memory_of_update",
+    "run_trade_off",
     "score",
+    "seconds_of_update",
     "settings",
     "sources_of_update",
     "threat_for",
+    "trade_off_runner",
+    "trained",
+    "utility_of",
     "victim",
     "where_seen",
 ]

@@ -1,0 +1,47 @@
+"""What the papers' shorthand epsilon of a client's defense is worth by accounting."""
+
+from typing import Any
+
+from jaxleak import _validate
+from jaxleak.defenses._accounting import epsilon_of, epsilon_of_schedule
+from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
+
+
+def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int, rounds: int) -> float:
+    """Epsilon of a client's uploads by accounting at `SHORTHAND_DELTA`, where all of them are visible.
+
+    Batches are drawn without replacement. Every client takes part in every round, and neighbours differ in one example
+    that is replaced. The whole update's clip protects a replaced batch, so sampling does not amplify it. Soteria after
+    the noise is not counted: its choice of features looks at the batch, so that the combination has no guarantee, and
+    the number holds for the noise alone.
+
+    Args:
+        kind: a key of `CLIENT_DEFENSES`, of a defense whose strength is an epsilon.
+        epsilon: the shorthand one, > 0.
+        batch_size: B <= own_samples.
+        own_samples: samples of one client.
+        rounds: rounds >= 1 that the client takes part in, with one local step each.
+
+    Raises:
+        ValueError: on values out of range, an unknown kind, or a defense without epsilon.
+        ImportError: if dp-accounting is missing.
+    """
+    _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
+    _validate.count(batch_size=batch_size, own_samples=own_samples, rounds=rounds)
+    if not CLIENT_DEFENSES[kind].private:
+        raise ValueError(f"{kind} has no epsilon")
+    mechanism = CLIENT_DEFENSES[kind].build(epsilon).mechanism
+    assert mechanism is not None
+    clip, noise = mechanism.simulation, mechanism.noise
+    assert isinstance(clip, Clipped)
+    assert isinstance(noise, GaussianNoise)
+    sigmas = [noise.deviation / clip.norm * noise.decay**t for t in range(rounds)]
+    if not clip.examples:
+        # A replaced batch moves the clipped mean by up to twice the clip.
+        return epsilon_of(noise_multiplier=sigmas[0] / 2, sampling_rate=1.0, steps=rounds, delta=SHORTHAND_DELTA)
+    sampling: dict[str, Any] = {"sampling": "without_replacement", "examples": own_samples, "delta": SHORTHAND_DELTA}
+    rate = batch_size / own_samples
+    if len(set(sigmas)) > 1:
+        return epsilon_of_schedule(noise_multipliers=sigmas, sampling_rate=rate, **sampling)
+    return epsilon_of(noise_multiplier=sigmas[0], sampling_rate=rate, steps=rounds, **sampling)

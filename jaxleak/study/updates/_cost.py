@@ -1,0 +1,101 @@
+"""How long an inversion takes, estimated from the operations of a forward pass before anything is run."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import data
+from jaxleak.attacks import presets
+from jaxleak.study.updates._attacker import settings
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import build_model
+from jaxleak.study.updates._federation import Training
+
+#: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
+RATE = {"cpu": 4e10, "other": 4e12}
+#: Forward passes that one gradient of a gradient distance is worth, and evaluations of an L-BFGS iteration.
+SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
+#: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
+FIRST_ORDER = 3.0
+#: Floating-point operations of a generator's training per pixel of a public image and epoch.
+GENERATOR = 6e4
+#: Seconds that an iteration takes at least.
+OVERHEAD = 2e-3
+#: Seconds that a compilation takes.
+COMPILE_SECONDS = 30.0
+
+_OF_THE_FORWARD_PASS = ("model", "activation", "width", "init", "mean", "std", "data")
+
+
+def seconds_of_update(case: Case, training: Training | None = None) -> float:
+    """Estimated seconds of one seed on one core of a CPU, or on an accelerator; a compilation is `COMPILE_SECONDS`.
+
+    Args:
+        case: what is attacked, and with what.
+        training: of the attacked model, where `trained` gives its weights.
+
+    Raises:
+        ValueError, FileNotFoundError: on data that cannot be loaded.
+    """
+    s = settings(case)
+    forward = forward_seconds(case)
+    evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
+    if case.attack in ("dlg", "idlg") and case.optimizer is None:
+        evaluations *= LINE_SEARCH
+    if s.gradient_free:
+        evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
+    each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
+    learning = 0.0
+    if case.attack in presets.GENERATIVE:
+        pixels = math.prod(_shape_of(case.data)[0][:2])
+        learning += GENERATOR / _rate() * pixels * case.public_samples * case.generator_epochs
+    if training is not None:
+        samples = training.rounds * training.clients_per_round * training.local_steps * training.batch_size
+        learning += (1 + FIRST_ORDER) * forward * samples
+    return COMPILE_SECONDS + case.iterations * each + learning
+
+
+def forward_seconds(case: Case) -> float:
+    """Estimated seconds of one image's forward pass through the case's model.
+
+    Args:
+        case: the model, and the data that say the size of its images.
+    """
+    # Nothing else of a case changes the model, and to count is to trace.
+    return _forward_operations(Case(**{name: getattr(case, name) for name in _OF_THE_FORWARD_PASS})) / _rate()
+
+
+def parameter_count(case: Case) -> int:
+    """Entries of all parameters of the case's model.
+
+    Args:
+        case: the model, and the data that say the size of its images and the number of classes.
+    """
+    shape, classes = _shape_of(case.data)
+    model = build_model(case, shape, classes)
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"]))
+
+
+def _rate() -> float:
+    return RATE.get(jax.default_backend(), RATE["other"])
+
+
+@functools.cache
+def _forward_operations(case: Case) -> float:
+    """Floating-point operations of one image's forward pass, as XLA counts them."""
+    shape, classes = _shape_of(case.data)
+    model = build_model(case, shape, classes)
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    lowered = jax.jit(lambda v, x: model.apply(v, x).logits).lower(variables, one)
+    analysis = lowered.cost_analysis()
+    return float(analysis["flops"])  # type: ignore[index, call-overload]
+
+
+@functools.cache
+def _shape_of(spec: str) -> tuple[tuple[int, ...], int]:
+    """Image shape and number of classes of a data specification."""
+    dataset = data.load(spec, 1)
+    return dataset.x.shape[1:], len(dataset.classes)

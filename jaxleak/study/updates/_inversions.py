@@ -1,0 +1,145 @@
+"""Inversions as jobs of a `Runner`: what one depends on, what it needs and costs, what it leaves, and its pictures."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import RunFolder, digest, plots, sheets
+from jaxleak.study.files import jsonable
+from jaxleak.study.runner import Cost, Result
+from jaxleak.study.sources import Arrays, drawn
+from jaxleak.study.updates._attacker import check, settings
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
+from jaxleak.study.updates._federation import Federation, Training, trained
+from jaxleak.study.updates._problem import attack
+from jaxleak.study.updates._size import require_memory_of_update
+from jaxleak.study.updates._sources import sources_of_update
+
+#: Only runs of more estimated seconds than this are checkpointed on their way.
+CHECKPOINTED = 120.0
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """A job: one attack on one update, and where the attacked model's weights come from if they are not the case's."""
+
+    case: Case
+    training: Training | None = None  # on data that no client of the case has
+    federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
+
+
+Kind = TypeVar("Kind", bound=Inversion)
+
+
+class Inversions(Generic[Kind]):
+    """The jobs of studies of inversions. A result has the scores, the true images, the estimate, and the curve."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        fresh: bool,
+        watch: Callable[[str, int, int], None] = lambda *_: None,
+        federated: Callable[[Case, int], PyTree] | None = None,
+    ):
+        """Checkpoints and trained weights go below `folder`; `fresh` forgets the checkpoints that are there.
+
+        Args:
+            folder: of the run.
+            fresh: see above.
+            watch: called as `watch(what, done, total)` along every attack.
+            federated: `federated(case, seed)` gives the variables that a job with a federation attacks.
+        """
+        self.folder, self.fresh, self.watch, self.federated = folder, fresh, watch, federated
+
+    def identity(self, job: Kind, seed: int) -> dict[str, Any]:
+        """The job, and the numbers of its preset: one that has changed since is another run."""
+        return {**asdict(job), **_numbers_of_preset(job.case), "seed": seed}
+
+    def sources(self, job: Kind, seed: int) -> Arrays:
+        """Arrays that the result comes from."""
+        found = dict(sources_of_update(job.case, seed))
+        if job.training is not None:
+            found |= drawn(job.case.data, None, seed)
+        if job.federation is not None:
+            found |= job.federation.sources(job.case.data, seed)
+        return found
+
+    def require(self, job: Kind, seed: int) -> None:
+        """Refuse an attack whose parts do not go together, or for which this machine has too little memory."""
+        check(job.case)
+        require_memory_of_update(job.case)
+
+    def cost(self, job: Kind) -> Cost:
+        """As `seconds_of_update` says; seeds share a compilation."""
+        needed = seconds_of_update(job.case, job.training)
+        return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
+
+    def run(self, job: Kind, seed: int) -> Result:
+        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,)."""
+        variables, reached = None, dict[str, float]()
+        if job.training is not None:
+            variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
+        elif job.federation is not None and self.federated is not None:
+            variables = self.federated(job.case, seed)
+        what = f"{job.case.attack} {job.case.model} B={job.case.images} seed {seed}"
+        saved = None
+        if sum(self.cost(job)) > CHECKPOINTED:
+            where = self.folder.checkpoints / digest(self.identity(job, seed))
+            saved = Checkpoints(where, jsonable(asdict(job)), fresh=self.fresh)
+        outcome = attack(
+            job.case,
+            seed,
+            variables=variables,
+            callbacks=(lambda done, run, infos: self.watch(what, done, job.case.iterations),),
+            checkpoints=saved,
+        )
+        images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
+        return Result({**outcome.scores, **reached}, images)
+
+
+def _numbers_of_preset(case: Case) -> dict[str, Any]:
+    s = settings(case)
+    numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
+    return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
+
+
+def _has_code(value: Any) -> bool:
+    return any(map(_has_code, value)) if isinstance(value, tuple) else callable(value)
+
+
+def draw_reconstructions(path: Path, results: Mapping[str, Result]) -> None:
+    """A sheet of the private images above what every attack on them made of them, with its PSNR.
+
+    Args:
+        path: PNG to write.
+        results: label to the result of an `Inversion`; all of them attacked the same images.
+    """
+    rows = {"truth": next(iter(results.values())).arrays["truth"]}
+    rows |= {f"{label}: {of.scores['psnr']:.1f} dB": of.arrays["estimate"] for label, of in results.items()}
+    sheets.comparison_sheet(path, rows)
+
+
+def draw_distances(path: Path, results: Mapping[str, Result], *, relative: bool = False) -> None:
+    """The attackers' own distances over the iterations.
+
+    Args:
+        path: PNG to write.
+        results: label to the result of an `Inversion`; those of a closed form, which have no curve, are left out.
+        relative: in units of the distance at the start.
+    """
+    found = {label: of.arrays["curve"] for label, of in results.items() if len(of.arrays["curve"])}
+    curves = {label: y / y[0] if relative else y for label, y in found.items()}
+    plots.curves(
+        path,
+        {label: (np.arange(len(y)), np.maximum(y, 1e-12)) for label, y in curves.items()},
+        xlabel="iteration",
+        ylabel="gradient distance" + (", each attack's own, against its start" if relative else ""),
+        log_y=True,
+    )

@@ -1,0 +1,179 @@
+"""What a defense costs in accuracy and what it saves in privacy: points of a trade-off as cells of a study.
+
+Every point is a training with the defense, an attack on one upload that does not know it, and one that does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak.defenses import CLIENT_DEFENSES, true_epsilon
+from jaxleak.study import RunFolder
+from jaxleak.study.cells import Budget, Cell, Results, run_cells, score_named
+from jaxleak.study.runner import ByType, Runner, runner_in
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._federation import Federation, Utilities, Utility, utility_of
+from jaxleak.study.updates._inversions import Inversion, Inversions
+
+#: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
+SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
+#: What stands behind the names of the scores of a cell's attacks, in the order of its jobs behind the training.
+_SUFFIXES = ("", "_adaptive")
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """One point of a trade-off: a defense and its strength, or none, and a client's habits."""
+
+    case: Case
+    curve: str  # what the legend says
+    strength: float  # what the point says
+    paper: tuple[tuple[str, str, str, float], ...] = ()  # (id, "test_accuracy" or "psnr", relation, value)
+
+    @property
+    def id(self) -> str:
+        """A name for tables and files."""
+        habits = f"steps{self.case.local_steps}" + (f"-clients{self.case.clients}" if self.case.clients > 1 else "")
+        what = "none" if self.case.defense is None else f"{self.case.defense}/{self.case.strength:g}"
+        return f"{what}/{habits}"
+
+
+def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequence[str] | None = None) -> Cell:
+    """A point as a cell, whose number is the test accuracy of its first job, the training.
+
+    The second job is the attack that does not know the defense; the third, where there is one, the attack that does.
+
+    Args:
+        point: one defense at one strength, or none.
+        federation: the federation that trains, and whose upload is attacked.
+        adaptive: defenses that are also attacked by who knows them; None takes all.
+    """
+    attacked = [point.case]
+    if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
+        attacked.append(replace(point.case, adaptive=True))
+    trained = federation if point.case.attacked_round else None
+    jobs = (utility_of(point.case), *(Inversion(case, federation=trained) for case in attacked))
+    return Cell(point.id, None, "test accuracy", jobs, score_named("test_accuracy"))
+
+
+def trade_off_runner(
+    folder: RunFolder, utilities: Utilities, *, fresh: bool, watch: Callable[[str, int, int], None] = lambda *_: None
+) -> Runner:
+    """A runner of `Utility` and `Inversion` jobs; weights of a later round are those that the utilities trained.
+
+    Args:
+        folder: of the run.
+        utilities: the trainings.
+        fresh: forget the results that are there.
+        watch: as in `Inversions`.
+    """
+
+    def federated(case: Case, seed: int) -> PyTree:
+        runner(utility_of(case), seed)
+        return utilities.variables(utility_of(case), seed)
+
+    attacks: Inversions[Inversion] = Inversions(folder, fresh=fresh, watch=watch, federated=federated)
+    runner = runner_in(folder, ByType({Inversion: attacks, Utility: utilities}), fresh=fresh)
+    return runner
+
+
+def run_trade_off(
+    points: Sequence[TradeOffPoint],
+    folder: RunFolder,
+    runner: Runner,
+    utilities: Utilities,
+    *,
+    seeds: tuple[int, ...],
+    budget: Budget,
+    adaptive: Sequence[str] | None = None,
+    watch: Callable[[str, int, int, str], None] = lambda *_: None,
+) -> list[dict[str, Any]]:
+    """One row per point: accuracy and leak, with means, spreads and values over the seeds.
+
+    Rows are those of `run_cells`, and have `curve`, `strength`, `defense`, `local_steps`, `clients` and
+    `attacked_round`. Where the point ran, each of these has `_spread` and `_values` beside it: `accuracy` in [0, 1];
+    the scores `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not
+    know the defense, and with `_adaptive` behind the name of the one that does; `leak`, the PSNR of the better one;
+    `accuracy_change` and `leak_change` against the undefended point of the same local steps, if it ran before. There
+    are also `diverged` (seeds), `bits_per_entry`, `printed` (the paper's numbers with ours) and `true_epsilon` of a
+    private defense, or `true_epsilon_missing`, why there is none.
+
+    Args:
+        points: in the order in which they get the budget.
+        folder: is told of every row.
+        runner: of `trade_off_runner`.
+        utilities: say what the trainings are of.
+        seeds: each changes data, weights, batch, noise and start together.
+        budget: is charged with what was needed.
+        adaptive: as in `cell_of_point`.
+        watch: as in `run_cells`.
+    """
+    by_id = {point.id: point for point in points}
+    undefended: dict[int, dict[str, Any]] = {}  # rows by local steps
+
+    def beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
+        point = by_id[cell.id]
+        row = {**_about(point), **_measured(point, utilities, results)}
+        if row["defense"] is None and row["clients"] == 1:
+            undefended[row["local_steps"]] = row
+        return row | _change(row, undefended.get(row["local_steps"]))
+
+    cells = [cell_of_point(point, utilities.federation, adaptive) for point in points]
+    rows = run_cells(cells, runner, folder, seeds=seeds, budget=budget, beside=beside, watch=watch)
+    return [{**_about(point), **row} for point, row in zip(points, rows, strict=True)]
+
+
+def _about(point: TradeOffPoint) -> dict[str, Any]:
+    """What the row of a point says of it whether it ran or not."""
+    of_case = {name: getattr(point.case, name) for name in ("defense", "local_steps", "clients", "attacked_round")}
+    return {"curve": point.curve, "strength": point.strength, **of_case}
+
+
+def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Results]) -> dict[str, Any]:
+    trainings, *attacks = ([result.scores for result in of_job] for of_job in zip(*results, strict=True))
+    accuracies = [scores["test_accuracy"] for scores in trainings]
+    row = {**_statistics("accuracy", accuracies), "diverged": int(np.isnan(accuracies).sum())}
+    row["bits_per_entry"] = utilities.bits_per_entry(point.case)
+    for suffix, of_attack in zip(_SUFFIXES, attacks, strict=False):
+        for name in SHOWN:
+            row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
+        row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
+    # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
+    row |= _statistics("leak", max(([scores["psnr"] for scores in of_attack] for of_attack in attacks), key=np.mean))
+    row["printed"] = [
+        {"id": name, "metric": metric, "relation": relation, "paper": value}
+        | {"ours": row["accuracy" if metric == "test_accuracy" else "leak"]}
+        for name, metric, relation, value in point.paper
+    ]
+    return row | _epsilon(point.case, utilities.federation)
+
+
+def _epsilon(case: Case, federation: Federation) -> dict[str, Any]:
+    if case.defense is None or not CLIENT_DEFENSES[case.defense].private:
+        return {}
+    size = {"batch_size": federation.batch_size, "own_samples": federation.samples // federation.clients}
+    try:
+        return {"true_epsilon": true_epsilon(case.defense, case.strength, rounds=federation.rounds, **size)}
+    except ImportError as error:
+        return {"true_epsilon_missing": str(error)}
+
+
+def _statistics(name: str, values: list[float]) -> dict[str, Any]:
+    return {name: float(np.mean(values)), f"{name}_spread": float(np.std(values)), f"{name}_values": values}
+
+
+def _change(row: dict[str, Any], undefended: dict[str, Any] | None) -> dict[str, Any]:
+    """A row's accuracy and leak against those of the undefended run with the same local steps.
+
+    Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
+    """
+    if undefended is None:
+        return {}
+    change: dict[str, Any] = {}
+    for name in ("accuracy", "leak"):
+        pairs = zip(row[f"{name}_values"], undefended[f"{name}_values"], strict=True)
+        change |= _statistics(f"{name}_change", [own - without for own, without in pairs])
+    return change
