@@ -35,8 +35,8 @@ NAMES = {
         aligned_matching aligned_sapag CAFE_ICLR CAFE_UPSTREAM CafeCensoredState CafeExactPlan
         CafeHyperparameters CafeOptimizers CafeOptions CafeOrdinalState CafeState cosine_options
         FeatureInversionOptions FeatureInversionResult invert_features invert_slices kernel_to_bias_ratio
-        normalized_sgd published_hyperparameters recover_censored recover_exact recover_labels recover_ordinal
-        Recovery shard_cafe SliceInverter TABLE9 true_output_gradients twice_corrected_adam visible_entries
+        normalized_sgd published_hyperparameters Recovery shard_cafe SliceInverter TABLE9 true_output_gradients
+        twice_corrected_adam visible_entries
     """,
     "jaxleak.attacks.client_updates": """
         activation_prior Candidate cma_es Compared Comparison DataTerm Evidence generator_latents

@@ -21,9 +21,9 @@ from jaxleak.attacks._cafe.censored import visible_entries
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
     Recovery,
+    answer_of,
     check_seen,
     diagnose,
-    invert_answered,
     recorded,
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
@@ -64,6 +64,7 @@ def cafe_ordinal(
     sweeps: int = 4,
     loss: Loss = cross_entropy,
     inversion: FeatureInversionOptions | None = None,
+    invert: bool = True,
     seed: int = 0,
 ) -> Attack:
     """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
@@ -86,10 +87,15 @@ def cafe_ordinal(
         sweeps: of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
+        invert: whether `reconstruct` runs Step III, see `cafe_exact`.
         seed: of the synthetic slices and restarts of Step III.
 
+    Returns:
+        An `Attack` whose answer is like that of `cafe_exact`.
+
     Raises:
-        ValueError: on values out of range, or a plan for several workers.
+        ValueError: on values out of range, or a plan for several workers; when an observation is first seen, if the
+            threat withholds what is read; and in `reconstruct`, if rounds of the plan are missing.
     """
     _validate.in_range(1, 1, workers=plan.workers)
     _validate.one_of(KEPT, reading=reading)
@@ -147,34 +153,16 @@ def cafe_ordinal(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeOrdinalState, observation: Observation) -> Reconstruction:
-        recovery = recover_ordinal(model, observation.params, plan, state, sweeps=sweeps, loss=loss)
-        return invert_answered(model, observation.params, recovery, inversion, seed)
+        recovery = _recovered(model, observation.params, plan, state, sweeps, loss)
+        return answer_of(model, observation.params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 
 
-def recover_ordinal(
-    model: SplitModel,
-    params: PyTree,
-    plan: CafeExactPlan,
-    state: CafeOrdinalState,
-    *,
-    sweeps: int = 4,
-    loss: Loss = cross_entropy,
+def _recovered(
+    model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeOrdinalState, sweeps: int, loss: Loss
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample; see `recover_exact`.
-
-    Args:
-        model: the model that the attack was built with.
-        params: the parameters of all rounds.
-        plan: the plan that the attack was built with.
-        state: the attack's final state.
-        sweeps: the number of sweeps that the attack was built with.
-        loss: the clients' loss.
-
-    Raises:
-        ValueError: if the state has not seen all rounds.
-    """
+    """Solve for H, recover labels and diagnose every sample, from the state after all rounds of the plan."""
     check_seen(plan, state.seen)
     batches, v = np.asarray(state.batches), np.asarray(state.V)
     length = sweep_length(plan, sweeps)

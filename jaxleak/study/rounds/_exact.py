@@ -1,6 +1,5 @@
 """Steps I and II of the exact engine against simulated parties that keep their forward features."""
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
-from jaxleak._base import Attack, Batch, PyTree
+from jaxleak._base import Attack, Batch, Observation, PyTree
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe.decoder import synthetic_slices
@@ -82,7 +81,7 @@ def observe_and_recover(
     else:
         protocol = protocols.vertical(head, num_samples=plan.num_samples, batch_size=plan.batch_size, defense=defense)
     private = Batch(features, problem.private.y, problem.private.index)
-    attack, recover = _attacker(problem.model, problem.params, plan, knows, mesh)
+    attack = _attacker(problem.model, problem.params, plan, knows, mesh)
     state = audit.start(attack, protocol, private, key=key)
     if mesh is not None:
         tables, private = aggregated.shard_cafe(head, plan, state.attack, private, mesh)
@@ -105,25 +104,26 @@ def observe_and_recover(
             callbacks=callbacks,
             checkpoints=checkpoints,
         )
-    return recover(head, state.protocol.params, plan, state.attack)
+    observation = Observation(state.protocol.round, state.protocol.params)
+    recovery: aggregated.Recovery = attack.reconstruct(state.attack, observation).diagnosis
+    return recovery
 
 
 def _attacker(
     model: models.SplitModel, params: PyTree, plan: aggregated.CafeExactPlan, knows: Knowledge, mesh: Mesh | None
-) -> tuple[Attack, Callable[..., aggregated.Recovery]]:
-    """The attack on the rounds, and what solves its final state; no data come in here."""
+) -> Attack:
+    """The attack on the rounds, without Step III; no data come in here."""
     head = models.frozen_features(model)
     if knows == "nothing":
-        return attacks.cafe_exact(head, plan, mesh=mesh), aggregated.recover_exact
+        return attacks.cafe_exact(head, plan, invert=False, mesh=mesh)
     if knows == "clamped":
-        return attacks.cafe_censored(head, plan), aggregated.recover_censored
-    recover = functools.partial(aggregated.recover_ordinal, sweeps=SWEEPS)
+        return attacks.cafe_censored(head, plan, invert=False)
     if knows == "clamped-gradient":
-        return attacks.cafe_ordinal(head, plan, reading="clamped", sweeps=SWEEPS), recover
+        return attacks.cafe_ordinal(head, plan, reading="clamped", sweeps=SWEEPS, invert=False)
     scale = 1.0
     if knows == "paired-gradient":
         scale = aggregated.kernel_to_bias_ratio(own_gradient(model, params, plan.batch_size))
-    return attacks.cafe_ordinal(head, plan, kernel_scale=scale, sweeps=SWEEPS), recover
+    return attacks.cafe_ordinal(head, plan, kernel_scale=scale, sweeps=SWEEPS, invert=False)
 
 
 def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int) -> PyTree:
