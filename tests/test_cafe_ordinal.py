@@ -8,8 +8,8 @@ from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import ordinal
+from jaxleak.attacks.adaptive._rounds import own_gradient
 from jaxleak.defenses import fake_gradients
-from jaxleak.study.rounds import own_gradient
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 N, K, P = 16, 4, 4

@@ -28,7 +28,7 @@ NAMES = {
         vflrecon vflrecon_free
     """,
     "jaxleak.attacks.adaptive": """
-        Informed informed informed_party reads_weights
+        Informed informed informed_party informed_rounds InformedRounds reads_weights rounds_attack RoundsAttack
     """,
     "jaxleak.attacks.aggregated": """
         aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg
@@ -80,7 +80,7 @@ NAMES = {
         SplitDefense SplitRun vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
-        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise Recomputed Replayed
+        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed Replayed
         Simulation TensorNoise
     """,
     "jaxleak.metrics": """
@@ -155,9 +155,9 @@ NAMES = {
         comparison_sheet contact_sheet FLAG_COLOUR
     """,
     "jaxleak.study.rounds": """
-        channel_peak_psnr forward_features horizontal_problem image_psnr Knowledge observe_and_recover own_gradient
-        Problem reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
-        steps_one_and_two SWEEPS Tables vertical_problem
+        channel_peak_psnr forward_features horizontal_problem image_psnr observe_and_recover Problem
+        reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
+        steps_one_and_two Tables vertical_problem
     """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE

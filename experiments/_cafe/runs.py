@@ -1,6 +1,5 @@
 """The runs behind the cells of the CAFE tables: the exact engine, the paper's descent, single loops, and training."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,15 +14,7 @@ from jaxleak._base import Attack, PyTree
 from jaxleak.attacks import aggregated
 from jaxleak.objectives import cross_entropy
 from jaxleak.study import rounds
-from jaxleak.study.rounds import (
-    SWEEPS,
-    Knowledge,
-    Problem,
-    channel_peak_psnr,
-    forward_features,
-    image_psnr,
-    observe_and_recover,
-)
+from jaxleak.study.rounds import Problem, channel_peak_psnr, forward_features, image_psnr, observe_and_recover
 
 #: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
 FAKE: dict[str, dict[str, Any]] = {
@@ -34,16 +25,6 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
-#: What there is to know of them; where all entries are noise of a size that says nothing, no attack is built.
-KNOWLEDGE: dict[str, Knowledge] = {
-    "fake-repaired": "clamped",
-    "fake-relative": "clamped",
-    "fake-capped": "clamped-gradient",
-    "fake-paired": "paired-gradient",
-    "fake-paired-tensor": "paired-tensor",
-}
-
-
 #: So many reconstructions of a run are kept as pictures.
 PICTURES = 16
 #: Where they stand among a run's results.
@@ -74,7 +55,7 @@ class Setting:
     model_optimizer: str = "sgd"
     switch: bool = False  # the single loop passes on by thresholds
     defense: str = "none"
-    adaptive: bool = False  # the exact engine's attacker knows that the defense is fake gradients
+    adaptive: bool = False  # the exact engine's attacker knows the defense
     network: Literal["cafe", "cafe-small"] = "cafe"
     seed: int = 0
 
@@ -86,20 +67,13 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     of the `images_asked` are left, and `answered` is the share of answers among all samples. Against a defense
     everything is inverted: leaving samples out would flatter the attack.
     """
-    defense = _defense(setting.defense)
-    knows = KNOWLEDGE[setting.defense] if setting.adaptive else "nothing"
+    defense = defense_of(setting.defense)
     plan = attacks.plan_cafe_exact(
         problem.model,
         num_samples=setting.num_samples,
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
-    if knows not in ("nothing", "clamped"):
-        # Step I gains from rounds, and every sweep of Step II shows each sample eight times.
-        plan = plan._replace(
-            output_rounds=2 * plan.output_rounds,
-            feature_rounds=SWEEPS * math.ceil(8 * setting.num_samples / setting.batch_size),
-        )
     recovery = observe_and_recover(
         problem,
         forward_features(problem),
@@ -107,7 +81,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         key=jax.random.key(setting.seed),
         horizontal=setting.workers > 0,
         defense=defense,
-        knows=knows,
+        knows_defense=setting.adaptive,
     )
     shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
@@ -149,7 +123,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
         key=jax.random.key(setting.seed),
         options=aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
         workers=setting.workers,
-        defense=_defense(setting.defense),
+        defense=defense_of(setting.defense),
         callbacks=[lambda done, _, infos: history.extend(_passing(done, infos))],
     )
     error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
@@ -176,7 +150,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
         **aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
         **dict(setting.overrides),
     }
-    defense = _defense(setting.defense)
+    defense = defense_of(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
     reconstruction, _ = rounds.step_three(
@@ -210,7 +184,7 @@ def single(setting: Setting, problem: Problem) -> dict[str, Any]:
         key=key,
         workers=setting.workers,
         optimizer=_optimizer(setting),
-        defense=_defense(setting.defense),
+        defense=defense_of(setting.defense),
         callbacks=[_curve(problem, curve)],
     )
     return {**_psnr(problem, reconstruction), "curve": curve}
@@ -224,7 +198,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
         num_samples=setting.num_samples,
         batch_size=setting.batch_size,
         optimizer=_optimizer(setting),
-        defense=_defense(setting.defense),
+        defense=defense_of(setting.defense),
     )
     private, test = problem.private, problem.held_out
     watch = Attack(lambda key, template: jnp.zeros(()), lambda key, state, observation: (state, {}), _no_reconstruction)
@@ -313,7 +287,8 @@ def _optimizer(setting: Setting) -> optax.GradientTransformation | None:
     return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
 
 
-def _defense(name: str) -> defenses.Defense | None:
+def defense_of(name: str) -> defenses.Defense | None:
+    """The defense of a setting: "none", "dp-EPSILON", or a reading of fake gradients, of `FAKE`."""
     if name == "none":
         return None
     if name.startswith("dp-"):
