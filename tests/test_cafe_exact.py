@@ -256,7 +256,7 @@ def test_missing_rounds_and_grants_are_named(head, plan, state):
         (SERVER_WITHOUT_INDICES, "needs batch indices; the threat must grant index"),
         (
             HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)),
-            "reads the payload.s first/bias, which the threat",
+            "reads parts of the payload, but the threat does not grant first/bias",
         ),
     ):
         with pytest.raises(ValueError, match=match):

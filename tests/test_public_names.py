@@ -80,8 +80,8 @@ NAMES = {
         SplitDefense SplitRun vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
-        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed Replayed
-        Simulation TensorNoise
+        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed
+        Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
         best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one

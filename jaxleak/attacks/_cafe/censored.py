@@ -26,7 +26,7 @@ from jaxleak.attacks._cafe.exact import (
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -114,6 +114,7 @@ def cafe_censored(
     """
     _validate.in_range(1, 1, workers=plan.workers)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
+    reads = Reads("cafe_censored", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
 
     def init(key: jax.Array, template: Batch) -> CafeCensoredState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -132,7 +133,8 @@ def cafe_censored(
         key: jax.Array, state: CafeCensoredState, observation: Observation
     ) -> tuple[CafeCensoredState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_censored")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t, visible = state.seen, visible_entries(first["bias"])
         state = state._replace(
             **recorded(state, index, first["bias"]),
@@ -158,8 +160,9 @@ def cafe_censored(
         return state, {"phase": phase, "visible_bias_entries": visible.mean()}
 
     def reconstruct(state: CafeCensoredState, observation: Observation) -> Reconstruction:
-        recovery = _recovered(model, observation.params, plan, state, loss)
-        return answer_of(model, observation.params, recovery, inversion, seed, invert=invert)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 

@@ -27,7 +27,7 @@ from jaxleak.attacks._cafe.least_squares import (
 )
 from jaxleak.attacks._cafe.slice_inverter import invert_slices
 from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -191,6 +191,9 @@ def cafe_exact(
             has too low a rank for the number of rounds.
     """
 
+    # Of every round, what Step I reads; Step II reads "first/kernel" too, once the threat grants it.
+    reads = Reads("cafe_exact", leaves=("first/bias",), index=True)
+
     def init(key: jax.Array, template: Batch) -> CafeExactState:
         del key, template  # Nothing is random or data-shaped before Step III.
         n, p = plan.num_samples, model.parties
@@ -213,7 +216,8 @@ def cafe_exact(
         key: jax.Array, state: CafeExactState, observation: Observation
     ) -> tuple[CafeExactState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_exact")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         if first.get("kernel") is not None:
@@ -233,8 +237,9 @@ def cafe_exact(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeExactState, observation: Observation) -> Reconstruction:
-        recovery = _recovered(model, observation.params, plan, state, loss)
-        return answer_of(model, observation.params, recovery, inversion, seed, invert=invert)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 

@@ -28,7 +28,7 @@ from jaxleak.attacks._cafe.exact import (
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -105,6 +105,7 @@ def cafe_ordinal(
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     length = sweep_length(plan, sweeps)
     unit = variance**-0.5 if reading == "paired" else 1.0
+    reads = Reads("cafe_ordinal", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
 
     def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -128,7 +129,8 @@ def cafe_ordinal(
         key: jax.Array, state: CafeOrdinalState, observation: Observation
     ) -> tuple[CafeOrdinalState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_ordinal")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         done = t - plan.output_rounds  # of Step II
@@ -153,8 +155,9 @@ def cafe_ordinal(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeOrdinalState, observation: Observation) -> Reconstruction:
-        recovery = _recovered(model, observation.params, plan, state, sweeps, loss)
-        return answer_of(model, observation.params, recovery, inversion, seed, invert=invert)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, sweeps, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 
