@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[1]
 #: Where a mistake could change what is measured: the library, and the part of the studies between data and score.
 SOURCES = (
     "jaxleak/**/*.py",
-    "experiments/_cafe/runs.py",
     "experiments/_defenses/accounting.py",
     "experiments/_fedleak/weights.py",
 )

@@ -8,10 +8,10 @@ import jax
 import pytest
 import test_common_attacks as common
 
-from experiments._cafe import runs as cafe_runs
 from jaxleak import audit, protocols, threats
 from jaxleak._base import Observation
 from jaxleak.study.parties import ADVERSARY, THREAT, SplitCase, split_problem
+from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.rounds._exact import audit as cafe_audit
 from jaxleak.study.updates import ATTACKS, Case, observe, threat_for, victim
@@ -148,7 +148,7 @@ def test_cafes_baselines_are_granted_what_their_name_says(method, granted, monke
         found.append(threat)
         return None, {}
 
-    monkeypatch.setattr(cafe_runs.rounds, "step_three", note)
+    monkeypatch.setattr(cafe_runs, "step_three", note)
     monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {})
     problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
     cafe_runs.descent(cafe_runs.Setting("descent", method=method), problem, None)

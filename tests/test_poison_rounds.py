@@ -13,12 +13,11 @@ import pytest
 import reference
 from poisoning import same, slow_but, tell
 
-from experiments._cafe import runs as cafe_runs
-from experiments._cafe.runs import Setting
 from jaxleak import audit, data, models, protocols
 from jaxleak._base import Batch
-from jaxleak.study import rounds
 from jaxleak.study.rounds import Problem, forward_features, vertical_problem
+from jaxleak.study.rounds import runs as cafe_runs
+from jaxleak.study.rounds.runs import Setting
 
 N, K = 6, 2
 TINY = {"num_samples": N, "batch_size": K, "parties": 4, "iterations": 4}
@@ -92,7 +91,7 @@ def descent_answer(monkeypatch, setting, *, poison):
     kept = []
     with monkeypatch.context() as patch:
         play_genuine_rounds(patch, problem)
-        patch.setattr(cafe_runs, "CAP", 3)
+        patch.setattr(cafe_runs, "cap", lambda dataset: 3)
         patch.setattr(cafe_runs, "_psnr", lambda problem, found: kept.append(found) or {})
         held = poisoned(problem) if poison else problem
         if setting.kind == "single":
@@ -150,7 +149,7 @@ def test_features_in_the_tables_of_a_descent_are_noticed(monkeypatch):
     def change(tables, problem, features, *_):
         return tables._replace(H=features)
 
-    tell(monkeypatch, rounds, "steps_one_and_two", change)
+    tell(monkeypatch, cafe_runs, "steps_one_and_two", change)
     with pytest.raises(AssertionError, match="not equal"):
         same(*(descent_answer(monkeypatch, DESCENTS["nested"], poison=poison) for poison in (False, True)))
 

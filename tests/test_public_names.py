@@ -159,6 +159,10 @@ NAMES = {
         reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
         steps_one_and_two Tables vertical_problem
     """,
+    "jaxleak.study.rounds.runs": """
+        CAP cap defense_named descent exact FAKE nested_tables NestedTables PICTURE_KEY pictures PICTURES Setting single
+        THRESHOLDS training
+    """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name Sources SOURCES_FILE
     """,

@@ -20,7 +20,6 @@ from experiments import (
     mistakes,
     vflrecon,
 )
-from experiments._cafe import runs as cafe_runs
 from experiments._defenses.utility import Utilities
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._fedleak import runs as fedleak_runs
@@ -35,6 +34,7 @@ from jaxleak.study.files import write_json
 from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
+from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.updates import Case, Outcome, victim
 
 SAMPLES = 64

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from experiments import _paper
 from experiments._cafe.cells import CafeJobs, psnr, setting_of
-from experiments._cafe.runs import CAP, Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
 from experiments._fedleak.runs import samples_in
 from experiments._ledger import cafe_text
@@ -15,6 +14,7 @@ from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.rounds.runs import CAP, Setting
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
