@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import data, models, protocols
-from jaxleak._base import Batch, Protocol, PyTree
+from jaxleak._base import Batch, Observation, Protocol, PyTree
 from jaxleak.audit import template_of
 from jaxleak.objectives import cross_entropy
 
@@ -105,6 +105,11 @@ def first_transcript(problem):
     # Arguments, not closed-over constants: XLA would evaluate those at compile time, slowly.
     state = jax.jit(problem.protocol.init)(jax.random.key(1))
     return jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)[1]
+
+
+def recovered(attack, state, params):
+    """What Steps I and II of an attack on rounds say of every sample, from its final state."""
+    return attack.reconstruct(state, Observation(state.seen, params)).diagnosis
 
 
 def true_features_and_output_gradients(problem, k):

@@ -43,7 +43,7 @@ def test_every_defense_of_a_client_has_an_attacker_who_knows_it(client, kind):
 
 def test_what_nobody_can_know_is_refused(client):
     for unknown in (
-        defenses.fake_gradients(3),
+        defenses.fake_gradients(3, reading="printed"),
         defenses.marvell(num_classes=2),
         defenses.gaussian_noise(0.1),
         defenses.laplace_noise(0.1, place="cut_gradient"),
@@ -54,6 +54,8 @@ def test_what_nobody_can_know_is_refused(client):
     ):
         with pytest.raises(ValueError, match=f"at {unknown.place}, declares none"):
             informed(client, unknown)
+    with pytest.raises(ValueError, match=r"attacked over many rounds \(`informed_rounds`\)"):
+        informed(client, defenses.fake_gradients(3))
     alone = defenses.chain(defenses.quantize(8))
     assert alone.mechanism == defenses.quantize(8).mechanism is not None
     with pytest.raises(ValueError, match="batch_size"):

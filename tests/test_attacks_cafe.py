@@ -22,6 +22,10 @@ def cafe(model, share, *, num_samples, **options):
     return attacks.cafe(model, share, num_samples=num_samples, options=CafeOptions(**options))
 
 
+def cafe_features_only(model, share, *, num_samples):
+    return cafe(model, share, num_samples=num_samples, alpha=0.0)
+
+
 def cafe_cosine(model, share, *, num_samples, **options):
     return attacks.cafe(model, share, num_samples=num_samples, options=aggregated.cosine_options(**options))
 
@@ -315,9 +319,13 @@ def test_missing_grants_are_named(problem, transcript):
         refuses(build, "the threat must grant index", index=False)
     refuses(aggregated.aligned_idlg, "the threat must grant labels")
     refuses(aggregated.aligned_batch_statistics, "the threat must grant statistics")
-    refuses(cafe, "Step II reads the payload's first/kernel", payload=("first/bias",))
-    refuses(cafe, r"\(alpha\) matches the whole payload, but .*kernel_0", payload=("first/bias", "first/kernel"))
+    refuses(cafe_features_only, "cafe reads parts of the payload, but .* grant first/kernel", payload=("first/bias",))
+    refuses(cafe, r"\(alpha\) reads the whole payload, but .*kernel_0", payload=("first/bias", "first/kernel"))
     refuses(aggregated.aligned_dlg, "does not grant", payload=("first/bias",))
+    first = transcript.payload["first"]
+    narrow = transcript._replace(payload={**transcript.payload, "first": {**first, "bias": first["bias"][:, :1]}})
+    with pytest.raises(ValueError, match="payload leaf first/bias must have shape"):
+        _first_step(cafe(model, share, num_samples=N), problem, threats.view(threats.Threat(), narrow))
     with pytest.raises(ValueError, match="parameters"):
         _first_step(
             cafe(model, share, num_samples=N), problem, threats.view(threats.Threat(), transcript)._replace(params=None)

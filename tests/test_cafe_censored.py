@@ -19,13 +19,14 @@ def setting():
     return model, private, attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, output_rounds=60)
 
 
-def run(setting, attack, recover, **defense):
+def run(setting, build, **defense):
     model, private, plan = setting
     protocol = protocols.vertical(
         model, num_samples=N, batch_size=K, defense=fake_gradients(pool_size=1, **defense), sampling="uniform"
     )
-    state, _ = audit.run(attack(model, plan), protocol, FIRST_LAYER_ONLY, private, key=KEY, rounds=plan.rounds)
-    return state, recover(model, state.protocol.params, plan, state.attack)
+    attack = build(model, plan, invert=False)
+    state, _ = audit.run(attack, protocol, FIRST_LAYER_ONLY, private, key=KEY, rounds=plan.rounds)
+    return state, reference.recovered(attack, state.attack, state.protocol.params)
 
 
 def error(recovery, private):
@@ -35,7 +36,7 @@ def error(recovery, private):
 
 @pytest.fixture(scope="module")
 def adaptive(setting):
-    return run(setting, attacks.cafe_censored, aggregated.recover_censored, scale="tensor")
+    return run(setting, attacks.cafe_censored, scale="tensor")
 
 
 @pytest.mark.parametrize("size", [400, 100_000])
@@ -52,7 +53,7 @@ def test_visible_entries_are_true(size):
 
 
 def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
-    _, recovery = run(setting, attacks.cafe_exact, aggregated.recover_exact, scale="tensor")
+    _, recovery = run(setting, attacks.cafe_exact, scale="tensor")
     assert np.median(error(recovery, setting[1])) > 0.03
     assert not recovery.answered.any()
 
@@ -91,4 +92,6 @@ def test_bad_input(setting, adaptive):
         aggregated.visible_entries(jnp.ones(7))
     state, _ = adaptive
     with pytest.raises(ValueError, match="has seen 3 of"):
-        aggregated.recover_censored(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
+        reference.recovered(
+            attacks.cafe_censored(model, plan), state.attack._replace(seen=jnp.asarray(3)), state.protocol.params
+        )

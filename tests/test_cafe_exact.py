@@ -5,7 +5,7 @@ import pytest
 import reference
 
 from jaxleak import attacks, audit, models, protocols
-from jaxleak._base import Batch
+from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import slice_inverter
 from jaxleak.attacks._cafe.decoder import synthetic_slices
@@ -47,6 +47,10 @@ def _watch(problem, plan, threats=((FIRST_LAYER_ONLY, None),), model=None):
     return state.attack
 
 
+def _recovered(model, params, plan, state):
+    return reference.recovered(attacks.cafe_exact(model, plan, invert=False), state, params)
+
+
 @pytest.fixture(scope="module")
 def problem():
     model = models.cafe_vertical((8, 8, 1), parties=P, num_classes=3, channels=(16, 32), width=64, hidden=32)
@@ -70,7 +74,7 @@ def state(problem, plan):
 
 @pytest.fixture(scope="module")
 def recovery(problem, plan, state):
-    return aggregated.recover_exact(problem.model, problem.params, plan, state)
+    return _recovered(problem.model, problem.params, plan, state)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ def test_bias_gradients_alone_do_for_step_1(problem, head, plan, state):
 def test_matrix_free_solvers_give_the_same_answer(head, recovery):
     free = attacks.plan_cafe_exact(head.model, num_samples=N, batch_size=K, solver="matrix_free")
     assert not free.direct
-    other = aggregated.recover_exact(head.model, head.params, free, _watch(head, free))
+    other = _recovered(head.model, head.params, free, _watch(head, free))
     np.testing.assert_allclose(other.V, recovery.V, atol=1e-6)
     assert _relative(other.H, recovery.H).max() < 1e-3
     np.testing.assert_array_equal(other.labels, recovery.labels)
@@ -151,26 +155,33 @@ def test_a_dead_slice_is_not_answered(head, plan):
     x[5, 1] = -np.ones(kernel.shape[1]) @ np.linalg.pinv(kernel)
     problem = head._replace(private=head.private._replace(x=jnp.asarray(x)))
     state = _watch(problem, plan)
-    recovery = aggregated.recover_exact(head.model, head.params, plan, state)
+    recovery = _recovered(head.model, head.params, plan, state)
     expected = np.ones((N, P), bool)
     expected[5, 1] = False
     np.testing.assert_array_equal(recovery.live, expected)
     assert (recovery.H[5, 1] == 0).all()
     np.testing.assert_array_equal(recovery.answered, np.arange(N) != 5)
     assert _relative(recovery.H, x)[expected].max() < 1e-3
-    observation = audit.start(attacks.cafe_exact(head.model, plan), head.protocol, head.private, key=KEY).protocol
+    observation = Observation(state.seen, head.params)
     answer = attacks.cafe_exact(head.model, plan).reconstruct(state, observation)
     assert np.isnan(answer.x[5]).all()
     assert np.isinf(answer.score[5])
     assert not answer.answered[5]
     assert not np.isnan(np.delete(answer.x, 5, axis=0)).any()
+    # Without Step III the answer has labels and no data.
+    stopped = attacks.cafe_exact(head.model, plan, invert=False).reconstruct(state, observation)
+    assert np.isnan(stopped.x).all()
+    assert (stopped.x.shape, stopped.x.dtype) == (answer.x.shape, answer.x.dtype)
+    np.testing.assert_array_equal(stopped.score, np.where(recovery.answered, recovery.consistency, np.inf))
+    np.testing.assert_array_equal(stopped.y, answer.y)
+    np.testing.assert_array_equal(stopped.answered, answer.answered)
 
 
 def test_noise_on_the_payload_flags_samples(head, plan):
     noisy = protocols.vertical(
         head.model, num_samples=N, batch_size=K, sampling="uniform", defense=clipped_gaussian(3.0, 0.1)
     )
-    recovery = aggregated.recover_exact(head.model, head.params, plan, _watch(head._replace(protocol=noisy), plan))
+    recovery = _recovered(head.model, head.params, plan, _watch(head._replace(protocol=noisy), plan))
     assert not recovery.answered.any()
     assert recovery.consistency.min() > 0.1
 
@@ -201,7 +212,7 @@ def test_horizontal_rounds_are_recovered_although_shares_are_fixed():
     problem = problem._replace(protocol=protocol)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, workers=3)
     state = _watch(problem, plan)
-    recovery = aggregated.recover_exact(model, problem.params, plan, state)
+    recovery = _recovered(model, problem.params, plan, state)
     resolved = np.asarray(state.resolved)
     assert resolved.sum() > 10
     _, V = reference.true_features_and_output_gradients(problem, K)
@@ -237,15 +248,15 @@ def test_plans_refuse_what_cannot_work(problem):
 def test_missing_rounds_and_grants_are_named(head, plan, state):
     early = state._replace(seen=jnp.asarray(plan.rounds - 3, jnp.int32))
     with pytest.raises(ValueError, match=f"has seen {plan.rounds - 3} of {plan.rounds} rounds; run the rest first"):
-        aggregated.recover_exact(head.model, head.params, plan, early)
+        _recovered(head.model, head.params, plan, early)
     blind = state._replace(V=jnp.zeros_like(state.V), projected=jnp.zeros_like(state.projected))
     with pytest.raises(ValueError, match="rounds the threat must grant first/kernel as well"):
-        aggregated.recover_exact(head.model, head.params, plan, blind)
+        _recovered(head.model, head.params, plan, blind)
     for threat, match in (
         (SERVER_WITHOUT_INDICES, "needs batch indices; the threat must grant index"),
         (
             HONEST_BUT_CURIOUS_SERVER._replace(payload=("first/kernel",)),
-            "reads the payload.s first/bias, which the threat",
+            "reads parts of the payload, but the threat does not grant first/bias",
         ),
     ):
         with pytest.raises(ValueError, match=match):

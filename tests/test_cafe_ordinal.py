@@ -8,8 +8,8 @@ from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import ordinal
+from jaxleak.attacks.adaptive._rounds import own_gradient
 from jaxleak.defenses import fake_gradients
-from jaxleak.study.rounds import own_gradient
 from jaxleak.threats import FIRST_LAYER_ONLY
 
 N, K, P = 16, 4, 4
@@ -28,7 +28,7 @@ def setting():
     return model, private, plan
 
 
-def recovered(setting, attack, recover, defense=PAIRED, **options):
+def recovered(setting, build, defense=PAIRED, **options):
     model, private, plan = setting
     protocol = protocols.vertical(
         model,
@@ -37,11 +37,9 @@ def recovered(setting, attack, recover, defense=PAIRED, **options):
         defense=defense,
         sampling="uniform",
     )
-    state, _ = audit.run(
-        attack(model, plan, **options), protocol, FIRST_LAYER_ONLY, private, key=KEY, rounds=plan.rounds
-    )
-    solved = {name: value for name, value in options.items() if name == "sweeps"}
-    return state, recover(model, state.protocol.params, plan, state.attack, **solved)
+    attack = build(model, plan, invert=False, **options)
+    state, _ = audit.run(attack, protocol, FIRST_LAYER_ONLY, private, key=KEY, rounds=plan.rounds)
+    return state, reference.recovered(attack, state.attack, state.protocol.params)
 
 
 def error(recovery, private):
@@ -52,7 +50,7 @@ def error(recovery, private):
 
 @pytest.fixture(scope="module")
 def adaptive(setting):
-    return recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, sweeps=SWEEPS)
+    return recovered(setting, attacks.cafe_ordinal, sweeps=SWEEPS)
 
 
 def test_values_take_the_order_of_what_was_observed():
@@ -64,7 +62,7 @@ def test_values_take_the_order_of_what_was_observed():
 
 
 def test_the_order_is_nearly_enough(setting, adaptive):
-    _, unaware = recovered(setting, attacks.cafe_exact, aggregated.recover_exact)
+    _, unaware = recovered(setting, attacks.cafe_exact)
     state, knowing = adaptive
     assert error(unaware, setting[1]) > 0.2
     assert error(knowing, setting[1]) < 0.25 * error(unaware, setting[1])
@@ -74,14 +72,14 @@ def test_the_order_is_nearly_enough(setting, adaptive):
 
 def test_knowledge_of_the_order_is_what_helps(setting, adaptive):
     # One sweep takes the noise for the gradient, as one does who does not know.
-    _, single = recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, sweeps=1)
+    _, single = recovered(setting, attacks.cafe_ordinal, sweeps=1)
     assert error(adaptive[1], setting[1]) < 0.6 * error(single, setting[1])
 
 
 def test_capped_entries_come_back_by_their_order(setting):
-    _, unaware = recovered(setting, attacks.cafe_exact, aggregated.recover_exact, CAPPED)
+    _, unaware = recovered(setting, attacks.cafe_exact, CAPPED)
     options = {"reading": "clamped", "sweeps": SWEEPS}
-    _, knowing = recovered(setting, attacks.cafe_ordinal, aggregated.recover_ordinal, CAPPED, **options)
+    _, knowing = recovered(setting, attacks.cafe_ordinal, CAPPED, **options)
     assert error(unaware, setting[1]) > 0.3
     assert error(knowing, setting[1]) < 0.1 * error(unaware, setting[1])
 
@@ -100,7 +98,9 @@ def test_bad_input(setting, adaptive):
         attacks.cafe_ordinal(model, plan, variance=0.0)
     state, _ = adaptive
     with pytest.raises(ValueError, match="has seen 3 of"):
-        aggregated.recover_ordinal(model, state.protocol.params, plan, state.attack._replace(seen=jnp.asarray(3)))
+        reference.recovered(
+            attacks.cafe_ordinal(model, plan), state.attack._replace(seen=jnp.asarray(3)), state.protocol.params
+        )
 
 
 @pytest.mark.parametrize("slice_shape", [(8, 8, 1), (8, 8, 3), (5,)], ids=["grey", "colour", "table"])

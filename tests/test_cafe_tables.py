@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from experiments import _paper, cafe_tables
-from experiments._cafe import runs as cafe_runs
 from experiments._cafe import tables
 from experiments._cafe.cells import CafeJobs, at_iteration, available, iterations_to, seconds, setting_of
-from experiments._cafe.runs import Setting
 from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.study import rounds
 from jaxleak.study.files import write_json
+from jaxleak.study.rounds import runs as cafe_runs
+from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.runner import Result, Runner
 from jaxleak.study.sources import Sources
 

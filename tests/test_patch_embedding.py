@@ -62,7 +62,7 @@ def test_only_three_leaves_are_read(problem, observation):
     assert set(narrow) < set(payload)
     found, _ = solve(problem.model, observation._replace(payload=narrow))
     np.testing.assert_allclose(found.x, problem.private.x, atol=1e-4)
-    with pytest.raises(ValueError, match="embed/kernel, which the threat does not grant"):
+    with pytest.raises(ValueError, match="reads parts of the payload, but the threat does not grant embed/kernel"):
         solve(problem.model, observation._replace(payload={**narrow, "embed": {}}))
 
 

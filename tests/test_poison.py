@@ -11,20 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from poisoning import same, slow_but, tell
 
-from experiments._cafe import runs as cafe_runs
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.parties import ADVERSARY, SplitCase, _comparisons, _own_features, split_problem
 from jaxleak.study.parties import _runs as parties_runs
 from jaxleak.study.parties._truth import Truth
-from jaxleak.study.rounds import _exact as cafe_exact
-from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.updates import ATTACKS, Case
 from jaxleak.study.updates import _problem as inversion
 from jaxleak.study.updates import _public_data as public_data
-from jaxleak.threats import FIRST_LAYER_ONLY
 
 TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)
 GENERATIVE = {"labels": "bias_rule", "public_samples": 16, "latent_size": 2, "generator_epochs": 1}
@@ -48,10 +45,6 @@ ATTACKED = {
 FIRST = ("idlg", "inverting_gradients", "fedleak", "ggl")
 #: One who averages draws of the defense, and one who makes up clients.
 FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
-
-
-def slow_but(names, first):
-    return [pytest.param(name, marks=[] if name in first else [pytest.mark.slow]) for name in names]
 
 
 def answer(monkeypatch, case, *, poisoned):
@@ -83,13 +76,6 @@ def _load_noise(load, case, rng, spec, count=None, seed=0):
     return found._replace(x=x, y=y)
 
 
-def same(one, other):
-    assert len(one) == len(other) > 0
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert all(np.isfinite(leaf).all() for leaf in one)
-
-
 def test_every_attack_is_in_the_table():
     assert set(ATTACKED) == set(ATTACKS)
 
@@ -108,49 +94,6 @@ def test_who_knows_the_defense_answers_the_same_when_the_truth_is_gone(name, mon
     strength = CLIENT_DEFENSES[name].strengths[0]
     case = replace(TINY, attack="fedleak", defense=name, strength=strength, adaptive=True)
     same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
-
-
-def cafe_answer(monkeypatch, defense, *, poisoned):
-    """V, H, labels and slices that the exact engine ends with, taken where the study would score them."""
-    problem = vertical_problem("breast_cancer", num_samples=12, parties=2, seed=0, key=jax.random.key(0))
-    setting = cafe_runs.Setting(
-        "exact", num_samples=12, batch_size=3, parties=2, images=4, defense=defense, adaptive=defense != "none"
-    )
-    found = []
-
-    def recover_and_keep(*args, **options):
-        found.append(cafe_exact.observe_and_recover(*args, **options))
-        return found[-1]
-
-    def keep_slices(problem, slices, index):
-        found.append((slices, index))
-        return np.zeros(len(index))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cafe_runs, "observe_and_recover", recover_and_keep)
-        patch.setattr(cafe_runs, "image_psnr", keep_slices)
-        if poisoned:
-            patch.setattr(cafe_exact.audit, "run", functools.partial(_run_and_poison, cafe_exact.audit.run, problem))
-        cafe_runs.exact(setting, problem)
-    assert len(found) == 2
-    return [np.nan_to_num(np.asarray(leaf)) for leaf in jax.tree.leaves(found)]
-
-
-def _run_and_poison(run, problem, attack, protocol, threat, private, **options):
-    ended = run(attack, protocol, threat, private, **options)
-    if threat == FIRST_LAYER_ONLY:  # the last rounds have been seen
-        problem.dataset.x[:] = np.nan
-        problem.dataset.y[:] = np.random.default_rng(7).permutation(problem.dataset.y)
-        for leaf in jax.tree.leaves((problem.private, private)):
-            leaf.delete()
-    return ended
-
-
-@pytest.mark.parametrize(
-    "defense", slow_but(("none", "fake-repaired", "fake-capped", "fake-paired"), ("none", "fake-repaired"))
-)
-def test_cafe_answers_the_same_when_the_truth_is_gone(defense, monkeypatch):
-    same(cafe_answer(monkeypatch, defense, poisoned=False), cafe_answer(monkeypatch, defense, poisoned=True))
 
 
 VERTICAL = SplitCase("breast_cancer", shadow_records=32, victim_records=32, network_epochs=1, task_epochs=2)
@@ -229,41 +172,25 @@ def test_a_party_answers_the_same_when_the_truth_is_gone(attack, least, monkeypa
     same(genuine, vfl_answers(monkeypatch, attack, poisoned=True))
 
 
-def _tell(patch, module, name, change):
-    """Let a function of a study return what truth has changed."""
-    honest = getattr(module, name)
-    patch.setattr(module, name, lambda *args, **options: change(honest(*args, **options), *args))
-
-
 @pytest.mark.slow
 def test_labels_that_are_loaded_again_are_noticed(monkeypatch):
     case = replace(TINY, attack="fedleak", **ATTACKED["fedleak"])
 
-    def tell(answer, case, seed, *_):
+    def change(answer, case, seed, *_):
         return answer._replace(found=answer.found._replace(y=data.load(case.data, case.taken, seed).y[:1]))
 
-    _tell(monkeypatch, inversion, "answer_to", tell)
+    tell(monkeypatch, inversion, "answer_to", change)
     with pytest.raises(AssertionError, match="not equal"):
         same(*(answer(monkeypatch, case, poisoned=poisoned) for poisoned in (False, True)))
 
 
 @pytest.mark.slow
-def test_labels_of_cafes_data_set_are_noticed(monkeypatch):
-    def tell(found, problem, *_):
-        return found._replace(labels=problem.dataset.y[: len(found.labels)].copy())
-
-    _tell(monkeypatch, cafe_exact, "observe_and_recover", tell)
-    with pytest.raises(AssertionError, match="not equal"):
-        same(*(cafe_answer(monkeypatch, "none", poisoned=poisoned) for poisoned in (False, True)))
-
-
-@pytest.mark.slow
 def test_labels_of_a_partys_victims_are_noticed(monkeypatch):
-    def tell(found, case, *_):
+    def change(found, case, *_):
         answer, fields = found
         return answer._replace(y=parties_runs.split_problem(case, 0).victim.y), fields
 
-    _tell(monkeypatch, parties_runs, "_vflrecon", tell)
+    tell(monkeypatch, parties_runs, "_vflrecon", change)
     attack = all_of(parties_runs.Runs(("own_bottom",), features=False))
     with pytest.raises(AssertionError, match="not equal"):
         same(*(vfl_answers(monkeypatch, attack, poisoned=poisoned) for poisoned in (False, True)))
@@ -271,10 +198,10 @@ def test_labels_of_a_partys_victims_are_noticed(monkeypatch):
 
 @pytest.mark.slow
 def test_labels_that_the_attacks_of_fu_et_al_draw_again_are_noticed(monkeypatch):
-    def tell(labels, *_):
+    def change(labels, *_):
         case = replace(VERTICAL, free_top=True)
         return np.asarray(_comparisons.split_problem(case, 0).victim.y[: len(labels)])
 
-    _tell(monkeypatch, _comparisons, "_by_sample", tell)
+    tell(monkeypatch, _comparisons, "_by_sample", change)
     with pytest.raises(AssertionError, match="not equal"):
         same(*(vfl_answers(monkeypatch, fu_et_al, poisoned=poisoned) for poisoned in (False, True)))

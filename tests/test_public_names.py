@@ -28,15 +28,15 @@ NAMES = {
         vflrecon vflrecon_free
     """,
     "jaxleak.attacks.adaptive": """
-        Informed informed informed_party reads_weights
+        Informed informed informed_party informed_rounds InformedRounds reads_weights rounds_attack RoundsAttack
     """,
     "jaxleak.attacks.aggregated": """
         aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg
         aligned_matching aligned_sapag CAFE_ICLR CAFE_UPSTREAM CafeCensoredState CafeExactPlan
         CafeHyperparameters CafeOptimizers CafeOptions CafeOrdinalState CafeState cosine_options
         FeatureInversionOptions FeatureInversionResult invert_features invert_slices kernel_to_bias_ratio
-        normalized_sgd published_hyperparameters recover_censored recover_exact recover_labels recover_ordinal
-        Recovery shard_cafe SliceInverter TABLE9 true_output_gradients twice_corrected_adam visible_entries
+        normalized_sgd published_hyperparameters Recovery shard_cafe SliceInverter TABLE9 true_output_gradients
+        twice_corrected_adam visible_entries
     """,
     "jaxleak.attacks.client_updates": """
         activation_prior Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
@@ -80,8 +80,8 @@ NAMES = {
         SPLIT_PLACES SplitDefense SplitRun true_epsilon vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
-        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise Recomputed Replayed
-        Simulation TensorNoise
+        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed
+        Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
         best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
@@ -156,9 +156,13 @@ NAMES = {
         comparison_sheet contact_sheet FLAG_COLOUR
     """,
     "jaxleak.study.rounds": """
-        channel_peak_psnr forward_features horizontal_problem image_psnr Knowledge observe_and_recover own_gradient
-        Problem reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
-        steps_one_and_two SWEEPS Tables vertical_problem
+        channel_peak_psnr forward_features horizontal_problem image_psnr observe_and_recover Problem
+        reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
+        steps_one_and_two Tables vertical_problem
+    """,
+    "jaxleak.study.rounds.runs": """
+        CAP cap defense_named descent exact FAKE nested_tables NestedTables PICTURE_KEY pictures PICTURES Setting single
+        THRESHOLDS training
     """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable

@@ -142,7 +142,7 @@ class TestCommand:
 def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
     studies.draw("fedleak", 0)
     study = study_of("fedleak", studies.out)
-    job = Job("invert", replace(TINY, data=studies.spec))
+    job = Job(replace(TINY, data=studies.spec))
     study.runner(job, 0)
     take_back_folders()
     assert study_of("fedleak", studies.out).runner.done(job, 0)

@@ -9,13 +9,13 @@ import pytest
 from tiny_studies import TINY, Killed, killed, studies, write_images  # noqa: F401
 
 from experiments import cafe_scale, invert
-from experiments._cafe.runs import Setting
 from experiments._fedleak.jobs import Job
 from experiments._ledger.studies import study_of
 from jaxleak import audit, models
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
 from jaxleak.study.parties import Runs, SplitCase, SplitJob
+from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import sources_of_update
 

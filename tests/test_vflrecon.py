@@ -172,7 +172,7 @@ def test_bad_input(setting):
         _train(setting, "labels", fields=())
     with pytest.raises(ValueError, match="task must be one of"):
         _train(setting, "images")
-    with pytest.raises(ValueError, match="grants a party's record"):
+    with pytest.raises(ValueError, match="reads one party's own record; the threat must grant that of a party"):
         attacks.train_vflrecon(
             jax.random.key(0), shadow_seen._replace(party=None), shadow, model, party=0, task="labels"
         )

@@ -21,7 +21,6 @@ from experiments import (
     mistakes,
     vflrecon,
 )
-from experiments._cafe import runs as cafe_runs
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._mistakes import kinds as mistakes_kinds
 from experiments._mistakes import study as mistakes_study
@@ -34,6 +33,7 @@ from jaxleak.study.files import write_json
 from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
+from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.updates import Case, Outcome, Utilities, _inversions, victim
 
 SAMPLES = 64

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments._cafe import runs as cafe_runs
-from experiments._cafe.runs import NestedTables, Setting
 from jaxleak import data
+from jaxleak.attacks import adaptive
 from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
+from jaxleak.study.rounds import runs as cafe_runs
+from jaxleak.study.rounds.runs import NestedTables, Setting
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 
@@ -133,8 +134,10 @@ def seconds(setting: Setting) -> float:
     """Estimated seconds of a setting on two CPU cores."""
     if setting.kind == "exact":
         informed, share = 0.0, setting.num_samples / 200
-        if setting.adaptive:
-            informed = CENSORED * share**3 if cafe_runs.KNOWLEDGE[setting.defense] == "clamped" else ORDINAL * share
+        defense = cafe_runs.defense_named(setting.defense) if setting.adaptive else None
+        if defense is not None:
+            censored = adaptive.rounds_attack(defense) == "cafe_censored"
+            informed = CENSORED * share**3 if censored else ORDINAL * share
         return EXACT_SETUP * setting.num_samples / 800 + EXACT_PER_IMAGE * setting.images + informed
     if setting.kind == "training":
         round_ = max(ROUND_AT_LEAST, TRAINING_PER_ROUND * setting.batch_size / 40)

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from experiments import _paper
 from experiments._cafe.cells import DATASETS, at_iteration, cell_of, iterations_to, psnr, setting_of
-from experiments._cafe.runs import CAP, FAKE, KNOWLEDGE, THRESHOLDS, Setting, cap
+from jaxleak.attacks import adaptive
 from jaxleak.study.cells import Cell, Results
+from jaxleak.study.rounds.runs import CAP, FAKE, THRESHOLDS, Setting, cap, defense_named
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
 #: The faces of the running text and of Figure 8.
@@ -169,7 +170,9 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             for reading in FAKE:
                 setting = _frozen(options, dataset="cifar10", defense=reading)
                 yield cell_of(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
-                if reading in KNOWLEDGE and options.solver == "exact":  # the descent has no attacker who knows
+                defense = defense_named(reading)
+                attacked = defense is not None and adaptive.rounds_attack(defense) is not None
+                if attacked and options.solver == "exact":  # the descent has no attacker who knows
                     known = replace(setting, adaptive=True)
                     yield cell_of(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from experiments import _paper
 from experiments._cafe.cells import CafeJobs, psnr, setting_of
-from experiments._cafe.runs import CAP, Setting
 from experiments._cafe.tables import ICLR, NEURIPS, Options, cells
 from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.rounds.runs import CAP, Setting
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources, samples_in
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from experiments._cafe.cells import iterations_to, psnr
-from experiments._cafe.runs import Setting
 from experiments._cafe.tables import SAMPLES_AT_MOST
 from jaxleak.study.cells import Results, score_named
 from jaxleak.study.ledger import Measurement
+from jaxleak.study.rounds.runs import Setting
 
 Combine = Callable[[Sequence[float]], float]
 

@@ -1,7 +1,11 @@
-"""Whether an observation holds what an attack reads, and whether that belongs to the model."""
+"""Whether an observation holds what an attack reads, and whether that belongs to the model.
 
-from collections.abc import Collection
-from typing import NamedTuple
+Grants are checked here and nowhere else: an attack declares what it reads (`Reads`), and calls `require` where it sees
+an observation.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,24 +15,63 @@ from jaxleak._tree import below, named_leaves
 
 
 class Reads(NamedTuple):
-    """What an attack on one update reads of an observation besides the model's parameters."""
+    """What an attack reads of an observation: its one declaration, which `require` checks. The default is nothing."""
 
     who: str  # begins the messages
-    leaves: Collection[str] | None = None  # paths of the payload, as in `check_payload`; None is the whole payload
+    params: bool = False  # the model's parameters
+    leaves: Collection[str] | None = ()  # paths of the payload, as in `check_payload`; None is the whole payload
+    index: bool = False  # type: ignore[assignment]  # which samples took part
     labels: bool = False  # the true labels
     statistics: bool = False  # the batch's activation statistics
+    party: bool = False  # one party's own record
 
 
-def require(observation: Observation, reads: Reads) -> None:
-    """Raise `ValueError` if the threat withholds what is read, or the payload does not fit the model."""
-    params = require_params(observation)
-    require_leaves(observation, params["params"], reads.leaves, why=reads.who)
-    # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
-    check_shapes(observation.payload, params, reads.leaves)
-    if reads.labels:
-        require_labels(observation)
-    if reads.statistics:
-        require_statistics(observation)
+class Granted(NamedTuple):
+    """An `Observation` that has passed `require`, so that the fields that the attack reads are there."""
+
+    round: jax.Array
+    params: PyTree
+    payload: PyTree
+    index: jax.Array  # type: ignore[assignment]
+    labels: jax.Array
+    statistics: PyTree
+    party: PartyRecord
+
+
+#: What a message says of a field that is read and not there, behind the name of the attack.
+_MISSING = {
+    "params": "needs the model's parameters, which the observation does not hold",
+    "index": "aligns its answer with the private samples and needs batch indices; the threat must grant index",
+    "labels": "is given the true labels; the threat must grant labels",
+    "statistics": "matches activation statistics; the threat must grant statistics",
+    "party": "reads one party's own record; the threat must grant that of a party (threats.party_view)",
+}
+
+
+def require(observation: Observation, reads: Reads) -> Granted:
+    """The observation, with all that is read.
+
+    Args:
+        observation: what the threat granted, possibly traced.
+        reads: what the attack reads. The whole payload, or a path with several leaves below it, can be checked only if
+            the model's parameters are read too.
+
+    Raises:
+        ValueError: naming the grants that the threat withholds, or the first leaf of the payload that does not fit the
+            parameters.
+    """
+    for name, message in _MISSING.items():
+        if getattr(reads, name) and getattr(observation, name) is None:
+            raise ValueError(f"{reads.who} {message}")
+    weights = _weights(observation.params) if reads.params else dict.fromkeys(reads.leaves or ())
+    missing = sorted(below(weights.keys() - named_leaves(observation.payload).keys(), reads.leaves))
+    if missing:
+        of = "the whole payload" if reads.leaves is None else "parts of the payload"
+        raise ValueError(f"{reads.who} reads {of}, but the threat does not grant {', '.join(missing)}")
+    if reads.params and reads.leaves != ():
+        # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
+        _check_fit(observation.payload, weights, reads.leaves)
+    return Granted(*observation)  # type: ignore[arg-type]  # those of them that are read are there
 
 
 def check_payload(payload: PyTree, variables: PyTree, read: Collection[str] | None = None) -> None:
@@ -55,7 +98,16 @@ def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | Non
     Raises:
         ValueError: naming the first leaf that is missing, unexpected, or of another shape or dtype.
     """
-    weights, values = named_leaves(variables["params"]), named_leaves(payload)
+    _check_fit(payload, _weights(variables), read)
+
+
+def _weights(variables: PyTree) -> dict[str, Any]:
+    """The trained leaves by name, of a classifier's variables or of a split model's parameters."""
+    return named_leaves(variables.get("params", variables))
+
+
+def _check_fit(payload: PyTree, weights: Mapping[str, Any], read: Collection[str] | None) -> None:
+    values = named_leaves(payload)
     missing, extra = sorted(set(below(weights, read)) - values.keys()), sorted(values.keys() - weights.keys())
     if missing or extra:
         what = f"lacks {', '.join(missing[:3])}" if missing else f"has unknown {', '.join(extra[:3])}"
@@ -67,74 +119,3 @@ def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | Non
         # Half-precision uploads are attacked too, but whoever widens them should know that they did.
         if value.dtype != weight.dtype:
             raise ValueError(f"payload leaf {name} must have the model's dtype {weight.dtype}, got {value.dtype}")
-
-
-def require_params(observation: Observation) -> PyTree:
-    """The model's parameters, or `ValueError`."""
-    if observation.params is None:
-        raise ValueError("the attack needs the model's parameters, which the observation does not hold")
-    return observation.params
-
-
-def require_leaf(observation: Observation, *path: str, why: str) -> jax.Array:
-    """One leaf of the payload, or `ValueError` naming the missing grant and what it is for."""
-    value = observation.payload
-    for name in path:
-        value = (value or {}).get(name)
-    if value is None:
-        raise ValueError(f"{why} reads the payload's {'/'.join(path)}, which the threat does not grant")
-    return value
-
-
-def require_leaves(
-    observation: Observation, params: PyTree, read: Collection[str] | None = None, *, why: str
-) -> PyTree:
-    """The payload, or `ValueError` naming the leaves that the threat withholds.
-
-    Args:
-        observation: whose payload.
-        params: a tree with all leaves of the model.
-        read: as in `check_payload`.
-        why: begins the message.
-    """
-    missing = sorted(below(named_leaves(params).keys() - named_leaves(observation.payload).keys(), read))
-    if missing:
-        what = "the whole payload" if read is None else "parts of the payload"
-        raise ValueError(f"{why} matches {what}, but the threat does not grant {', '.join(missing)}")
-    return observation.payload
-
-
-def require_index(observation: Observation) -> jax.Array:
-    """The batch's indices, or `ValueError`: without them nobody knows which rows to update."""
-    if observation.index is None:
-        raise ValueError(
-            "the attack aligns fake with private samples and needs batch indices; the threat must grant index"
-        )
-    return observation.index
-
-
-def require_labels(observation: Observation) -> jax.Array:
-    """The true labels of the batch, or `ValueError`."""
-    if observation.labels is None:
-        raise ValueError("the attack is given the true labels; the threat must grant labels")
-    return observation.labels
-
-
-def require_first_layer(observation: Observation, *, why: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Batch indices (K,) and the first dense layer's gradient, whose kernel may be missing; or `ValueError`."""
-    require_leaf(observation, "first", "bias", why=why)
-    return require_index(observation), observation.payload["first"]
-
-
-def require_party(observation: Observation) -> tuple[jax.Array, PartyRecord]:
-    """Sample ids and one party's own record, or `ValueError`."""
-    if observation.party is None or observation.index is None:
-        raise ValueError("this attack needs a threat that grants a party's record and the sample ids")
-    return observation.index, observation.party
-
-
-def require_statistics(observation: Observation) -> PyTree:
-    """The batch's activation statistics, or `ValueError`."""
-    if observation.statistics is None:
-        raise ValueError("the objective matches activation statistics; the threat must grant statistics")
-    return observation.statistics

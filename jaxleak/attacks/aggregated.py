@@ -14,15 +14,15 @@ from jaxleak.attacks._cafe.baselines import (
     aligned_matching,
     aligned_sapag,
 )
-from jaxleak.attacks._cafe.censored import CafeCensoredState, recover_censored, visible_entries
-from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery, recover_exact
+from jaxleak.attacks._cafe.censored import CafeCensoredState, visible_entries
+from jaxleak.attacks._cafe.exact import CafeExactPlan, Recovery
 from jaxleak.attacks._cafe.feature_inversion import (
     FeatureInversionOptions,
     FeatureInversionResult,
     invert_features,
 )
-from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
-from jaxleak.attacks._cafe.ordinal import CafeOrdinalState, kernel_to_bias_ratio, recover_ordinal
+from jaxleak.attacks._cafe.labels import true_output_gradients
+from jaxleak.attacks._cafe.ordinal import CafeOrdinalState, kernel_to_bias_ratio
 from jaxleak.attacks._cafe.presets import (
     CAFE_ICLR,
     CAFE_UPSTREAM,
@@ -65,10 +65,6 @@ __all__ = [
     "kernel_to_bias_ratio",
     "normalized_sgd",
     "published_hyperparameters",
-    "recover_censored",
-    "recover_exact",
-    "recover_labels",
-    "recover_ordinal",
     "shard_cafe",
     "true_output_gradients",
     "twice_corrected_adam",

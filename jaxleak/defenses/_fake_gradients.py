@@ -9,6 +9,7 @@ import optax
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense
+from jaxleak.defenses.mechanisms import Mechanism, RankedNoise
 
 Reading = Literal["clamped", "paired", "printed"]
 READINGS: tuple[Reading, ...] = ("clamped", "paired", "printed")
@@ -118,7 +119,11 @@ def fake_gradients(
         nearest = candidate(keys[jnp.argmin(distances)], leaves, sigmas)
         return jax.tree.unflatten(treedef, imitate(nearest)), state
 
-    return Defense("payload", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+    # Nobody is known to read what the rule leaves as it is printed.
+    kept: dict[Reading, Literal["small", "none"]] = {"clamped": "small", "paired": "none"}
+    mechanism = Mechanism(noise=RankedNoise(kept[reading], variance, scale)) if reading in kept else None
+    transform = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return Defense("payload", transform, mechanism=mechanism)
 
 
 def _sigmas(leaves: list[jax.Array], sigma: float, scale: Scale) -> list[jax.Array]:

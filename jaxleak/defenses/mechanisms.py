@@ -5,7 +5,7 @@ attacks accordingly, so a mechanism states facts and names no attack. Nothing in
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -58,8 +58,19 @@ class PrivateNoise(NamedTuple):
     """Noise that depends on the client's own batch, so that only runs on other batches tell how much there is."""
 
 
+class RankedNoise(NamedTuple):
+    """Gaussian noise that is sorted like the entries of a tensor stands in for them, rank by rank."""
+
+    # "small": every entry whose magnitude is below the noise of its rank arrives true, and the others keep their order
+    # and sign; "none": all entries are noise, and keep nothing but their order.
+    kept: Literal["small", "none"]
+    variance: float  # > 0, in squares of the unit
+    # Of the noise's standard deviation: 1 ("absolute"), or the root mean square of the tensor or of the whole gradient.
+    unit: Literal["absolute", "tensor", "gradient"]
+
+
 Simulation: TypeAlias = Replayed | Recomputed | Clipped
-Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNoise | PrivateNoise
+Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNoise | PrivateNoise | RankedNoise
 
 
 class Mechanism(NamedTuple):
@@ -85,6 +96,7 @@ __all__ = [
     "Noise",
     "PrivateNoise",
     "ProportionalNoise",
+    "RankedNoise",
     "Recomputed",
     "Replayed",
     "Simulation",

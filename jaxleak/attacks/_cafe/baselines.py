@@ -18,9 +18,9 @@ from jaxleak.attacks._cafe.fake_data import (
     LabelMode,
     Optimizer,
     fake_data_step,
-    require_gradient,
+    reads_of,
 )
-from jaxleak.attacks._observed import require_index, require_params, require_statistics
+from jaxleak.attacks._observed import require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import (
     MatchingObjective,
@@ -100,6 +100,7 @@ def aligned_matching(
         inner_updates=inner_updates,
         candidates=candidates,
     )
+    reads = reads_of("aligned_matching", objective, label_mode)
 
     def init(key: jax.Array, template: Batch) -> MatchingState:
         return MatchingState(
@@ -110,14 +111,13 @@ def aligned_matching(
         key: jax.Array, state: MatchingState, observation: Observation
     ) -> tuple[MatchingState, dict[str, jax.Array]]:
         del key
-        index = require_index(observation)
-        require_params(observation)
+        seen = require(observation, reads)
         observed = Quantities(
-            gradient=require_gradient(observation) if "gradient" in objective.needs else None,
-            statistics=require_statistics(observation) if "statistics" in objective.needs else None,
+            gradient=seen.payload if "gradient" in objective.needs else None,
+            statistics=seen.statistics if "statistics" in objective.needs else None,
         )
-        data, value, terms = fake.update(state.data, observation, observed)
-        state = MatchingState(state.batches + 1, data, state.misfit.at[index].set(value))
+        data, value, terms = fake.update(state.data, seen, observed)
+        state = MatchingState(state.batches + 1, data, state.misfit.at[seen.index].set(value))
         return state, {"F3": value, **terms}
 
     def reconstruct(state: MatchingState, observation: Observation) -> Reconstruction:

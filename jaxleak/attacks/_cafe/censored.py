@@ -19,14 +19,14 @@ from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstructi
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
     Recovery,
+    answer_of,
     check_seen,
     diagnose,
-    invert_answered,
     recorded,
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -89,6 +89,7 @@ def cafe_censored(
     *,
     loss: Loss = cross_entropy,
     inversion: FeatureInversionOptions | None = None,
+    invert: bool = True,
     seed: int = 0,
 ) -> Attack:
     """`cafe_exact` for rounds that fake gradients protect, by an attacker who knows the defense but not its variance.
@@ -101,13 +102,19 @@ def cafe_censored(
         plan: from `plan_cafe_exact`, for one worker.
         loss: the clients' loss.
         inversion: options of Step III.
+        invert: whether `reconstruct` runs Step III, see `cafe_exact`.
         seed: of the synthetic slices and restarts of Step III.
 
+    Returns:
+        An `Attack` whose answer is like that of `cafe_exact`.
+
     Raises:
-        ValueError: if the plan is for several workers.
+        ValueError: if the plan is for several workers; when an observation is first seen, if the threat withholds what
+            is read; and in `reconstruct`, if rounds of the plan are missing.
     """
     _validate.in_range(1, 1, workers=plan.workers)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
+    reads = Reads("cafe_censored", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
 
     def init(key: jax.Array, template: Batch) -> CafeCensoredState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -126,7 +133,8 @@ def cafe_censored(
         key: jax.Array, state: CafeCensoredState, observation: Observation
     ) -> tuple[CafeCensoredState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_censored")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t, visible = state.seen, visible_entries(first["bias"])
         state = state._replace(
             **recorded(state, index, first["bias"]),
@@ -152,20 +160,17 @@ def cafe_censored(
         return state, {"phase": phase, "visible_bias_entries": visible.mean()}
 
     def reconstruct(state: CafeCensoredState, observation: Observation) -> Reconstruction:
-        recovery = recover_censored(model, observation.params, plan, state, loss=loss)
-        return invert_answered(model, observation.params, recovery, inversion, seed)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 
 
-def recover_censored(
-    model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, *, loss: Loss = cross_entropy
+def _recovered(
+    model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, loss: Loss
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample. Arguments as in `recover_exact`.
-
-    Raises:
-        ValueError: if the state has not seen all rounds.
-    """
+    """Solve for H, recover labels and diagnose every sample, from the state after all rounds of the plan."""
     check_seen(plan, state.seen)
     table, determined = jax.jit(_features)(state.V, state.normal, state.projected)
     # A feature that the visible entries do not determine is left at zero and shows in the samples' consistency.

@@ -27,7 +27,7 @@ from jaxleak.attacks._cafe.least_squares import (
 )
 from jaxleak.attacks._cafe.slice_inverter import invert_slices
 from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -160,6 +160,7 @@ def cafe_exact(
     *,
     loss: Loss = cross_entropy,
     inversion: FeatureInversionOptions | None = None,
+    invert: bool = True,
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> Attack:
@@ -175,13 +176,23 @@ def cafe_exact(
         plan: from `plan_cafe_exact`.
         loss: the clients' loss.
         inversion: options of Step III.
+        invert: whether `reconstruct` runs Step III; see below for the answer without it.
         seed: of the synthetic slices and restarts of Step III.
         mesh: that `shard_cafe` places the state on, if it does.
 
     Returns:
         An `Attack`; its score is the worst relative feature residual over a sample's slices, and its
-        diagnosis is a `Recovery`.
+        diagnosis is a `Recovery`. Without Step III all data of the answer are NaN, and its score is the diagnosis's
+        consistency. A sample without an answer has the score inf either way.
+
+    Raises:
+        ValueError: when an observation is first seen, if the threat withholds what is read; and in `reconstruct`, if
+            rounds of the plan are missing (says how many), Step II's rounds did not show the kernel's gradient, or V
+            has too low a rank for the number of rounds.
     """
+
+    # Of every round, what Step I reads; Step II reads "first/kernel" too, once the threat grants it.
+    reads = Reads("cafe_exact", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeExactState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -205,7 +216,8 @@ def cafe_exact(
         key: jax.Array, state: CafeExactState, observation: Observation
     ) -> tuple[CafeExactState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_exact")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         if first.get("kernel") is not None:
@@ -225,21 +237,31 @@ def cafe_exact(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeExactState, observation: Observation) -> Reconstruction:
-        recovery = recover_exact(model, observation.params, plan, state, loss=loss)
-        return invert_answered(model, observation.params, recovery, inversion, seed)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 
 
-def invert_answered(
-    model: SplitModel, params: PyTree, recovery: Recovery, inversion: FeatureInversionOptions | None, seed: int
+def answer_of(
+    model: SplitModel,
+    params: PyTree,
+    recovery: Recovery,
+    inversion: FeatureInversionOptions | None,
+    seed: int,
+    *,
+    invert: bool,
 ) -> Reconstruction:
-    """Step III on the samples that Steps I and II answer; the others' data are NaN."""
+    """Step III, if asked for, on the samples that Steps I and II answer; all other data are NaN."""
     wanted = np.flatnonzero(recovery.answered)
-    result = invert_slices(model, params, recovery.H[wanted], wanted, options=inversion, seed=seed)
     x = np.full((len(recovery.labels), model.parties, *model.slice_shape), np.nan, np.float32)
     score = np.full(len(recovery.labels), np.inf, np.float32)
-    x[wanted], score[wanted] = result.x, result.residual.max(axis=1)
+    if invert:
+        result = invert_slices(model, params, recovery.H[wanted], wanted, options=inversion, seed=seed)
+        x[wanted], score[wanted] = result.x, result.residual.max(axis=1)
+    else:
+        score[wanted] = recovery.consistency[wanted]
     return Reconstruction(
         jnp.asarray(x),
         jnp.asarray(recovery.labels),
@@ -249,28 +271,10 @@ def invert_answered(
     )
 
 
-def recover_exact(
-    model: SplitModel,
-    params: PyTree,
-    plan: CafeExactPlan,
-    state: CafeExactState,
-    *,
-    loss: Loss = cross_entropy,
-) -> Recovery:
+def _recovered(model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeExactState, loss: Loss) -> Recovery:
     """Solve Step II, recover labels, and diagnose every sample, from the state after all rounds of the plan.
 
     A state that `shard_cafe` placed on a mesh is solved there; every process gets the whole tables.
-
-    Args:
-        model: the attacked model, or its `frozen_features`.
-        params: frozen parameters ("first" and "rest" are used).
-        plan: as the attack was built with.
-        state: its final state.
-        loss: the clients' loss.
-
-    Raises:
-        ValueError: if the state has not seen all rounds (says how many are missing), Step II's rounds did not show
-            the kernel's gradient, or V has too low a rank for the number of rounds.
     """
     check_seen(plan, state.seen)
     batches, v, projected, resolved = map(_mesh.gather, (state.batches, state.V, state.projected, state.resolved))

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _tree, _validate
-from jaxleak._base import Batch, Observation, PyTree, ShareFn
-from jaxleak.attacks._observed import require_index, require_labels, require_leaves, require_params
+from jaxleak._base import Batch, PyTree, ShareFn
+from jaxleak.attacks._observed import Granted, Reads
 from jaxleak.models import SplitModel
 from jaxleak.objectives import TERMS, MatchingObjective, Quantities, group_consistency, soft_labels
 
@@ -31,10 +31,13 @@ class FakeData(NamedTuple):
 
 
 class FakeDataStep(NamedTuple):
-    """init: `(key, template) -> FakeData`. update: `(data, observation, observed) -> (data, loss, terms)`."""
+    """init: `(key, template) -> FakeData`. update: `(data, observation, observed) -> (data, loss, terms)`.
+
+    The observation has passed `require` with what `reads_of` says.
+    """
 
     init: Callable[[jax.Array, Batch], FakeData]
-    update: Callable[[FakeData, Observation, Quantities], tuple[FakeData, jax.Array, dict[str, jax.Array]]]
+    update: Callable[[FakeData, Granted, Quantities], tuple[FakeData, jax.Array, dict[str, jax.Array]]]
 
 
 def fake_data_step(
@@ -105,10 +108,10 @@ def fake_data_step(
         )
 
     def update(
-        data: FakeData, observation: Observation, observed: Quantities
+        data: FakeData, observation: Granted, observed: Quantities
     ) -> tuple[FakeData, jax.Array, dict[str, jax.Array]]:
-        index = require_index(observation)
-        granted = soft_labels(require_labels(observation), model.num_classes) if label_mode == "given" else None
+        index = observation.index
+        granted = soft_labels(observation.labels, model.num_classes) if label_mode == "given" else None
 
         def one(x: jax.Array, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             labels = jax.nn.softmax(y) if granted is None else granted
@@ -150,9 +153,16 @@ def fake_data_step(
     return FakeDataStep(init, update)
 
 
-def require_gradient(observation: Observation) -> PyTree:
-    """The whole payload, or `ValueError` naming the leaves that the threat withholds."""
-    return require_leaves(observation, require_params(observation), why="the gradient term (alpha)")
+def reads_of(who: str, objective: MatchingObjective, label_mode: LabelMode, leaves: tuple[str, ...] = ()) -> Reads:
+    """What an attack reads of every round for Step III, and for other steps these leaves of the payload."""
+    return Reads(
+        who,
+        params=True,
+        leaves=None if "gradient" in objective.needs else leaves,
+        index=True,
+        labels=label_mode == "given",
+        statistics="statistics" in objective.needs,
+    )
 
 
 def _check_statistics(model: SplitModel) -> None:

@@ -21,14 +21,14 @@ from jaxleak.attacks._cafe.censored import visible_entries
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
     Recovery,
+    answer_of,
     check_seen,
     diagnose,
-    invert_answered,
     recorded,
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
-from jaxleak.attacks._observed import require_first_layer
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
@@ -64,6 +64,7 @@ def cafe_ordinal(
     sweeps: int = 4,
     loss: Loss = cross_entropy,
     inversion: FeatureInversionOptions | None = None,
+    invert: bool = True,
     seed: int = 0,
 ) -> Attack:
     """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
@@ -86,10 +87,15 @@ def cafe_ordinal(
         sweeps: of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
+        invert: whether `reconstruct` runs Step III, see `cafe_exact`.
         seed: of the synthetic slices and restarts of Step III.
 
+    Returns:
+        An `Attack` whose answer is like that of `cafe_exact`.
+
     Raises:
-        ValueError: on values out of range, or a plan for several workers.
+        ValueError: on values out of range, or a plan for several workers; when an observation is first seen, if the
+            threat withholds what is read; and in `reconstruct`, if rounds of the plan are missing.
     """
     _validate.in_range(1, 1, workers=plan.workers)
     _validate.one_of(KEPT, reading=reading)
@@ -99,6 +105,7 @@ def cafe_ordinal(
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     length = sweep_length(plan, sweeps)
     unit = variance**-0.5 if reading == "paired" else 1.0
+    reads = Reads("cafe_ordinal", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
 
     def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -122,7 +129,8 @@ def cafe_ordinal(
         key: jax.Array, state: CafeOrdinalState, observation: Observation
     ) -> tuple[CafeOrdinalState, dict[str, jax.Array]]:
         del key
-        index, first = require_first_layer(observation, why="cafe_ordinal")
+        seen = require(observation, reads)
+        index, first = seen.index, seen.payload["first"]
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
         done = t - plan.output_rounds  # of Step II
@@ -147,34 +155,17 @@ def cafe_ordinal(
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
     def reconstruct(state: CafeOrdinalState, observation: Observation) -> Reconstruction:
-        recovery = recover_ordinal(model, observation.params, plan, state, sweeps=sweeps, loss=loss)
-        return invert_answered(model, observation.params, recovery, inversion, seed)
+        params = require(observation, Reads(reads.who, params=True)).params
+        recovery = _recovered(model, params, plan, state, sweeps, loss)
+        return answer_of(model, params, recovery, inversion, seed, invert=invert)
 
     return Attack(init, step, reconstruct)
 
 
-def recover_ordinal(
-    model: SplitModel,
-    params: PyTree,
-    plan: CafeExactPlan,
-    state: CafeOrdinalState,
-    *,
-    sweeps: int = 4,
-    loss: Loss = cross_entropy,
+def _recovered(
+    model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeOrdinalState, sweeps: int, loss: Loss
 ) -> Recovery:
-    """Solve for H, recover labels and diagnose every sample; see `recover_exact`.
-
-    Args:
-        model: the model that the attack was built with.
-        params: the parameters of all rounds.
-        plan: the plan that the attack was built with.
-        state: the attack's final state.
-        sweeps: the number of sweeps that the attack was built with.
-        loss: the clients' loss.
-
-    Raises:
-        ValueError: if the state has not seen all rounds.
-    """
+    """Solve for H, recover labels and diagnose every sample, from the state after all rounds of the plan."""
     check_seen(plan, state.seen)
     batches, v = np.asarray(state.batches), np.asarray(state.V)
     length = sweep_length(plan, sweeps)

@@ -14,9 +14,9 @@ from jaxleak.attacks._cafe.fake_data import (
     LabelMode,
     Optimizer,
     fake_data_step,
-    require_gradient,
+    reads_of,
 )
-from jaxleak.attacks._observed import require_index, require_leaf, require_params, require_statistics
+from jaxleak.attacks._observed import Granted, Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import TERMS, MatchingObjective, Quantities, cafe_objective
 
@@ -167,6 +167,8 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
     objective = o.objective
     if objective is None:
         objective = cafe_objective(alpha=o.alpha, beta=o.beta, gamma=o.gamma, xi=o.xi)
+    who = "cafe with a gradient term (alpha)" if "gradient" in objective.needs else "cafe"
+    reads = reads_of(who, objective, o.label_mode, leaves=("first/bias", "first/kernel"))
     output_rows = _rows(o.optimizers.output(o.output_learning_rate))
     feature_rows = _rows(o.optimizers.feature(o.feature_learning_rate))
     fake = fake_data_step(
@@ -189,33 +191,31 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         data = fake.init(data_key, template)
         return CafeState(zero, zero, V, H, data, output_rows.init(V), feature_rows.init(H), never, never, never)
 
-    def step_1(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
-        index = require_index(observation)
-        bias_gradient = require_leaf(observation, "first", "bias", why="Step I")
-        F1, grads = output_step(state.V[index], bias_gradient)
+    def step_1(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
+        index = seen.index
+        F1, grads = output_step(state.V[index], seen.payload["first"]["bias"])
         V, V_optimizer = output_rows.update(grads, state.V_optimizer, state.V, index)
         return state._replace(V=V, V_optimizer=V_optimizer, F1=_mean(state.F1, F1)), _info(F1=F1)
 
-    def step_2(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
-        index = require_index(observation)
-        kernel_gradient = require_leaf(observation, "first", "kernel", why="Step II")
-        F2, grads = feature_step(state.H[index], state.V[index], kernel_gradient)
+    def step_2(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
+        index = seen.index
+        F2, grads = feature_step(state.H[index], state.V[index], seen.payload["first"]["kernel"])
         H, H_optimizer = feature_rows.update(grads, state.H_optimizer, state.H, index)
         return state._replace(H=H, H_optimizer=H_optimizer, F2=_mean(state.F2, F2)), _info(F2=F2)
 
-    def step_3(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
+    def step_3(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
         observed = Quantities(
-            gradient=require_gradient(observation) if "gradient" in objective.needs else None,
-            features=state.H[require_index(observation)] if "features" in objective.needs else None,
-            statistics=require_statistics(observation) if "statistics" in objective.needs else None,
+            gradient=seen.payload if "gradient" in objective.needs else None,
+            features=state.H[seen.index] if "features" in objective.needs else None,
+            statistics=seen.statistics if "statistics" in objective.needs else None,
         )
-        data, F3, terms = fake.update(state.data, observation, observed)
+        data, F3, terms = fake.update(state.data, seen, observed)
         return state._replace(data=data, F3=_mean(state.F3, F3)), _info(F3=F3, **terms)
 
-    def all_steps(state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
-        state, info = step_1(state, observation)
+    def all_steps(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
+        state, info = step_1(state, seen)
         for one_step in (step_2, step_3):
-            state, more = one_step(state, observation)
+            state, more = one_step(state, seen)
             info = {name: jnp.minimum(info[name], more[name]) for name in info}  # inf marks what did not run
         return state, info
 
@@ -228,14 +228,14 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
 
     def step(key: jax.Array, state: CafeState, observation: Observation) -> tuple[CafeState, dict[str, jax.Array]]:
         del key
-        index = require_index(observation)
+        seen = require(observation, reads)
+        index = seen.index
         _check_batch(index.shape[0], num_samples)
-        require_params(observation)
         # The steps see the batch's rows only: a branch that takes whole tables copies them every round.
         rows = state._replace(
             **{name: jax.tree.map(lambda leaf: _take(leaf, index), getattr(state, name)) for name in _TABLES}
         )
-        local = observation._replace(index=jnp.arange(index.shape[0]))
+        local = seen._replace(index=jnp.arange(index.shape[0]))
         if o.loops == "single" and not o.switch:
             rows, info = all_steps(rows, local)
         else:
@@ -248,7 +248,7 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         return rows._replace(batches=rows.batches + 1, **tables), {"phase": rows.phase, **info}
 
     def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
-        h = model.features(require_params(observation), state.data.x)
+        h = model.features(require(observation, Reads(reads.who, params=True)).params, state.data.x)
         score = jnp.sum((state.H - h) ** 2, axis=(1, 2))
         y = jnp.argmax(state.data.y, axis=-1).astype(jnp.int32)
         return Reconstruction(state.data.x, y, score, jnp.ones(num_samples, bool))

@@ -145,6 +145,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
     weighed = priors.resolved(settings.priors, setup, settings.candidate)
     reads = Reads(
         "gradient inversion",
+        params=True,
         leaves=leaves_read(model, settings, batch_size=batch_size),
         labels=labels.reads_labels,
         statistics=any(prior.reads_statistics for _, prior in weighed),

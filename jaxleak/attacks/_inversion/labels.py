@@ -10,7 +10,6 @@ from jaxleak import _validate
 from jaxleak._base import Observation, PyTree
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.setup import Setup
-from jaxleak.attacks._observed import require_labels
 from jaxleak.objectives import soft_labels
 
 #: Where labels come from. "none" is for attacks that read none; their answers hold -1 in the place of labels.
@@ -53,9 +52,12 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
             lambda logits, _: _likeliest(logits),
         )
     if strategy == "given":
-        return LabelSource(
-            _nothing, lambda seen, _: soft_labels(require_labels(seen), classes), _of_soft, reads_labels=True
-        )
+
+        def granted(observation: Observation, _: jax.Array) -> jax.Array:
+            assert observation.labels is not None  # the engine has required them
+            return soft_labels(observation.labels, classes)
+
+        return LabelSource(_nothing, granted, _of_soft, reads_labels=True)
     if strategy == "none":
         unknown = jnp.full(size, -1, jnp.int32)
         return LabelSource(_nothing, lambda *_: jnp.full((size, classes), 1 / classes), lambda *_: unknown)

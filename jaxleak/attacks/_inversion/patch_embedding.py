@@ -19,7 +19,7 @@ from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.label_rules import infer_labels
 from jaxleak.attacks._inversion.rows import sizes_of_rows
-from jaxleak.attacks._observed import require_leaf
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
@@ -88,6 +88,9 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         )
     layer = _patch_layer(model)
     image_of = _image_of(model, layer)
+    reads = Reads(
+        "patch_embedding", leaves=(layer.kernel, *(where.name for where in layer.positions), *model.head_names)
+    )
 
     def init(key: jax.Array, template: Batch) -> PatchEmbeddingState:
         del key, template
@@ -98,9 +101,10 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         key: jax.Array, state: PatchEmbeddingState, observation: Observation
     ) -> tuple[PatchEmbeddingState, dict[str, jax.Array]]:
         del key, state
-        kernel_gradient = model.matrix(layer.kernel, _leaf(observation, layer.kernel))
+        leaves = named_leaves(require(observation, reads).payload)
+        kernel_gradient = model.matrix(layer.kernel, leaves[layer.kernel])
         solutions = [
-            _solve(_rows(_leaf(observation, where.name), where, layer.tokens), kernel_gradient, image_of)
+            _solve(_rows(leaves[where.name], where, layer.tokens), kernel_gradient, image_of)
             for where in layer.positions
         ]
         found = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
@@ -118,10 +122,6 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         return Reconstruction(state.x[None, None], y, state.misfit[None], answered[None], matched[None])
 
     return Attack(init, step, reconstruct)
-
-
-def _leaf(observation: Observation, name: str) -> jax.Array:
-    return require_leaf(observation, *name.split("/"), why="patch_embedding")
 
 
 def _rows(leaf: jax.Array, where: Position, tokens: int) -> jax.Array:

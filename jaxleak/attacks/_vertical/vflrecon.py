@@ -16,7 +16,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
-from jaxleak.attacks._observed import require_party
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
 from jaxleak.models import BottomTopModel
 
@@ -146,22 +146,22 @@ def train_vflrecon(
     _validate.positive(epochs=epochs, steps_per_batch=steps_per_batch)
     if not fields or set(fields) - set(FIELDS):
         raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
-    index, record = require_party(shadow)
+    seen = require(shadow, Reads("train_vflrecon", index=True, party=True))
     if held_out is not None and (held_out.shape != private.y.shape or bool(held_out.all())):
         raise ValueError(f"held_out must have shape {private.y.shape} and leave samples, got {held_out.shape}")
     target = targets_of(model, private, party, task)
     default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
     return train_network(
         key,
-        record,
-        target[index],
+        seen.party,
+        target[seen.index],
         Record(tuple(fields)),
         hidden=tuple(default_hidden if hidden is None else hidden),
         task=task,
         epochs=epochs,
         steps_per_batch=steps_per_batch,
         optimizer=_ADAM if optimizer is None else optimizer,
-        weights=None if held_out is None else (~held_out)[index].astype(jnp.float32),
+        weights=None if held_out is None else (~held_out)[seen.index].astype(jnp.float32),
     )
 
 
@@ -258,6 +258,7 @@ def vflrecon(
     if labels is None and features is None:
         raise ValueError("vflrecon needs a network for labels or one for features")
     others = sum(model.widths) - model.widths[party]
+    reads = Reads("vflrecon", index=True, party=True)
 
     def init(key: jax.Array, template: Batch) -> VflreconState:
         del template
@@ -275,7 +276,8 @@ def vflrecon(
         key: jax.Array, state: VflreconState, observation: Observation
     ) -> tuple[VflreconState, dict[str, jax.Array]]:
         del key
-        index, seen = require_party(observation)
+        granted = require(observation, reads)
+        index, seen = granted.index, granted.party
         log_probability, victims = state.log_probability, state.victims
         confidence = jnp.zeros(())
         if state.labels_net is not None:
@@ -306,7 +308,11 @@ def vflrecon(
 
 
 def flat_observations(observations: Observation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Flatten stacked observations to sample ids (T B,), own features (T B, d) and cut gradients (T B, e)."""
-    index, seen = require_party(observations)
-    x, gradient = np.asarray(seen.x), np.asarray(seen.output_gradient)
-    return np.asarray(index).ravel(), x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+    """Flatten stacked observations to sample ids (T B,), own features (T B, d) and cut gradients (T B, e).
+
+    Raises:
+        ValueError: if the threat withholds the sample ids or a party's record.
+    """
+    seen = require(observations, Reads("flat_observations", index=True, party=True))
+    x, gradient = np.asarray(seen.party.x), np.asarray(seen.party.output_gradient)
+    return np.asarray(seen.index).ravel(), x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])

@@ -15,7 +15,7 @@ import scipy  # whose subpackages load when they are first used
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
-from jaxleak.attacks._observed import require_party
+from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
 from jaxleak.attacks._vertical.vflrecon import assemble_victims
@@ -144,6 +144,7 @@ def vflrecon_free(
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.in_range(0, model.parties - 1, party=party)
     width = model.widths[party]
+    reads = Reads("vflrecon_free", index=True, party=True)
 
     def init(key: jax.Array, template: Batch) -> FreeState:
         del template
@@ -157,7 +158,8 @@ def vflrecon_free(
 
     def step(key: jax.Array, state: FreeState, observation: Observation) -> tuple[FreeState, dict[str, jax.Array]]:
         del key
-        index, seen = require_party(observation)
+        granted = require(observation, reads)
+        index, seen = granted.index, granted.party
         t = state.rounds_seen
         state = FreeState(
             state.gradients.at[t].set(seen.output_gradient, mode="drop"),

@@ -1,8 +1,9 @@
-"""What an attacker does who knows the defense and its strength, of a client's update or of a vertical run.
+"""What an attacker does who knows the defense and its strength, of a client's update, of rounds or of a vertical run.
 
 `informed` is the one door to updates: from a defense and what the client computes before it to what the attacker takes
-for the client's share, and the settings that it attacks with. `informed_party` is the one to vertical training: from
-the defenses of the real run to the protocol of the attacker's shadow run.
+for the client's share, and the settings that it attacks with. `informed_rounds` is the one to the aggregated gradients
+of many rounds, and `informed_party` the one to vertical training: from the defenses of the real run to the protocol of
+the attacker's shadow run.
 
     defense = defenses.quantize(4)
     known = adaptive.informed(defense, model, share, presets.fedleak(800), batch_size=2)
@@ -23,6 +24,18 @@ What is done to an update follows from the mechanism that the defense declares (
 | `zeroes`                        | compares the entries that did not arrive as zero                                |
 | `zeroes_head`                   | optimises the labels too, since label rules read what was left out              |
 
+Noise that is ordered like the gradient (`RankedNoise`) stands before the aggregated gradients of many rounds. There the
+door is `informed_rounds`: from the defense, the split model and the plan to the attack on the rounds.
+
+    known = adaptive.informed_rounds(defenses.fake_gradients(), model, plan, params=params)
+    audit.run(known.attack, protocol, threats.FIRST_LAYER_ONLY, private, key=key, rounds=known.plan.rounds)
+
+| mechanism `RankedNoise`                   | what the attacker does                                                |
+|-------------------------------------------|-----------------------------------------------------------------------|
+| small entries kept, unit 1 or each tensor | solves from the entries that arrived true (`attacks.cafe_censored`)   |
+| small entries kept, one unit for all      | alternates between predictions and the order (`attacks.cafe_ordinal`) |
+| none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
+
 Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
 changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
 keys of its own, never from those of a client.
@@ -39,9 +52,10 @@ from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._likelihood import comparing
 from jaxleak.attacks.adaptive._party import informed_party
+from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, informed_rounds, rounds_attack
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import PrivateNoise, TensorNoise
+from jaxleak.defenses.mechanisms import PrivateNoise, RankedNoise, TensorNoise
 from jaxleak.models import Classifier
 
 
@@ -79,8 +93,9 @@ def informed(
         An `Informed`.
 
     Raises:
-        ValueError: on sizes out of range, a defense that declares no mechanism or acts inside a step of a client that
-            takes several, or settings that do not compare gradients where the attacker would compare them otherwise.
+        ValueError: on sizes out of range, a defense that declares no mechanism, orders noise like the gradient (see
+            `informed_rounds`) or acts inside a step of a client that takes several, or settings that do not compare
+            gradients where the attacker would compare them otherwise.
     """
     _validate.count(batch_size=batch_size)
     _validate.non_negative(round=round)
@@ -89,6 +104,11 @@ def informed(
         raise ValueError(
             f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
             f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
+        )
+    if isinstance(mechanism.noise, RankedNoise):
+        raise ValueError(
+            "noise that is ordered like the gradient is attacked over many rounds (`informed_rounds`); no attacker of "
+            "one client's update is known"
         )
     if defense.in_step and share.local_steps > 1:
         raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
@@ -116,4 +136,13 @@ def _arrived(observed: PyTree, simulated: PyTree) -> PyTree:
     return objectives.fixed_share(mask)(observed, simulated)
 
 
-__all__ = ["Informed", "informed", "informed_party", "reads_weights"]
+__all__ = [
+    "Informed",
+    "InformedRounds",
+    "RoundsAttack",
+    "informed",
+    "informed_party",
+    "informed_rounds",
+    "reads_weights",
+    "rounds_attack",
+]

@@ -5,13 +5,7 @@ with the exact engine, and `steps_one_and_two` and `step_three` descend as the p
 """
 
 from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
-from jaxleak.study.rounds._exact import (
-    SWEEPS,
-    Knowledge,
-    observe_and_recover,
-    own_gradient,
-    require_memory_of_rounds,
-)
+from jaxleak.study.rounds._exact import observe_and_recover, require_memory_of_rounds
 from jaxleak.study.rounds._problem import (
     Problem,
     channel_peak_psnr,
@@ -24,16 +18,13 @@ from jaxleak.study.rounds._problem import (
 )
 
 __all__ = [
-    "Knowledge",
     "Problem",
-    "SWEEPS",
     "Tables",
     "channel_peak_psnr",
     "forward_features",
     "horizontal_problem",
     "image_psnr",
     "observe_and_recover",
-    "own_gradient",
     "reconstruction_metrics",
     "relative_errors",
     "require_memory_of_rounds",

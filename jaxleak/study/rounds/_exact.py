@@ -1,29 +1,17 @@
 """Steps I and II of the exact engine against simulated parties that keep their forward features."""
 
-import functools
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
-from jaxleak._base import Attack, Batch, PyTree
-from jaxleak._own_keys import Purpose, own_key
-from jaxleak.attacks import aggregated
-from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak._base import Batch, Observation
+from jaxleak.attacks import adaptive, aggregated
 from jaxleak.attacks._cafe.exact import Solver, factorises
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
 from jaxleak.study.rounds._problem import Problem
-
-#: What the attacker knows of the defense: nothing, or the reading of fake gradients and the unit of their noise
-#: (`defenses.fake_gradients`; a cap in units of 1 or of each tensor leaves enough entries of all tensors).
-Knowledge = Literal["nothing", "clamped", "clamped-gradient", "paired-gradient", "paired-tensor"]
-
-#: An attacker who has only the order of the entries alternates between predictions and orders this often.
-SWEEPS = 6
 
 
 def require_memory_of_rounds(num_samples: int, solver: Solver) -> None:
@@ -49,7 +37,7 @@ def observe_and_recover(
     key: jax.Array,
     horizontal: bool = False,
     defense: Defense | None = None,
-    knows: Knowledge = "nothing",
+    knows_defense: bool = False,
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
     mesh: Mesh | None = None,
@@ -60,15 +48,18 @@ def observe_and_recover(
     Args:
         problem: what is attacked.
         features: (N, P, d1), see `forward_features`.
-        plan: how many rounds.
+        plan: how many rounds; who knows the defense may watch more, see `adaptive.informed_rounds`.
         key: of the audit.
         horizontal: the plan's workers hold whole samples.
         defense: acts on the payload.
-        knows: of the defense.
+        knows_defense: whether the attacker knows it.
         callbacks: see `audit.run`.
         checkpoints: saves and resumes the rounds.
         mesh: devices that share the tables; needs a matrix-free plan.
         on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
+
+    Raises:
+        ValueError: on a defense that the attacker should know while no such attack is known, and as `cafe_exact` does.
     """
     head = models.frozen_features(problem.model)
     if horizontal:
@@ -82,7 +73,10 @@ def observe_and_recover(
     else:
         protocol = protocols.vertical(head, num_samples=plan.num_samples, batch_size=plan.batch_size, defense=defense)
     private = Batch(features, problem.private.y, problem.private.index)
-    attack, recover = _attacker(problem.model, problem.params, plan, knows, mesh)
+    if defense is not None and knows_defense:
+        attack, plan = adaptive.informed_rounds(defense, problem.model, plan, params=problem.params, invert=False)
+    else:
+        attack = attacks.cafe_exact(head, plan, invert=False, mesh=mesh)
     state = audit.start(attack, protocol, private, key=key)
     if mesh is not None:
         tables, private = aggregated.shard_cafe(head, plan, state.attack, private, mesh)
@@ -105,41 +99,6 @@ def observe_and_recover(
             callbacks=callbacks,
             checkpoints=checkpoints,
         )
-    return recover(head, state.protocol.params, plan, state.attack)
-
-
-def _attacker(
-    model: models.SplitModel, params: PyTree, plan: aggregated.CafeExactPlan, knows: Knowledge, mesh: Mesh | None
-) -> tuple[Attack, Callable[..., aggregated.Recovery]]:
-    """The attack on the rounds, and what solves its final state; no data come in here."""
-    head = models.frozen_features(model)
-    if knows == "nothing":
-        return attacks.cafe_exact(head, plan, mesh=mesh), aggregated.recover_exact
-    if knows == "clamped":
-        return attacks.cafe_censored(head, plan), aggregated.recover_censored
-    recover = functools.partial(aggregated.recover_ordinal, sweeps=SWEEPS)
-    if knows == "clamped-gradient":
-        return attacks.cafe_ordinal(head, plan, reading="clamped", sweeps=SWEEPS), recover
-    scale = 1.0
-    if knows == "paired-gradient":
-        scale = aggregated.kernel_to_bias_ratio(own_gradient(model, params, plan.batch_size))
-    return attacks.cafe_ordinal(head, plan, kernel_scale=scale, sweeps=SWEEPS), recover
-
-
-def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int) -> PyTree:
-    """The frozen model's gradient on a batch that the attacker makes up: random shapes and noise, random labels.
-
-    Nobody's data take part. Colour, grey and tabular slices are drawn alike, every party's by itself.
-
-    Args:
-        model: under attack.
-        params: its frozen parameters.
-        batch_size: K.
-    """
-    for_slices, for_labels = jax.random.split(own_key(Purpose.SAMPLES))
-    slices = synthetic_slices(int(jax.random.bits(for_slices)), batch_size * model.parties, model.slice_shape)
-    x = jnp.asarray(slices).reshape(batch_size, model.parties, *model.slice_shape)
-    y = jax.random.randint(for_labels, (batch_size,), 0, model.num_classes)
-    share = protocols.vertical(models.frozen_features(model), num_samples=batch_size, batch_size=batch_size).share
-    features = jax.jit(model.features)(params, x)
-    return jax.jit(share)(params, Batch(features, y, jnp.arange(batch_size, dtype=jnp.int32)))
+    observation = Observation(state.protocol.round, state.protocol.params)
+    recovery: aggregated.Recovery = attack.reconstruct(state.attack, observation).diagnosis
+    return recovery

@@ -1,82 +1,55 @@
-"""The runs behind the cells of the CAFE tables: the exact engine, the paper's descent, single loops, and training."""
+"""The runs that CAFE's papers compare: the exact engine, the paper's descent and its baselines, single loops, training.
 
-import math
+A `Setting` says which run it is. Its scores come back as a dict, with curves and pictures beside them.
+"""
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxleak import attacks, audit, defenses, models, protocols, threats
-from jaxleak._base import Attack, PyTree
+from jaxleak import attacks, audit, models, threats
+from jaxleak._base import Attack
 from jaxleak.attacks import aggregated
-from jaxleak.objectives import cross_entropy
-from jaxleak.study import rounds
-from jaxleak.study.rounds import (
-    SWEEPS,
-    Knowledge,
-    Problem,
-    channel_peak_psnr,
-    forward_features,
-    image_psnr,
-    observe_and_recover,
+from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
+from jaxleak.study.rounds._exact import observe_and_recover
+from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr
+from jaxleak.study.rounds._settings import (
+    CAP,
+    FAKE,
+    THRESHOLDS,
+    Setting,
+    cap,
+    defense_named,
+    optimizer_of,
+    table9_row,
 )
+from jaxleak.study.rounds._training import training
 
-#: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
-FAKE: dict[str, dict[str, Any]] = {
-    "fake-capped": {"reading": "clamped", "scale": "gradient"},
-    "fake-printed": {"reading": "printed", "scale": "absolute"},
-    "fake-relative": {"reading": "clamped", "scale": "tensor"},
-    "fake-repaired": {"reading": "clamped", "scale": "absolute"},
-    "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
-    "fake-paired": {"reading": "paired", "scale": "gradient"},
-}
-#: What there is to know of them; where all entries are noise of a size that says nothing, no attack is built.
-KNOWLEDGE: dict[str, Knowledge] = {
-    "fake-repaired": "clamped",
-    "fake-relative": "clamped",
-    "fake-capped": "clamped-gradient",
-    "fake-paired": "paired-gradient",
-    "fake-paired-tensor": "paired-tensor",
-}
-
+__all__ = [
+    "CAP",
+    "FAKE",
+    "PICTURES",
+    "PICTURE_KEY",
+    "THRESHOLDS",
+    "NestedTables",
+    "Setting",
+    "cap",
+    "defense_named",
+    "descent",
+    "exact",
+    "nested_tables",
+    "pictures",
+    "single",
+    "training",
+]
 
 #: So many reconstructions of a run are kept as pictures.
 PICTURES = 16
 #: Where they stand among a run's results.
 PICTURE_KEY = "pictures"
-
-#: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
-CAPS = {"linnaeus5": 20_000}
-CAP = 8_000
-#: F1 and F2 below which the paper passes on to the next step.
-THRESHOLDS = (1e-9, 5e-9)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One configuration to run. Defaults are those of NeurIPS 2021, Table 2."""
-
-    kind: Literal["exact", "descent", "single", "training"]
-    dataset: str = "mnist"
-    num_samples: int = 800
-    batch_size: int = 40
-    parties: int = 4
-    workers: int = 0  # M > 0: horizontal with one party
-    method: str = "cafe"
-    overrides: tuple[tuple[str, float], ...] = ()  # of Table 9's hyper-parameters
-    iterations: int = 0
-    images: int = 32
-    model_learning_rate: float = 0.0
-    model_optimizer: str = "sgd"
-    switch: bool = False  # the single loop passes on by thresholds
-    defense: str = "none"
-    adaptive: bool = False  # the exact engine's attacker knows that the defense is fake gradients
-    network: Literal["cafe", "cafe-small"] = "cafe"
-    seed: int = 0
 
 
 def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
@@ -85,21 +58,25 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
     of the `images_asked` are left, and `answered` is the share of answers among all samples. Against a defense
     everything is inverted: leaving samples out would flatter the attack.
+
+    Args:
+        setting: of kind "exact".
+        problem: what is attacked, of the setting's sizes.
+
+    Returns:
+        `psnr` in dB, at most 200 per sample and NaN if none has an answer; the counts above; of images the PSNR by the
+        paper's formula (`psnr_channel_peak`) and the first pictures (`PICTURE_KEY`).
+
+    Raises:
+        ValueError: on sizes that do not fit, or a defense that the attacker should know and does not.
     """
-    defense = _defense(setting.defense)
-    knows = KNOWLEDGE[setting.defense] if setting.adaptive else "nothing"
+    defense = defense_named(setting.defense)
     plan = attacks.plan_cafe_exact(
         problem.model,
         num_samples=setting.num_samples,
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
-    if knows not in ("nothing", "clamped"):
-        # Step I gains from rounds, and every sweep of Step II shows each sample eight times.
-        plan = plan._replace(
-            output_rounds=2 * plan.output_rounds,
-            feature_rounds=SWEEPS * math.ceil(8 * setting.num_samples / setting.batch_size),
-        )
     recovery = observe_and_recover(
         problem,
         forward_features(problem),
@@ -107,7 +84,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         key=jax.random.key(setting.seed),
         horizontal=setting.workers > 0,
         defense=defense,
-        knows=knows,
+        knows_defense=setting.adaptive,
     )
     shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
@@ -132,33 +109,33 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 class NestedTables:
     """Outcome of the paper's Steps I and II."""
 
-    values: rounds.Tables
+    values: Tables
     history: list[tuple[int, float, float]]  # (rounds done, F1, F2) where a step ends a chunk or first passes on
     feature_error: float  # truth-side, median relative error of H
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
-    """Steps I and II by gradient descent, as many batches each as the data set's cap."""
+    """Steps I and II by gradient descent, as many batches each as the data set's cap.
+
+    Args:
+        setting: of kind "descent"; the method and what follows in Step III are not read.
+        problem: what is attacked, of the setting's sizes.
+    """
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
-    values = rounds.steps_one_and_two(
+    values = steps_one_and_two(
         problem,
         features,
         iterations=cap(setting.dataset),
         batch_size=setting.batch_size,
         key=jax.random.key(setting.seed),
-        options=aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
+        options=aggregated.published_hyperparameters(table9_row(setting))._asdict(),
         workers=setting.workers,
-        defense=_defense(setting.defense),
+        defense=defense_named(setting.defense),
         callbacks=[lambda done, _, infos: history.extend(_passing(done, infos))],
     )
     error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
     return NestedTables(values, history, float(np.median(error)))
-
-
-def cap(dataset: str) -> int:
-    """The most iterations that a step takes."""
-    return CAPS.get(dataset, CAP)
 
 
 def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, float]]:
@@ -170,16 +147,25 @@ def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, 
 
 
 def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> dict[str, Any]:
-    """The paper's Step III after Steps I and II, or a baseline without them."""
+    """The paper's Step III after Steps I and II, or a baseline without them.
+
+    Args:
+        setting: of kind "descent".
+        problem: what is attacked, of the setting's sizes.
+        tables: of Steps I and II, or None for a method that reads none.
+
+    Returns:
+        Scores of `reconstruction_metrics`, `psnr` in dB, and `curve`: pairs of iteration and mean PSNR.
+    """
     key = jax.random.key(setting.seed)
     options = {
-        **aggregated.published_hyperparameters(_table9_row(setting))._asdict(),
+        **aggregated.published_hyperparameters(table9_row(setting))._asdict(),
         **dict(setting.overrides),
     }
-    defense = _defense(setting.defense)
+    defense = defense_named(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = rounds.step_three(
+    reconstruction, _ = step_three(
         problem,
         lambda model, share: _attack(setting, options, model, share),
         rounds=setting.iterations,
@@ -199,72 +185,28 @@ def single(setting: Setting, problem: Problem) -> dict[str, Any]:
     """The single loop, while the model trains if it has a learning rate.
 
     All three updates in every iteration (Algorithm 4), or one of them, passing on by thresholds (Section 4.2).
+
+    Args:
+        setting: of kind "single".
+        problem: what is attacked, of the setting's sizes.
+
+    Returns:
+        As `descent` does.
     """
     key = jax.random.key(setting.seed)
     curve: list[tuple[int, float]] = []
-    reconstruction, _ = rounds.step_three(
+    reconstruction, _ = step_three(
         problem,
         lambda model, share: _single_loop(setting, model, share),
         rounds=setting.iterations,
         batch_size=setting.batch_size,
         key=key,
         workers=setting.workers,
-        optimizer=_optimizer(setting),
-        defense=_defense(setting.defense),
+        optimizer=optimizer_of(setting),
+        defense=defense_named(setting.defense),
         callbacks=[_curve(problem, curve)],
     )
     return {**_psnr(problem, reconstruction), "curve": curve}
-
-
-def training(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """No attack: the model's training loss on the private set, and accuracy on held-out samples, along the way."""
-    key = jax.random.key(setting.seed)
-    protocol = protocols.vertical(
-        problem.model,
-        num_samples=setting.num_samples,
-        batch_size=setting.batch_size,
-        optimizer=_optimizer(setting),
-        defense=_defense(setting.defense),
-    )
-    private, test = problem.private, problem.held_out
-    watch = Attack(lambda key, template: jnp.zeros(()), lambda key, state, observation: (state, {}), _no_reconstruction)
-
-    @jax.jit
-    def evaluate(params: PyTree) -> tuple[jax.Array, jax.Array]:
-        def logits(x: jax.Array) -> jax.Array:
-            return jax.lax.map(lambda one: problem.model.apply(params, one[None])[0], x, batch_size=100)
-
-        loss = cross_entropy(logits(private.x), private.y)
-        return loss, jnp.mean(jnp.argmax(logits(test.x), axis=-1) == test.y)
-
-    curve: list[tuple[int, float, float]] = []
-
-    def record(done: int, state: audit.RunState, _: dict[str, np.ndarray]) -> None:
-        loss, accuracy = evaluate(state.protocol.params)
-        curve.append((done, float(loss), float(accuracy)))
-
-    start = audit.start(watch, protocol, private, key=key)
-    record(0, start, {})
-    try:
-        audit.run(
-            watch,
-            protocol,
-            threats.HONEST_BUT_CURIOUS_SERVER,
-            private,
-            key=key,
-            rounds=setting.iterations,
-            state=start,
-            chunk=max(10, setting.iterations // 40),  # so that Table 11's rounds, all in thousands, are recorded
-            callbacks=[record],
-        )
-    except FloatingPointError:
-        curve.append((setting.iterations, float("nan"), float("nan")))
-    return {"curve": curve}
-
-
-def _table9_row(setting: Setting) -> str:
-    # The ICLR data set CIFAR-100 has no row; it takes that of CIFAR-10.
-    return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
 
 
 def _single_loop(setting: Setting, model: models.SplitModel, share: Any) -> Attack:
@@ -272,7 +214,7 @@ def _single_loop(setting: Setting, model: models.SplitModel, share: Any) -> Atta
     if setting.method == "cafe-iclr":
         options = aggregated.CAFE_ICLR._replace(**overrides)
     else:
-        printed = {**aggregated.published_hyperparameters(_table9_row(setting))._asdict(), **overrides}
+        printed = {**aggregated.published_hyperparameters(table9_row(setting))._asdict(), **overrides}
         options = aggregated.CafeOptions(loops="single", switch=setting.switch, **printed)
     return attacks.cafe(model, share, num_samples=setting.num_samples, options=options)
 
@@ -307,22 +249,6 @@ def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[st
     return {"index": index, "truth": truth.astype(np.float32), "estimate": images[:PICTURES].astype(np.float32)}
 
 
-def _optimizer(setting: Setting) -> optax.GradientTransformation | None:
-    if not setting.model_learning_rate:
-        return None
-    return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
-
-
-def _defense(name: str) -> defenses.Defense | None:
-    if name == "none":
-        return None
-    if name.startswith("dp-"):
-        epsilon = float(name.removeprefix("dp-"))
-        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
-    # With millions of entries sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
-    return defenses.fake_gradients(pool_size=1, **FAKE[name])
-
-
 def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
     """A callback that appends (iteration, mean PSNR) to `curve`."""
     everyone = np.arange(len(problem.private.y))
@@ -337,14 +263,10 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
 
 
 def _psnr(problem: Problem, reconstruction: Any) -> dict[str, Any]:
-    scores = rounds.reconstruction_metrics(problem, reconstruction)
+    scores = reconstruction_metrics(problem, reconstruction)
     everyone = len(problem.private.y)
     found: dict[str, Any] = {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
     if problem.dataset.x.ndim == 4:
         first = np.arange(everyone)[:PICTURES]
         found[PICTURE_KEY] = pictures(problem, problem.assemble(np.asarray(reconstruction.x)[first]), first)
     return found
-
-
-def _no_reconstruction(state: PyTree, observation: Any) -> Any:
-    raise ValueError("training without an attack reconstructs nothing")

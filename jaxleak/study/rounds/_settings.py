@@ -1,0 +1,83 @@
+"""What one run of CAFE's papers is: sizes, method, defense and how long, with the papers' own names and limits."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optax
+
+from jaxleak import defenses
+from jaxleak.attacks import aggregated
+
+#: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
+FAKE: dict[str, dict[str, Any]] = {
+    "fake-capped": {"reading": "clamped", "scale": "gradient"},
+    "fake-printed": {"reading": "printed", "scale": "absolute"},
+    "fake-relative": {"reading": "clamped", "scale": "tensor"},
+    "fake-repaired": {"reading": "clamped", "scale": "absolute"},
+    "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
+    "fake-paired": {"reading": "paired", "scale": "gradient"},
+}
+#: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
+CAPS = {"linnaeus5": 20_000}
+CAP = 8_000
+#: F1 and F2 below which the paper passes on to the next step.
+THRESHOLDS = (1e-9, 5e-9)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One configuration to run. Defaults are those of NeurIPS 2021, Table 2."""
+
+    kind: Literal["exact", "descent", "single", "training"]
+    dataset: str = "mnist"
+    num_samples: int = 800
+    batch_size: int = 40
+    parties: int = 4
+    workers: int = 0  # M > 0: horizontal with one party
+    method: str = "cafe"
+    overrides: tuple[tuple[str, float], ...] = ()  # of Table 9's hyper-parameters
+    iterations: int = 0
+    images: int = 32
+    model_learning_rate: float = 0.0
+    model_optimizer: str = "sgd"
+    switch: bool = False  # the single loop passes on by thresholds
+    defense: str = "none"
+    adaptive: bool = False  # the exact engine's attacker knows the defense
+    network: Literal["cafe", "cafe-small"] = "cafe"
+    seed: int = 0
+
+
+def cap(dataset: str) -> int:
+    """The most iterations that a step takes, by the data set's name."""
+    return CAPS.get(dataset, CAP)
+
+
+def table9_row(setting: Setting) -> str:
+    """The row of Table 9 whose hyper-parameters a setting takes."""
+    # The ICLR data set CIFAR-100 has no row; it takes that of CIFAR-10.
+    return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
+
+
+def optimizer_of(setting: Setting) -> optax.GradientTransformation | None:
+    """What trains the model during the attack, or None if it is frozen."""
+    if not setting.model_learning_rate:
+        return None
+    return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
+
+
+def defense_named(name: str) -> defenses.Defense | None:
+    """The defense of a setting, None for "none".
+
+    Args:
+        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a reading of fake gradients, of `FAKE`.
+
+    Raises:
+        KeyError: on another name.
+    """
+    if name == "none":
+        return None
+    if name.startswith("dp-"):
+        epsilon = float(name.removeprefix("dp-"))
+        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
+    # With millions of entries sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
+    return defenses.fake_gradients(pool_size=1, **FAKE[name])
