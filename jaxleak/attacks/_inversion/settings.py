@@ -97,9 +97,9 @@ def check_settings(s: Settings) -> None:
     _validate.non_negative(consistency=s.consistency)
     _validate.in_range(0, 1, white_point=s.white_point)
     if s.labels == ("none" if s.compare.reads_labels else "joint"):
+        read = "depend" if s.compare.reads_labels else "do not depend"
         raise ValueError(
-            f'gradients depend on labels and go without "none", row spaces do not and go without "joint"; '
-            f"got labels={s.labels!r}"
+            f'{type(s.compare).__name__} {read} on labels and go without "{s.labels}"; got labels={s.labels!r}'
         )
     if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
         raise ValueError(
