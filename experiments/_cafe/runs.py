@@ -25,7 +25,7 @@ from jaxleak.study.rounds import (
     observe_and_recover,
 )
 
-#: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
+#: Interpretations of the paper's fake gradients, by name; the first reproduces the paper's numbers.
 FAKE: dict[str, dict[str, Any]] = {
     "fake-capped": {"reading": "clamped", "scale": "gradient"},
     "fake-printed": {"reading": "printed", "scale": "absolute"},
@@ -34,7 +34,7 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
-#: What there is to know of them; where all entries are noise of a size that says nothing, no attack is built.
+#: What an attacker knows of them, by name. A name is missing where every entry is noise of a size that says nothing.
 KNOWLEDGE: dict[str, Knowledge] = {
     "fake-repaired": "clamped",
     "fake-relative": "clamped",
@@ -67,7 +67,7 @@ class Setting:
     parties: int = 4
     workers: int = 0  # M > 0: horizontal with one party
     method: str = "cafe"
-    overrides: tuple[tuple[str, float], ...] = ()  # of Table 9's hyper-parameters
+    overrides: tuple[tuple[str, float], ...] = ()  # values that replace Table 9's hyper-parameters
     iterations: int = 0
     images: int = 32
     model_learning_rate: float = 0.0

@@ -32,7 +32,7 @@ class Client(NamedTuple):
 
     @property
     def size(self) -> int:
-        """B."""
+        """B, the number of images in the client's batch."""
         return len(self.batch.y)
 
 

@@ -210,7 +210,7 @@ def partition_clients(
         x: (N, ...) samples; read by "feature_skew".
         y: (N,) labels; read by all others.
         clients: number of clients, at least 1.
-        options: of the partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
+        options: options of that partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
 
     Returns:
         Per client its sorted indices: disjoint, none empty.

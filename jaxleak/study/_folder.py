@@ -46,9 +46,9 @@ class RunFolder:
         """Create or reopen the folder.
 
         Args:
-            path: of the folder.
+            path: the folder to make or to reopen.
             experiment: the command's name.
-            config: its options, for config.json.
+            config: the command's options, for config.json.
             fresh: results, log and seconds of earlier sittings do not count.
 
         Raises:
@@ -187,8 +187,8 @@ class RunFolder:
 
         Args:
             metrics: numbers by name, or by several names one below the other.
-            status: of a run that has come to its end.
-            cells: of a table, each with its number or `not_run`.
+            status: what a run is called that has come to its end.
+            cells: cells of a table, each with its number or `not_run`.
         """
         if not self.writes:
             return self.path / "results.json"
