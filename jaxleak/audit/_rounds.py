@@ -38,7 +38,7 @@ def template_of(private: Batch) -> Batch:
 
 
 def init_key(key: jax.Array) -> jax.Array:
-    """The key from which a run with `key` draws the protocol's initial parameters."""
+    """The scalar key from which a run with the scalar `key` draws the protocol's initial parameters."""
     return jax.random.fold_in(key, 0)
 
 

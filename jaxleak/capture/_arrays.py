@@ -62,7 +62,7 @@ def read_npz_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...
         expected: the array's shape, where that is known.
 
     Returns:
-        A float32 array.
+        A float32 array of that shape.
 
     Raises:
         ValueError: on another shape, a dtype that is not floating-point, or contents of another size.

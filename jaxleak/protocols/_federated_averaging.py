@@ -73,7 +73,7 @@ def federated_averaging(
 
     Args:
         model: the global model.
-        parts: per client the indices of its samples, e.g. from `jaxleak.data.partition_clients`.
+        parts: per client the indices (N_i,) of its samples, e.g. from `jaxleak.data.partition_clients`.
         batch_size: B of each local step.
         local_steps: E >= 1.
         learning_rate: step size of the local steps, > 0.
