@@ -12,7 +12,7 @@ FILES = sorted(path for folder in ("jaxleak", "experiments") for path in (ROOT /
 #: Where comments and arguments have not been gone through yet; docstrings have.
 TO_DO = (
     "experiments/_defenses", "experiments/_fedleak", "experiments/_ledger", "experiments/_vfl",
-    "jaxleak/attacks/_cafe", "jaxleak/study/rounds", "jaxleak/study/updates",
+    "jaxleak/attacks/_cafe", "jaxleak/study/parties", "jaxleak/study/rounds", "jaxleak/study/updates",
 )  # fmt: skip
 
 #: A first word that refers to something outside of the text: "Of the pixels, one per channel" instead of "The mean".
