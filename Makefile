@@ -6,7 +6,7 @@ BIN := .venv/bin
 KEPT := glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
-.PHONY: demo test fuzz mutants bench docs notebooks lint clean
+.PHONY: demo test fuzz mutants old-faults bits bench docs notebooks lint clean
 
 # Set up once, and again whenever the dependencies change.
 .venv/installed: pyproject.toml
@@ -37,6 +37,15 @@ fuzz: .venv/installed
 # About an hour. Small mistakes are put into a copy of the source, and the tests should notice each of them.
 mutants: .venv/installed
 	$(BIN)/python tests/mutants.py
+
+# About ten minutes. How many tests of mended faults fail on the code in which the faults were found.
+old-faults: .venv/installed
+	$(BIN)/python tests/old_faults.py
+
+# Whether the working tree makes the same bits as a commit: every attack, protocol and defense of the common tests.
+BASE ?= HEAD
+bits: .venv/installed
+	$(BIN)/python -m tests.bits --base $(BASE) --only "$(ONLY)"
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.report

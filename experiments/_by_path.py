@@ -14,7 +14,7 @@ def module_at(path: str) -> ModuleType:
     """The module in a file.
 
     Args:
-        path: of the file, from the root of the clone.
+        path: the file's path from the root of the clone.
 
     Raises:
         FileNotFoundError: if there is no such file.

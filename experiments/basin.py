@@ -59,7 +59,7 @@ class Args:
     seeds: tuple[int, ...] = (0,)
     """Seeds of data, weights and noise."""
     compare: Literal["gradients", "row_spaces"] = "gradients"
-    """By what the attack row_space goes, in place of the cosine of gradients."""
+    """Distance to measure: the cosine of gradients, or that of row spaces, which the attack row_space descends."""
     weights: Literal["random", "warm"] = "random"
     """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
     warm: Training = field(default_factory=Training)
@@ -134,10 +134,10 @@ def distances(
 
     Args:
         case: model, data, batch size and mode of the batch normalisation.
-        sharpness: of the copy whose gradients are compared.
+        sharpness: how sharp the kinks of the compared copy are; None leaves them exact.
         batches: how many batches take their turn as the truth.
-        seed: of data, weights and noise.
-        variables: of the model; None draws them.
+        seed: seed of data, weights and noise.
+        variables: the model's parameters and statistics; None draws them.
         compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
     """
     side = victim(case, seed)
@@ -196,7 +196,7 @@ def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[s
         found: (batches, len(sharpness), len(CANDIDATES)), see `distances`.
     """
     mean = found.mean(axis=0)
-    share = found / mean[:, [CANDIDATES.index("other")]]  # of the mean distance of other images
+    share = found / mean[:, [CANDIDATES.index("other")]]  # as a share of the mean distance of other images
     others = share[:, :, CANDIDATES.index("other")]
     closer = others[:, :, None] - share
     reach, error, best = {}, {}, {}

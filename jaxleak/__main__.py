@@ -60,12 +60,23 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
         help="shape of an image (default 32 32 3)",
     )
     options.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of a built-in model, such as width=16"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of a built-in model, for example width=16; may be given several times",
     )
     if weights:
         options.add_argument("--weights", type=Path, required=True, help="safetensors, npz or .pt file of the weights")
-        options.add_argument("--mean", type=float, nargs="+", help="per channel, subtracted from images by the client")
-        options.add_argument("--std", type=float, nargs="+", help="per channel, by which the client divides images")
+        options.add_argument(
+            "--mean", type=float, nargs="+", help="mean of each channel, which the client subtracts from its images"
+        )
+        options.add_argument(
+            "--std",
+            type=float,
+            nargs="+",
+            help="standard deviation of each channel, by which the client divides its images",
+        )
 
 
 def _client_options(options: argparse.ArgumentParser) -> None:
@@ -74,9 +85,11 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument("--kind", choices=("gradient", "difference", "weights"), help="what the update's arrays are")
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
     facts.add_argument("--loss", choices=("cross_entropy",), help="loss function (default cross_entropy)")
-    facts.add_argument("--reduction", choices=("mean", "sum"), help="of the loss over the batch (default mean)")
+    facts.add_argument(
+        "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
+    )
     facts.add_argument("--local-steps", type=int, metavar="E", help="steps of gradient descent (default 1)")
-    facts.add_argument("--learning-rate", type=float, metavar="RATE", help="of these steps")
+    facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
     facts.add_argument("--batch-norm", choices=("train", "eval"), help="mode of normalisation layers (default train)")
     facts.add_argument(
         "--defense",

@@ -36,7 +36,7 @@ class PartyRecord(NamedTuple):
     """What one party of split vertical learning sees of one step: its own side and nothing else."""
 
     x: jax.Array  # (B, d_p), its own features, without padding
-    params: PyTree  # its bottom model before the step
+    params: PyTree  # the party's bottom model before the step
     params_after: PyTree  # and after it
     params_gradient: PyTree  # loss gradient at its parameters, possibly defended
     output: jax.Array  # (B, e), its bottom model's output before the step, without the noise it may send it with
@@ -188,7 +188,7 @@ class TransformedShare:
     """A share whose payload is computed another way, as behind a transform; in all else it is the share it stands for.
 
     Attributes:
-        share: whose mode of batch normalisation, local steps and clients hold.
+        share: the share whose mode of batch normalisation, local steps and clients hold.
         compute: `(params, batch, sharpness=None) -> payload`, which usually calls `share`.
     """
 

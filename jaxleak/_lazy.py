@@ -9,7 +9,7 @@ def lazy(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of a package.
 
     Args:
-        package: its full name.
+        package: the package's full name.
         module_of: public name to the submodule that has it; a submodule's own name stands for the submodule.
 
     Returns:

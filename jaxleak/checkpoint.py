@@ -181,8 +181,8 @@ class Checkpoints:
         """Write checkpoint `step`.
 
         Args:
-            step: number.
-            tree: its arrays; their shapes are the same in every checkpoint of a folder.
+            step: number of the checkpoint.
+            tree: the checkpoint's arrays; their shapes are the same in every checkpoint of a folder.
             history: further arrays, of what happened until then; their shapes may change from one to the next.
 
         Raises:

@@ -54,7 +54,7 @@ def party_view(party: int, *, active: bool = False) -> Threat:
     """VFLRecon's attacker (section III): a participant that follows the protocol and looks at its own side only.
 
     Args:
-        party: which one, >= 0. It knows which samples take part: parties align their samples before training.
+        party: number of the party, >= 0. It knows which samples take part: parties align their samples before training.
         active: it is the label holder and has the labels. Its own bottom model leaks features of the others; what the
             top model shows beyond that is not granted.
 

@@ -1,15 +1,21 @@
-"""Whether a change of the code moved any number: `python -m tests.bits --write before.json`, then `--compare`.
+"""Whether a change of the code moved any number: `make bits BASE=COMMIT` compares the working tree with a commit.
 
 The digests are those of the common-test problems: every attack's states, infos and answer, every protocol's first
 rounds, and every defense's output. They are compared on one machine with one version of jax, before and after a change
-that should move nothing; other processors round differently, so no digests are kept in the repository.
+that should move nothing; other processors round differently, so no digests are kept in the repository. A commit is
+measured by its own `tests/bits.py`. Where nothing was committed before the change, `--write FILE` keeps what is there
+and `--compare FILE` compares with it.
 """
 
 import argparse
 import functools
 import hashlib
+import io
 import json
+import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -98,26 +104,49 @@ def digests_of(only):
     return found
 
 
+def digests_at(commit, only):
+    """The digests that the code of a commit makes, in a process of its own and from a copy of its files."""
+    root = Path(__file__).parent.parent
+    files = subprocess.run(["git", "archive", commit], cwd=root, check=True, stdout=subprocess.PIPE).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            archive.extractall(folder, filter="data")
+        written = Path(folder) / "digests.json"
+        command = [sys.executable, "-m", "tests.bits", "--only", only, "--write", str(written)]
+        subprocess.run(command, cwd=folder, check=True)
+        return json.loads(written.read_text())
+
+
+def report(before, found):
+    """Print what is equal, moved, gone and new; whether nothing is moved or gone."""
+    kept = before.keys() & found.keys()
+    moved = sorted(key for key in kept if before[key] != found[key])
+    gone, new = sorted(before.keys() - found.keys()), sorted(found.keys() - before.keys())
+    print(f"{len(kept) - len(moved)} equal, {len(moved)} moved")
+    for what, keys in (("moved", moved), ("gone", gone), ("new", new)):
+        print(*(f"{what}: {key}" for key in keys), sep="\n", end="\n" if keys else "")
+    return not moved and not gone
+
+
 def main():
-    """Write digests, or compare with written ones and exit with 1 where they differ."""
+    """Write digests, or compare with those of a file or of a commit, and exit with 1 where they differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="Write all digests to this file.")
     parser.add_argument("--compare", type=Path, help="Compare all digests with those in this file.")
+    parser.add_argument("--base", help="Compare all digests with those of the code at this commit.")
     parser.add_argument("--only", default="", help="Take only cases whose name contains this.")
     options = parser.parse_args()
+    before = [digests_at(options.base, options.only)] if options.base else []
     found = digests_of(options.only)
     if options.write:
         options.write.write_text(json.dumps(found, indent=1))
         print(f"{len(found)} digests written to {options.write}")
     if options.compare:
-        before = {key: value for key, value in json.loads(options.compare.read_text()).items() if options.only in key}
-        moved = sorted(key for key in before.keys() & found.keys() if before[key] != found[key])
-        gone, new = sorted(before.keys() - found.keys()), sorted(found.keys() - before.keys())
-        print(f"{len(before.keys() & found.keys()) - len(moved)} equal, {len(moved)} moved")
-        for what, keys in (("moved", moved), ("gone", gone), ("new", new)):
-            print(*(f"{what}: {key}" for key in keys), sep="\n", end="\n" if keys else "")
-        if moved or gone:
-            sys.exit(1)
+        stored = json.loads(options.compare.read_text())
+        before.append({key: value for key, value in stored.items() if options.only in key})
+    reports = [report(digests, found) for digests in before]  # all are printed
+    if not all(reports):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,22 @@ import textwrap
 import pytest
 from test_public_names import NAMES
 
+from jaxleak import metrics
+
 #: A docstring may leave arguments to that of another object.
 REFERS = re.compile(r"[Aa]rguments(?: and errors)? (?:as in|of) `")
 #: Errors that tell a caller what is wrong with an argument.
 REFUSALS = ("ValueError", "TypeError")
+
+#: An argument or a result that is an array: `jax.Array | None`, a tuple of them, and no function or dictionary of them.
+ARRAY = re.compile(r"\b(?:Array|ArrayLike|ndarray)\b")
+NO_ARRAY = re.compile(r"\b(?:Callable|Mapping|dict)\b")
+#: One axis of a shape: B, 32, ..., "P e", "H // k", "ceil(F / 2)", "*slice", "max d_p", "sum of the others' d_p".
+AXIS = r"(?:\.\.\.|(?:max |sum of the others' |ceil\()?\*?\w+'?(?: ?(?:[*+/-]|//) ?\w+| [A-Za-z]\b)*\)?)"
+#: What says a shape: (B, H, W, C), (N,), (), "a scalar", "the same shape".
+SHAPE = re.compile(rf"\(\)|\({AXIS},\)|\({AXIS}(?:, {AXIS})+\)|\bscalar\b|\bshape\b")
+#: Functions whose arrays have no shape yet.
+WITHOUT_SHAPE = {"score"}
 
 
 def described(module):
@@ -44,6 +56,47 @@ def test_docstrings_name_the_arguments_and_the_errors(module):
             assert [argument for argument in taken if not re.search(rf"\b{argument}\b", text)] == [], name
         if refuses(thing):
             assert re.search(r"[Rr]aises|[Rr]efuse|ValueError|TypeError|errors as in", text), name
+
+
+def is_array(annotation):
+    text = inspect.formatannotation(annotation)
+    return annotation is not inspect.Parameter.empty and bool(ARRAY.search(text)) and not NO_ARRAY.search(text)
+
+
+def entry(text, argument):
+    """What a docstring says of an argument; all of it where it has no list of arguments."""
+    found = re.search(rf"^( *){argument}: (.*(?:\n\1 +.*)*)", text, re.MULTILINE)
+    return found[2] if found else text * ("Args:" not in text)
+
+
+def result(text):
+    """What a docstring says of the result: its section, or else its first paragraph."""
+    found = re.search(r"^ *Returns:\n((?:(?: .*)?\n?)*)", text, re.MULTILINE)
+    return found[1] if found else text.strip().split("\n\n")[0]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_arrays_have_a_shape(module):
+    for name, thing, text in described(module):
+        if name in WITHOUT_SHAPE or REFERS.search(text):
+            continue
+        signature = inspect.signature(thing)
+        arrays = [p.name for p in signature.parameters.values() if is_array(p.annotation) and p.name != "key"]
+        assert [argument for argument in arrays if not SHAPE.search(entry(text, argument))] == [], name
+        if is_array(signature.return_annotation):
+            assert SHAPE.search(result(text)), f"{name}: result"
+
+
+def test_the_rule_of_shapes():
+    assert is_array(inspect.signature(metrics.psnr).return_annotation)
+    for shape in ("(B, H, W, C)", "(N,)", "()", "(P e, d)", "(B, H // k, C)", "(T B,)", "(n, 2 C + 1)", "(E * B,)"):
+        assert SHAPE.search(f"{shape} in [0, 1]."), shape
+    for text in ("in [0, 1]", "(see there)", "the labels (one by one, as they come)", "`f(x)`"):
+        assert not SHAPE.search(text), text
+    text = "What.\n\nArgs:\n    x: (N,) of\n        y.\n    z: all.\n\nReturns:\n    Some.\n\nRaises:\n    E: (N,).\n"
+    assert entry(text, "x") == "(N,) of\n        y."
+    assert entry(text, "z") == "all."
+    assert result(text).strip() == "Some."
 
 
 @pytest.mark.parametrize("module", NAMES)

@@ -1,15 +1,18 @@
 """What each attack is granted by default, written down; one field more has to be put into a table here first."""
 
 import functools
+import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import test_common_attacks as common
 
-from jaxleak import audit, protocols, threats
-from jaxleak._base import Observation
+from jaxleak import audit, models, protocols, threats
+from jaxleak._base import Batch, Observation
 from jaxleak.study.parties import ADVERSARY, THREAT, SplitCase, split_problem
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds import vertical_problem
@@ -20,6 +23,8 @@ from jaxleak.threats import Threat
 #: The server of gradient inversion sees the model and one upload. Exceptions are named, attack by attack.
 INVERSION = Threat(index=False, labels=False, statistics=False, running_statistics=False, payload=None, party=None)
 GRANTED_MORE = {"fedleak_upstream": {"labels": True}}
+#: Attacks that read a few layers of the upload; the rest is withheld from them. All others see the whole upload.
+READ_A_PART = {"row_space"}
 
 #: Of an `Observation`, what is not None under each threat of the module.
 SEEN = {
@@ -64,13 +69,49 @@ def test_an_inversion_is_granted_no_more_than_the_table_says(attack):
         assert threat_for(replace(case, granted_statistics=True)) == expected._replace(statistics=True)
 
 
-@pytest.mark.parametrize(
-    ("attack", "fields"),
-    [("fedleak", {"round", "params", "payload"}), ("fedleak_upstream", {"round", "params", "payload", "labels"})],
-)
-def test_an_inversion_sees_no_more_than_it_is_granted(attack, fields):
-    case = Case(attack=attack, model="mlp", data="digits", pool=2)
-    assert seen(observe(case, 0, victim(case, 0))[0]) == fields
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_inversion_sees_no_more_than_it_is_granted(attack):
+    case = Case(attack=attack, model="convnet" if attack == "row_space" else "mlp", data="digits", pool=2)
+    observation = observe(case, 0, victim(case, 0))[0]
+    assert seen(observation) == {"round", "params", "payload", *GRANTED_MORE.get(attack, {})}
+    assert observation.params["batch_stats"] in ({}, None)
+    withheld = [leaf is None for leaf in jax.tree.leaves(observation.payload, is_leaf=lambda leaf: leaf is None)]
+    assert any(withheld) == (attack in READ_A_PART)
+    assert not all(withheld)
+
+
+def test_statistics_are_seen_where_they_were_asked_for():
+    case = Case(attack="gradinversion", model="resnet10", width=2, data="digits", pool=2, granted_statistics=True)
+    assert seen(observe(case, 0, victim(case, 0))[0]) == {"round", "params", "payload", "statistics"}
+
+
+def audited(monkeypatch, truth):
+    """What `jaxleak audit` hands to the stages that attack, and what it was given."""
+    stages = importlib.import_module("jaxleak.audit._verdict.update")
+    model = models.mlp((4, 4, 1), 3, widths=(8,))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    private = Batch(jax.random.uniform(jax.random.key(1), (1, 1, 4, 4, 1)), jnp.array([1]), jnp.arange(1))
+    sent = jax.jit(protocols.ClientShare(model))(variables, private)
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "run_stages", lambda case: found.append(case) or iter(()))
+        patch.setattr(stages, "check_update", lambda *_, **__: [])
+        audit.update(model, variables, sent, batch_size=1, truth=truth and truth(private))
+    return found[0], variables, sent
+
+
+def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
+    case, variables, sent = audited(monkeypatch, None)
+    assert seen(case.observation) == {"round", "params", "payload"}
+    jax.tree.map(np.testing.assert_array_equal, (case.observation.params, case.observation.payload), (variables, sent))
+    expected = ("share", "observation", "samples", "store", "key", "show", "defended", "defense")
+    assert case._fields == expected
+    for leaf in jax.tree.leaves(case.template):
+        assert isinstance(leaf, jax.ShapeDtypeStruct)
+    # The truth, which may be stated for scores alone, changes nothing of what the stages get.
+    told, *_ = audited(monkeypatch, lambda private: (private.x[:, 0], private.y))
+    handed = [(c.observation, c.samples, jax.random.key_data(c.key), c.defended, c.defense) for c in (case, told)]
+    jax.tree.map(np.testing.assert_array_equal, *handed)
 
 
 @functools.cache

@@ -401,3 +401,34 @@ def test_a_share_must_say_how_the_client_computes():
     for model in (plain, normal):
         with pytest.raises(ValueError, match="attributes batch_norm, local_steps and clients"):
             attacks.inversion(model, lambda *_: None, presets.fedleak(3), batch_size=1)
+
+
+class HeadSquares:
+    """A comparison that the engine has never heard of: squared differences in the last layer's gradient alone."""
+
+    reads_labels = True
+
+    def leaves(self, model, batch_size):
+        del model, batch_size
+        return ("head",)
+
+    def term(self, setup):
+        def compare(observation, x, y, mask, sharpness):
+            batch = Batch(x[:, None], y, jnp.arange(setup.batch_size))
+            simulated = setup.share(observation.params, batch, sharpness=sharpness)
+            squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), observation.payload["head"], simulated["head"])
+            square = sum(jax.tree.leaves(squares))
+            return client_updates.Compared(mask, square, jax.lax.stop_gradient(square))
+
+        return client_updates.DataTerm(compare, matched_below=1e-5)
+
+
+def test_a_new_comparison_needs_nothing_of_the_engine(model, observed):
+    own = settings()._replace(compare=HeadSquares())
+    protocol, seen, truth = observed
+    assert client_updates.leaves_read(model, own, batch_size=B)[0] == "head"
+    granted = seen._replace(payload={"head": seen.payload["head"]})
+    found, _, infos = invert(engine(model, protocol, own), (protocol, granted, truth))
+    assert infos["distance"][-1] < 0.01 * infos["distance"][0]
+    np.testing.assert_array_equal(found.y, np.sort(truth.y))
+    assert found.gradient_matched.all()

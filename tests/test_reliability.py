@@ -65,6 +65,22 @@ for attempt in (checkpoint, figure, lambda: folder.log(text="x" * 9000), lambda:
         print(error)
 """
 
+#: A run that logs a line, and whose first checkpoint then finds no room.
+NO_ROOM = """
+import resource, sys
+from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import RunFolder
+from tests.test_reliability import TREE
+folder = RunFolder(sys.argv[1], "study", {}, fresh=False)
+folder.log(round=1)
+if sys.argv[2] == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    Checkpoints(folder.checkpoints, {}).save(1, TREE)
+except OSError as error:
+    print(error)
+"""
+
 
 #: A run that takes a folder's lock and is refused afterwards.
 FAILED_START = """
@@ -78,11 +94,14 @@ raise RuntimeError("refused")
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk of 256 kB where this process may mount one, and how it becomes full."""
+def small_disk(tmp_path, request):
+    """A folder on a disk of some kB where this process may mount one, and how it becomes full.
+
+    One checkpoint of `TREE` takes 90 kB, since Orbax writes some twenty files and each fills pages of 4 kB.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}k", "none", str(disk)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         yield disk / "run", "limit"
         return
@@ -210,6 +229,7 @@ class TestFiles:
         again.keep_log_before(round=2)
         assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
 
+    @pytest.mark.parametrize("small_disk", [256], indirect=True)  # room for two checkpoints, once the ballast is gone
     def test_a_full_disk_is_told_in_one_line_per_file_and_leaves_what_was_there(self, small_disk):
         """A disk that is really full, or files that may not grow beyond 8 kB for a while, which reads the same.
 
@@ -236,6 +256,20 @@ class TestFiles:
         again.save(2, NOISE)
         chex.assert_trees_all_equal(Checkpoints(out / "checkpoints", {}).restore_latest(START), NOISE)
         assert sorted(path.name for path in (out / "checkpoints" / "steps").iterdir()) == ["1", "2"]
+
+    @pytest.mark.parametrize("small_disk", [60], indirect=True)
+    def test_a_full_disk_without_room_for_the_first_checkpoint_keeps_the_log(self, small_disk):
+        out, how = small_disk
+        done = subprocess.run([sys.executable, "-c", NO_ROOM, str(out), how], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        (line,) = done.stdout.splitlines()
+        assert line.startswith(f"cannot write checkpoint 1 to {out}/checkpoints: ")
+        assert line.endswith("; no earlier checkpoint exists")
+        # What Orbax left half written goes when the folder is opened again, which makes room for the log.
+        assert Checkpoints(out / "checkpoints", {}).latest_step() is None
+        RunFolder(out, "study", {}, fresh=False).log(round=2)
+        assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()] == [1, 2]
 
     @pytest.mark.parametrize(
         ("cells", "status"),

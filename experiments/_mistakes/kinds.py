@@ -32,7 +32,7 @@ class Client(NamedTuple):
 
     @property
     def size(self) -> int:
-        """B."""
+        """B, the number of images in the client's batch."""
         return len(self.batch.y)
 
 
@@ -174,7 +174,7 @@ def draw_client(share: protocols.ClientShare, args: Args, model: int, draw: int)
     """A client of one or four images; with running statistics it has seen some batches before.
 
     Args:
-        share: of the client.
+        share: what the client computes.
         args: their seed is at most `LARGEST_SEED`.
         model: number of the model in `build_models`.
         draw: number of the draw, less than `MOST_DRAWS`.

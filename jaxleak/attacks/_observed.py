@@ -79,7 +79,7 @@ def check_payload(payload: PyTree, variables: PyTree, read: Collection[str] | No
 
     Args:
         payload: a gradient tree, e.g. captured from another framework. A leaf that is None is missing.
-        variables: of the model that it should belong to.
+        variables: variables of the model that it should belong to.
         read: paths like "head/kernel", or "head" for all below, that must be there; others may be missing, but what
             is there must fit. None asks for all.
 

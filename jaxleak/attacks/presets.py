@@ -136,9 +136,9 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", scale: float = 1e-
     """The Bayes attack (Balunovic et al. 2022): the likelihood of known noise on the gradient, and an image prior.
 
     Args:
-        iterations: of Adam.
+        iterations: steps of Adam, > 0.
         noise: "gaussian" or "laplace", as the defense adds it.
-        scale: its scale, > 0.
+        scale: scale of that noise, > 0.
         tv: weight of the prior.
 
     Raises:
@@ -158,7 +158,7 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
     Where batch normalisation hides the scale of the images, the 99.9 % quantile of their pixels is taken for white.
 
     Args:
-        iterations: of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
+        iterations: steps of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
         homotopy: smooth the attacker's copy of the model where that helps, see `recommended_smoothing`.
     """
     return Settings(
@@ -176,7 +176,7 @@ def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
     """Row spaces of a few layers in place of gradients (ours): for deep networks, whose gradients are chaotic.
 
     Args:
-        iterations: of Adam at 0.03, which falls to zero after 70 % of them; 2,250 per image try shifts.
+        iterations: steps of Adam at 0.03, which falls to zero after 70 % of them; 2,250 per image try shifts.
         far: try shifts by up to 12 pixels instead of 6, which takes 4,470 per image; for several images.
     """
     held = round(0.7 * iterations)
@@ -228,7 +228,7 @@ def fedleak_upstream(iterations: int = 10_000, *, median_filter: bool | None = N
     to it.
 
     Args:
-        iterations: of AdamW with cosine decay.
+        iterations: steps of AdamW with cosine decay, > 0.
         median_filter: filter the answer with a 5x5 median, as the code does; None filters images of at least
             `FILTERED_FROM` pixels in height and width.
     """
@@ -268,7 +268,7 @@ def ggl(
         iterations: generations, or steps of Adam (2,500 there).
         generator: from `train_generator`, with kl > 0.
         search: "cma_es", which needs the extra `search`, or "adam".
-        population: of CMA-ES, > 1.
+        population: candidates per generation of CMA-ES, > 1.
 
     Raises:
         ValueError: on an unknown search or a population out of range.
@@ -287,7 +287,7 @@ def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
     one knows the label; here one small network learns it from the same public images.
 
     Args:
-        iterations: of Adam at 0.05 with cosine decay.
+        iterations: steps of Adam at 0.05 with cosine decay, > 0.
         generator: from `train_generator`, with kl = 0: a plain auto-encoder.
     """
     candidate = generator_latents(generator, generator.latent_size, bound=5.0)

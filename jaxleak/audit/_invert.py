@@ -63,9 +63,9 @@ def invert(
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed.
         executor: "scan", "step" or "eager", as in `run`.
-        devices: of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing before the
-            best one is chosen; of a single trial they share the images, and add up their gradients in every iteration.
-            None of them (the default) means the default device.
+        devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
+            before the best one is chosen. If there is a single trial, they share its images and add up their gradients
+            in every iteration. None of them (the default) means the default device.
 
     Returns:
         The reconstruction, the final `InversionRun`, and the stacked infos of all iterations, those before a checkpoint
@@ -154,7 +154,7 @@ def frozen_trials(infos: dict[str, np.ndarray]) -> list[str]:
     """One line for each trial that froze: which, from which iteration on, and why.
 
     Args:
-        infos: of `invert`; an attack that never freezes has no "frozen" among them.
+        infos: the infos that `invert` returned; an attack that never freezes has no "frozen" among them.
     """
     if "frozen" not in infos:
         return []

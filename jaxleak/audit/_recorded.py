@@ -23,7 +23,7 @@ def watch(
         threat: what is kept.
         private: the whole set to run on.
         state: where to start, e.g. `protocol.init(key)`; round t draws its batch from `fold_in(key, t)`.
-        key: of the rounds.
+        key: random key of the rounds.
         rounds: number of rounds, > 0.
 
     Returns:

@@ -32,7 +32,7 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
     """Write the report of a verdict; nothing in it is loaded from elsewhere.
 
     Args:
-        path: of the file, which is replaced.
+        path: the file to write, which is replaced.
         verdict: from `audit.update`.
         provenance: names and values of the environment and the inputs, as they shall be shown.
 

@@ -37,9 +37,9 @@ def step_trials(
     """One step of every trial on the same observation.
 
     Args:
-        attack: whose step.
-        key: of the step; every trial gets one of its `trial_keys`.
-        states: of `start_trials`.
+        attack: the attack whose step is made.
+        key: random key of the step; every trial gets one of its `trial_keys`.
+        states: the states of all trials, from `start_trials`.
         observation: what all trials see.
         restarts: how many trials there are.
         together: steps all of several trials, from their keys (restarts,), states and the observation; None vmaps.

@@ -38,7 +38,7 @@ def template_of(private: Batch) -> Batch:
 
 
 def init_key(key: jax.Array) -> jax.Array:
-    """The key from which a run with `key` draws the protocol's initial parameters."""
+    """The scalar key from which a run with the scalar `key` draws the protocol's initial parameters."""
     return jax.random.fold_in(key, 0)
 
 
@@ -49,7 +49,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
         attack: what looks at the rounds.
         protocol: what makes them.
         private: the private set; the attack is initialised from its shapes alone.
-        key: of the audit; `init_key` draws the protocol's parameters from it.
+        key: random key of the audit; `init_key` draws the protocol's parameters from it.
         restarts: >= 1.
 
     Raises:

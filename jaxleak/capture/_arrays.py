@@ -17,7 +17,7 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     """The arrays of a file by their names, and the texts of its header.
 
     Args:
-        path: of a safetensors file, an npz file, or a PyTorch file (`torch.save` of a state dict, which needs PyTorch
+        path: a safetensors file, an npz file, or a PyTorch file (`torch.save` of a state dict, which needs PyTorch
             to be read; only tensors are loaded). The contents decide which it is, not the name.
 
     Returns:
@@ -58,11 +58,11 @@ def read_npz_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...
 
     Args:
         archive: the npz file.
-        name: of the array, without ".npy".
-        expected: its shape, where that is known.
+        name: what the archive calls the array, without ".npy".
+        expected: the array's shape, where that is known.
 
     Returns:
-        A float32 array.
+        A float32 array of that shape.
 
     Raises:
         ValueError: on another shape, a dtype that is not floating-point, or contents of another size.

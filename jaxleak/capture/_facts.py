@@ -21,16 +21,16 @@ class Facts:
 
     Attributes:
         kind: what the arrays are: "gradient", "difference" (weights after minus weights before) or "weights" (after).
-        framework: that wrote the arrays, for example "torch" or "jax".
+        framework: what wrote the arrays, for example "torch" or "jax".
         loss: name of the loss function, for example "cross_entropy".
-        reduction: over the batch, "mean" or "sum".
+        reduction: how the loss is reduced over a batch, "mean" or "sum".
         local_steps: E >= 1 steps of gradient descent.
-        learning_rate: of these steps, > 0.
+        learning_rate: step size of the local steps, > 0.
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
         defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
             none, and "other" for any other.
-        strength: of that defense, >= 0.
+        strength: how strong that defense is, >= 0, in its own unit.
 
     Raises:
         ValueError: naming the field, on a value out of its range.

@@ -25,7 +25,7 @@ def flower_mod(folder: str | Path, **facts: Any) -> Mod:
     is for `--weights` of `jaxleak audit`, the second, whose kind is "weights", for `--update`.
 
     Args:
-        folder: where; it is made.
+        folder: the folder for the files; it is made.
         facts: what is known of the client, the fields of `Facts`; an update needs learning_rate and local_steps.
 
     Raises:
@@ -54,8 +54,8 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Str
     client, as `flower_mod` does in the client.
 
     Args:
-        strategy: of `flwr.serverapp.strategy`, or with its methods `configure_train` and `aggregate_train`.
-        folder: where; it is made.
+        strategy: a strategy of `flwr.serverapp.strategy`, or one with its `configure_train` and `aggregate_train`.
+        folder: the folder for the files; it is made.
         facts: what is known of every client, the fields of `Facts`.
 
     Returns:

@@ -24,8 +24,8 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
     Args:
         arrays: by name, for example from `read_arrays`.
         like: a tree of arrays or shapes, for example a model's parameters.
-        names: of a list's entries, in order, which may be more than `like` has (a state dict also holds running
-            statistics); None takes the names of `like` in order.
+        names: names for the entries of a list, in order. There may be more than `like` has, since a state dict also
+            holds running statistics. None takes the names of `like` in order.
         what: what the arrays are and where they come from, begins every message.
 
     Returns:

@@ -24,7 +24,7 @@ class Update(NamedTuple):
     arrays: dict[str, np.ndarray]
     facts: Facts
     source: str = "update"  # the file, for messages
-    sha256: str = ""  # of the file's contents
+    sha256: str = ""  # digest of the file's contents; "" if there is no file
 
 
 def save(path: str | Path, update: Any, **facts: Any) -> None:
@@ -34,7 +34,7 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
     with a state dict, `kind="weights"`. In JAX, with the tree of gradients that `jax.grad` gave.
 
     Args:
-        path: of the file; an existing one is replaced once the new one is complete.
+        path: the file to write; an existing one is replaced once the new one is complete.
         update: a PyTorch module, whose parameters' `.grad` are written; a dictionary of names with tensors or arrays,
             which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such as those of Flax
             and Equinox.

@@ -28,7 +28,7 @@ def iid(seed: Seed, y: ArrayLike, clients: int) -> list[np.ndarray]:
         clients: 1 <= clients <= N.
 
     Returns:
-        Per client its sorted indices; together they are all N.
+        Per client its sorted indices (N_i,); together they are all N.
 
     Raises:
         ValueError: if there are more clients than samples.
@@ -51,7 +51,7 @@ def label_skew(seed: Seed, y: ArrayLike, clients: int, *, classes_per_client: in
         classes_per_client: from 1 to the number of classes in y.
 
     Returns:
-        Per client its sorted indices, of exactly `classes_per_client` classes.
+        Per client its sorted indices (N_i,), of exactly `classes_per_client` classes.
 
     Raises:
         ValueError: if an argument is out of range, or a class has fewer samples than holders.
@@ -94,7 +94,7 @@ def quantity_skew(seed: Seed, y: ArrayLike, clients: int, *, low: int = 50, high
         high: most samples of a client, >= low.
 
     Returns:
-        Per client its sorted indices.
+        Per client its sorted indices (N_i,).
 
     Raises:
         ValueError: if an argument is out of range, or the sizes drawn add up to more than N.
@@ -128,7 +128,7 @@ def feature_skew(seed: Seed, x: ArrayLike, clients: int, *, groups: int = 5) -> 
         groups: number of percentile groups, at least 1.
 
     Returns:
-        Per client its sorted indices; together they are all N.
+        Per client its sorted indices (N_i,); together they are all N.
 
     Raises:
         ValueError: if x are not images, there are fewer clients than groups, or a group has fewer images than clients.
@@ -165,7 +165,7 @@ def dirichlet(seed: Seed, y: ArrayLike, clients: int, *, alpha: float = 0.5) -> 
         alpha: concentration, > 0.
 
     Returns:
-        Per client its sorted indices; together they are all N.
+        Per client its sorted indices (N_i,); together they are all N.
 
     Raises:
         ValueError: if an argument is out of range, or every one of 100 draws left a client without samples.
@@ -210,10 +210,10 @@ def partition_clients(
         x: (N, ...) samples; read by "feature_skew".
         y: (N,) labels; read by all others.
         clients: number of clients, at least 1.
-        options: of the partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
+        options: options of that partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
 
     Returns:
-        Per client its sorted indices: disjoint, none empty.
+        Per client its sorted indices (N_i,): disjoint, none empty.
 
     Raises:
         ValueError: if the name is unknown, x and y differ in length, or as the partition raises.

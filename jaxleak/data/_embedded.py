@@ -29,7 +29,7 @@ _SMALLEST_PATCH = 8  # below this nearly every crop of a smooth photograph is co
 _LARGEST_PATCH = 300  # the shorter side of the smallest photograph
 _PATCHES = 1000  # crops are not a finite set, so "all of them" needs a number
 _VIEWS = 200  # likewise; shrinking a large view takes longer than cutting a small patch
-_SMALLEST_VIEW = 0.6  # of the photograph's shorter side: what it shows can still be recognised
+_SMALLEST_VIEW = 0.6  # share of the photograph's shorter side: what it shows can still be recognised
 _BYTES_PER_PIXEL = 15  # three channels, first as bytes and then as 32-bit floats
 _FLAT = 0.03  # a crop whose most varied channel deviates less than this is sky or background: nothing to leak
 

@@ -91,7 +91,7 @@ def fit_encoding(
 
     Args:
         table: from `load_table`.
-        rows: positions to fit on, not empty.
+        rows: (n,) positions to fit on, not empty.
         scaling: "minmax" keeps distances; "quantile" maps a value to its rank among the fitted rows, so that long
             tails (Criteo) do not squeeze everything to 0.
         categories: "hashed" or "one_hot".
@@ -200,7 +200,7 @@ def _table(numeric: np.ndarray, categorical: np.ndarray, y: np.ndarray, name: st
 
 
 def check_classes(y: np.ndarray, where: str) -> None:
-    """Raise `ValueError` unless the labels are exactly 0 ... C-1 with C >= 2, each of them present."""
+    """Raise `ValueError` unless the labels (N,) are exactly 0 ... C-1 with C >= 2, each of them present."""
     present = np.unique(y)
     if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
         raise ValueError(f"{where}: labels must be 0 ... C-1 with every class present and C >= 2, got {present[:20]}")

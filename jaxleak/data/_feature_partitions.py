@@ -45,7 +45,7 @@ def partition_features(
         seed: in [0, 2^32).
 
     Returns:
-        Per party the sorted features that it holds: disjoint, none empty, all F together.
+        Per party the sorted features (F_p,) that it holds: disjoint, none empty, all F together.
 
     Raises:
         ValueError: if there are more parties than features, or an argument is out of range.
@@ -78,7 +78,7 @@ def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
 
     Args:
         x: (N, width).
-        columns: per party the columns that it holds.
+        columns: per party the columns (F_p,) that it holds.
 
     Raises:
         ValueError: if a party has no columns.

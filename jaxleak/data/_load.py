@@ -86,7 +86,7 @@ variable JAXLEAK_DATA_DIR names |
     """
     check_request(n, seed)
     kind, colon, rest = spec.partition(":")
-    if "?" in spec and kind != "folder":  # whose files are brought to one size one by one
+    if "?" in spec and kind != "folder":  # files of a folder are brought to one size one by one
         source, size = split_size(spec)
         dataset = load(source, n, seed)
         return dataset if size is None else resized(dataset, size, spec)

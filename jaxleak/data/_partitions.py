@@ -13,7 +13,7 @@ class TileLayout(NamedTuple):
     """How images were cut into tiles, which is all that `assemble_tiles` needs."""
 
     grid: tuple[int, int]  # rows and columns of tiles; party r * columns + c has the tile at (r, c)
-    height: int  # of the images
+    height: int  # height of the images in pixels
     width: int
     padded_height: int  # after zeros were added at the bottom
     padded_width: int  # after zeros were added at the right

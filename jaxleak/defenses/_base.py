@@ -25,7 +25,7 @@ class PayloadEncoding(NamedTuple):
     """How a payload is written on the wire; the default is every entry as a float32."""
 
     value_bits: float = 32  # per value that is sent
-    share: float = 1.0  # of the entries that are sent, in [0, 1]; below 1 their positions are sent as well
+    share: float = 1.0  # share of entries that are sent, in [0, 1]; below 1 their positions are sent as well
     scales: int = 0  # float32 numbers per tensor that decoding needs
 
 
@@ -77,7 +77,7 @@ class Defense(NamedTuple):
         """Transform one round's payload with state kept from the rounds before; `key` must be new every round.
 
         Args:
-            key: of this round.
+            key: random key of this round.
             payload: what is shared.
             state: from `init` or the last `update` of the same client.
             **extra: whatever the defender knows besides, e.g. `labels`; it reaches the transform as keywords.

@@ -129,7 +129,7 @@ def client_defense(kind: str, strength: float, *, local_steps: int = 1, mixes_ex
 
     Args:
         kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each.
-        strength: its number, in the range that the defense itself allows; it need not be a listed one.
+        strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
         local_steps: E >= 1 of the client it is for.
         mixes_examples: whether the client's model has batch normalisation in training mode.
 

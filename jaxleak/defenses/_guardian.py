@@ -89,14 +89,14 @@ def sensitivities(
     """||dg_i/dx||^2 for every entry of the parameters' gradient g, estimated without bias.
 
     Args:
-        key: of the probes.
-        model: whose gradient it is.
-        variables: of the model.
+        key: random key of the probes.
+        model: the model whose gradient it is.
+        variables: the model's parameters and statistics.
         x: (B, H, W, channels).
         y: (B,) integers or (B, C) probabilities.
         probes: >= 1.
         loss: see `guardian`.
-        mode: of batch normalisation.
+        mode: how batch normalisation computes, "train" or "eval".
 
     Returns:
         A tree like `variables["params"]`.

@@ -17,7 +17,7 @@ from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
-_GROWTH = 1.5  # of the power while the divergence is too large, as in the authors' code
+_GROWTH = 1.5  # factor of the power while the divergence is too large, as in the authors' code
 _MAX_GROWTHS = 100
 _GRID, _REFINEMENTS = 32, 5  # 32^-5 of the range: float32 holds no more
 
@@ -98,7 +98,7 @@ def label_noise(
     """Draw the noise (B, e) of one binary problem.
 
     Args:
-        key: of the draw.
+        key: random key of the draw.
         gradient: (B, e).
         positive: (B,) bool.
         power: see `marvell`.
@@ -154,7 +154,7 @@ def optimal_variances(
         v: variance of the positive class >= 0.
         gap: squared distance of the means >= 0.
         d: dimension >= 1.
-        share: of positives, in (0, 1).
+        share: share of positives in the batch, in (0, 1).
         power: >= 0.
     """
     swapped = u > v

@@ -65,10 +65,10 @@ def leakage_ratios(model: Classifier, variables: PyTree, x: jax.Array, mode: Bat
     An example whose feature is exactly zero adds nothing, and a feature that is zero for all of them has ratio inf.
 
     Args:
-        model: its features are r.
-        variables: of the model.
+        model: the network, whose features are the paper's r.
+        variables: the model's parameters and statistics.
         x: (B, H, W, channels).
-        mode: of batch normalisation.
+        mode: how batch normalisation computes, "train" or "eval".
 
     Returns:
         (F,) float32. One backward pass per feature, one after the other: time grows with F, memory does not.

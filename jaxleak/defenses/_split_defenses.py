@@ -91,8 +91,8 @@ def split_defense(kind: str, strength: float, run: SplitRun) -> Defense:
 
     Args:
         kind: a key of `SPLIT_DEFENSES`, which has the unit of each.
-        strength: its number >= 0; 0 takes the default.
-        run: of the defended training.
+        strength: the defense's number >= 0; 0 takes the default.
+        run: sizes of the defended training.
 
     Raises:
         ValueError: on an unknown kind or a strength < 0.

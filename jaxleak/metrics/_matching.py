@@ -1,7 +1,7 @@
 """Which reconstruction is of which sample, where the attack could not know."""
 
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # subpackages load when they are first used
 from numpy.typing import ArrayLike
 
 from jaxleak.metrics._images import psnr

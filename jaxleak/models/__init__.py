@@ -62,7 +62,7 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
         name: a key of `CLASSIFIERS`.
         image_shape: (H, W, c).
         num_classes: C >= 2.
-        options: of the factory, such as `activation="sigmoid"` or `init="wide_uniform"`.
+        options: options of the factory, such as `activation="sigmoid"` or `init="wide_uniform"`.
 
     Raises:
         ValueError: on an unknown name, which the message answers with the known ones, or bad sizes and options.

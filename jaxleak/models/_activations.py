@@ -103,8 +103,8 @@ def smooth_max(
         z: any shape.
         axis: the axis that disappears.
         sharpness: beta > 0, a scalar that may be traced.
-        count: n, if entries that stand for nothing (far below all others) are not to be counted; broadcasts against
-            the result. Default: the size of the axis.
+        count: n, if entries that stand for nothing (far below all others) are not to be counted; its shape
+            broadcasts against that of the result. Default: the size of the axis.
 
     Returns:
         The shape of z without `axis`.

@@ -25,7 +25,7 @@ def closed_convolution(
     """A 2-D cross-correlation of stride 1 whose zeros around keep the size, by an algorithm of one's own.
 
     Args:
-        name: of the primitive; the other one's ends in "_by_kernel".
+        name: what the primitive is called; the other one's ends in "_by_kernel".
         convolve: (G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O), G convolutions side by side; or its adjoint,
             (G, B, H, W, O) and the same kernel to (G, B, H, W, C), which an algorithm may have without a copy of the
             kernel.

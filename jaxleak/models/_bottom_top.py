@@ -50,7 +50,7 @@ class BottomTopModel(NamedTuple):
 
     @property
     def parties(self) -> int:
-        """P."""
+        """P, the number of parties."""
         return len(self.widths)
 
     @property

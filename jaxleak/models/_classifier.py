@@ -274,7 +274,7 @@ class Style:
 
     Attributes:
         activation: one of `jaxleak.models.ACTIVATIONS`.
-        init: of all kernels and biases, see `initializers`.
+        init: how all kernels and biases are drawn, see `initializers`.
         form: how convolutions are written, see `jaxleak.models.conv2d`.
 
     Raises:

@@ -225,7 +225,7 @@ def max_pool(
         window: k >= 1.
         stride: s >= 1; default: the window.
         padding: as in `conv2d`, with entries that never win.
-        sharpness: beta > 0 replaces the maximum by `jaxleak.models.smooth_max`; None is exact.
+        sharpness: scalar beta > 0, which replaces the maximum by `jaxleak.models.smooth_max`; None is exact.
 
     Raises:
         ValueError: on sizes out of range.

@@ -83,7 +83,7 @@ def convnet(
     Args:
         image_shape: (H, W, c).
         num_classes: C >= 2.
-        channels: of the convolutions, which have biases.
+        channels: output channels of the convolutions, which have biases.
         strides: as many as `channels`.
         window: odd side of the kernels; padding is window // 2.
         batch_norm: normalise in front of every activation.
@@ -188,7 +188,7 @@ def mlp(
     Args:
         image_shape: (H, W, c).
         num_classes: C >= 2.
-        widths: of the hidden layers; () is multinomial logistic regression.
+        widths: units of the hidden layers; () is multinomial logistic regression.
         activation: one of `jaxleak.models.ACTIVATIONS`.
         init: as in `convnet`.
 

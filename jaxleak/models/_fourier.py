@@ -72,7 +72,7 @@ def _transforms(size: tuple[int, int], window: Window) -> tuple[np.ndarray, np.n
     images, kernels, outputs = [], [], []
     for frequency in np.ndindex(lengths):
         opposite = tuple(-f % n for f, n in zip(frequency, lengths, strict=True))
-        if opposite < frequency:  # its complex conjugate is there already
+        if opposite < frequency:  # the complex conjugate is there already
             continue
         of_pixels = _angles(frequency, lengths, size, (0, 0))
         of_taps = _angles(frequency, lengths, window, middle)

@@ -208,7 +208,7 @@ def all_dense(
     """Dense layers only, one tower per party: H is the data, so CAFE's Steps I and II finish the attack.
 
     Args:
-        slice_shape: of one party's part of a sample.
+        slice_shape: shape of one party's part of a sample.
         parties: P >= 1.
         num_classes: C >= 2.
         width: d2 of the first dense layer.
@@ -233,7 +233,7 @@ def logistic(slice_shape: tuple[int, ...], *, parties: int = 1, num_classes: int
     """Multinomial logistic regression on vertically split data: the parties' logits add up. H is the data.
 
     Args:
-        slice_shape: of one party's part of a sample.
+        slice_shape: shape of one party's part of a sample.
         parties: P >= 1.
         num_classes: C >= 2.
 

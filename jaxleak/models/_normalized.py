@@ -19,9 +19,9 @@ def normalized(model: Classifier, mean: Sequence[float], std: Sequence[float]) -
     """The same network reading (x - mean) / std: its images are plain pixels, and so are candidates and answers.
 
     Args:
-        model: that was trained on normalised images, and is not itself from here.
-        mean: one per channel, in the units of the pixels.
-        std: one per channel, > 0.
+        model: a network that was trained on normalised images, and is not itself from here.
+        mean: mean of each channel, in the units of the pixels.
+        std: standard deviation of each channel, > 0, in the same units.
 
     Returns:
         A `Classifier` with the same variables.

@@ -92,7 +92,7 @@ def vit(
         patch_size: divides H and W; default: 4 up to 32 pixels, 8 up to 64, 16 above.
         width: d of the tokens, a multiple of `heads`.
         depth: number of blocks.
-        heads: of the attention.
+        heads: number of attention heads.
         mlp_ratio: hidden width of a block's perceptron in multiples of `width`.
         activation: one of `jaxleak.models.ACTIVATIONS`.
         init: "default" (PyTorch's), "he", "glorot" or "wide_uniform", see `jaxleak.models.initializers`.

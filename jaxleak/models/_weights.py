@@ -30,7 +30,7 @@ def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
     A file of that name is replaced only once the new one is complete.
 
     Args:
-        path: of the file; its folder exists.
+        path: the file to write; its folder exists.
         variables: nested dictionaries, tuples and lists of arrays.
 
     Raises:
@@ -53,7 +53,7 @@ def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     allocate more than `like` occupies.
 
     Args:
-        path: of the safetensors file; or of a folder that Orbax's `StandardCheckpointer` has written, or
+        path: a safetensors file; or a folder that Orbax's `StandardCheckpointer` has written, or
             `jaxleak.checkpoint.Checkpoints`, of whose steps the newest counts.
         like: a tree with the structure of the variables, of arrays or of shapes as `jax.eval_shape(model.init, key)`
             gives.

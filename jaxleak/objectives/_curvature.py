@@ -75,13 +75,13 @@ def regularized_gradient(
         objective: called as `objective(variables, None)` first, and then with what `selected` takes from its aux, so
             that the probe keeps the first evaluation's choice of matched elements (FedLeak, Algorithm 1); or with None
             again, to choose anew.
-        variables: where.
-        regularization: how.
+        variables: the point at which the direction is taken.
+        regularization: how gradients are blended.
         selected: from the first evaluation's aux to the second's argument.
         step: from a gradient to the optimizer's update, for the probe "step".
 
     Returns:
-        The objective's value and aux at `variables`, and the direction, of the structure of `variables`.
+        The objective's value () and aux at `variables`, and the direction, of the structure of `variables`.
     """
     (value, aux), p = jax.value_and_grad(objective, has_aux=True)(variables, None)
     if regularization.blend == 0:

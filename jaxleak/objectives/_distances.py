@@ -25,12 +25,12 @@ def absolute(x: jax.Array) -> jax.Array:
 
 
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term). In [0, inf)."""
+    """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term): () in [0, inf)."""
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
 
 
 def l1(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """Sum of absolute differences over all leaves. In [0, inf). Entries that agree exactly have gradient 0."""
+    """Sum of absolute differences over all leaves: () in [0, inf). Entries that agree exactly have gradient 0."""
     differences = jax.tree.map(lambda a, b: jnp.sum(absolute(a - b)), observed, simulated)
     return sum(jax.tree.leaves(differences), jnp.zeros(()))
 
@@ -50,7 +50,7 @@ def relative_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
 
 
 def mean_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """Mean absolute difference over all entries of all leaves (FedLeak, Theorem 2). In [0, inf).
+    """Mean absolute difference over all entries of all leaves (FedLeak, Theorem 2): () in [0, inf).
 
     Entries that a mask zeroed count too: on R percent of the entries this is R / 100 of the mean over them.
     """
@@ -59,7 +59,7 @@ def mean_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
 
 
 def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
-    """One minus the cosine of the angle between the whole trees (Geiping et al. 2020, equation 4). In [0, 2].
+    """One minus the cosine of the angle between the whole trees (Geiping et al. 2020, equation 4): () in [0, 2].
 
     A tree of zeros has no direction: its distance to anything is 1.
     """

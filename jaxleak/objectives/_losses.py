@@ -15,5 +15,8 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Cross-entropy with the softmax applied twice, as in the published CAFE code (a quirk of `upstream` presets)."""
+    """The scalar `cross_entropy` of the softmax of logits (B, C) and of labels (B,) or (B, C).
+
+    The softmax is applied twice, as in the published CAFE code, and therefore in the `upstream` presets.
+    """
     return cross_entropy(jax.nn.softmax(logits), y)

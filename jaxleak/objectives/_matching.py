@@ -57,7 +57,7 @@ def matching_objective(
         alpha: weight of the gradient distance, >= 0.
         distance: gradient distance.
         beta: weight of the truncated total variation, >= 0.
-        xi: its threshold, >= 0, see `truncated_tv`.
+        xi: threshold of that variation, >= 0, see `truncated_tv`.
         gamma: weight of the representation term, >= 0.
         statistics: weight of the activation statistics, >= 0.
         consistency: weight of the group consistency, >= 0.
@@ -99,7 +99,7 @@ def cafe_objective(
         beta: weight of the truncated total variation, >= 0.
         gamma: weight of the features' term, >= 0; 0 needs no features.
         xi: the total variation counts above this value only, >= 0.
-        distance: of the gradients.
+        distance: the distance between two gradients.
 
     Raises:
         ValueError: on a negative weight.

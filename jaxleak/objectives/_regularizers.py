@@ -136,7 +136,7 @@ def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.A
 
     Args:
         observed: the granted statistics, as `SplitModel.statistics` gives them.
-        simulated: those of the fake batch.
+        simulated: the statistics of the fake batch.
 
     Returns:
         () summed over layers and channels.

@@ -21,8 +21,8 @@ def row_space_distance(rows: jax.Array, gradient: jax.Array, *, ridge: jax.Array
     Args:
         rows: P (n, k), n < k.
         gradient: G (k, channels), of any scale, which does not matter.
-        ridge: > 0, added to P P^T in units of its mean diagonal; the larger, the further the distance sees, and the
-            less exactly it is zero at the truth.
+        ridge: scalar > 0, added to P P^T in units of its mean diagonal; the larger, the further the distance sees, and
+            the less exactly it is zero at the truth.
         centred: whether the columns of D sum to zero, as they do where batch statistics normalise the layer's outputs;
             then only the rows' differences from their mean count.
 

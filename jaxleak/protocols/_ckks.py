@@ -76,7 +76,7 @@ def multiply(public_key: bytes, chunks: list[list[bytes]], plain: np.ndarray, of
     """The other side's part: [M] R + O for plain R (m, k) and O (n, k), without the secret key.
 
     Args:
-        public_key: of the owner.
+        public_key: the owner's public key.
         chunks: from `SecretOwner.encrypt(M, k)`.
         plain: R.
         offset: O, what is added before the owner may see the result.

@@ -38,7 +38,7 @@ class ClientShare:
         Args:
             model: the global model.
             local_steps: E >= 1 SGD steps, each on its own B samples.
-            learning_rate: of the local steps, > 0.
+            learning_rate: step size of the local steps, > 0.
             clients: M >= 1 clients whose updates are averaged before the server sees them (FedLeak, section 7).
             batch_norm: "train" normalises by the statistics of each local batch, "eval" by the running ones.
             loss: `(logits (B, C), y) -> ()`, with its reduction.

@@ -20,8 +20,8 @@ def check_defense(
     """Refuse a defense that the protocol has no place for.
 
     Args:
-        defense: of the protocol, or None.
-        places: that the protocol has.
+        defense: the protocol's defense, or None.
+        places: the places that the protocol has.
         local_steps: E of a client.
         inside: whether the protocol lets a defense of examples into each of several local steps.
         mixes_examples: whether the model has batch normalisation in training mode.
@@ -50,11 +50,11 @@ def defended(
     """What passes at `place`, and the defense's state after it; both as they were where the defense acts elsewhere.
 
     Args:
-        defense: of the protocol, or None.
+        defense: the protocol's defense, or None.
         place: one of `HORIZONTAL_PLACES` or `SPLIT_PLACES`.
-        key: of this round and place.
+        key: random key of this round and place.
         value: what passes there, as `Defense` says.
-        state: of the defense from the rounds before; None where every round is the first.
+        state: state of the defense from the rounds before; None where every round is the first.
         known: what the defender knows besides, by name.
     """
     if defense is None or defense.place != place:
@@ -81,12 +81,12 @@ def defended_upload(
     """One client's upload behind a defense at "payload" or "representation", and the defense's state after it.
 
     Args:
-        defense: of the protocol, or None.
-        key: of this round and client.
+        defense: the protocol's defense, or None.
+        key: random key of this round and client.
         payload: what the client would upload.
         state: see `defended`.
         round: () int32.
-        client: its model, variables, x, y and mode, which a defense at "representation" is given.
+        client: the client's model, variables, x, y and mode, which a defense at "representation" is given.
     """
     payload, state = defended(defense, "payload", key, payload, state, round=round)
     return defended(defense, "representation", key, payload, state, round=round, **client)

@@ -34,7 +34,7 @@ class FederatedState(NamedTuple):
 
     round: jax.Array  # () int32, rounds done
     variables: PyTree  # {"params", "batch_stats"} of the global model
-    clients: PyTree = ()  # of a defense with memory, such as error feedback: leaves with a leading axis of all clients
+    clients: PyTree = ()  # states of a defense with memory: leaves with a leading axis of all clients
 
 
 class FederatedAveraging(NamedTuple):
@@ -73,13 +73,13 @@ def federated_averaging(
 
     Args:
         model: the global model.
-        parts: per client the indices of its samples, e.g. from `jaxleak.data.partition_clients`.
+        parts: per client the indices (N_i,) of its samples, e.g. from `jaxleak.data.partition_clients`.
         batch_size: B of each local step.
         local_steps: E >= 1.
-        learning_rate: of the local steps, > 0.
+        learning_rate: step size of the local steps, > 0.
         clients_per_round: from 1 to the number of clients; None takes all.
         batch_norm: "train" normalises by each local batch, "eval" by the running statistics, which then stay.
-        weighting: of the average: every client alike ("uniform"), or by its number of samples ("samples").
+        weighting: how the average weighs clients: all alike ("uniform"), or each by its number of samples ("samples").
         loss: `(logits (B, C), y) -> ()`, with its reduction.
         defense: at any of `jaxleak.defenses.HORIZONTAL_PLACES`. "payload" and "representation" transform each upload,
             "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;

@@ -43,11 +43,11 @@ def descend(
     """Descend from `start`, one part of the samples after the other.
 
     Args:
-        gradient: of one step.
+        gradient: function that gives the gradient of one step.
         start: variables before the first step.
         x: (E * B, H, W, channels), in the order of the steps.
         y: (E * B,).
-        learning_rate: of every step, > 0.
+        learning_rate: size of every step, > 0.
         steps: E >= 1.
         unrolled: in Python, for whoever differentiates through the steps: the transpose of a scan keeps every
             activation too, and is slower on CPU. Otherwise scanned, which compiles once whatever E is.

@@ -33,7 +33,7 @@ def draw_worker_batches(
     """Positions of a horizontal round: K / M samples from each worker's own block of N / M.
 
     Args:
-        key: of the draw.
+        key: random key of the draw.
         step: (), the round's number.
         workers: M, which divides N and K.
         num_samples: N.

@@ -35,7 +35,7 @@ def masked_payloads(key: jax.Array, payloads: PyTree, *, fraction_bits: int = 16
     does not.
 
     Args:
-        key: of this round's masks; never use one again.
+        key: random key of this round's masks; never use one again.
         payloads: every leaf (clients, ...), at least two clients.
         fraction_bits: in [0, 30]; entries are rounded to multiples of 2^-fraction_bits. Gradients are small: with a few
             clients 24 leaves magnitudes up to about 100 / clients.

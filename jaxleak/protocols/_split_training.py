@@ -50,7 +50,7 @@ def split_training(
         model: from `models.bottom_top`; samples are (P, max d_p), zero-padded.
         num_samples: N.
         batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
-        optimizer: of every owner; None is Adam with rate 1e-3.
+        optimizer: the optimizer of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
         defenses: each acts at its `place`, one of `SPLIT_PLACES`, in the order given; their transforms also get the
             keywords `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have

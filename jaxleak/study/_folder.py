@@ -48,9 +48,9 @@ class RunFolder:
         """Create or reopen the folder.
 
         Args:
-            path: of the folder.
-            experiment: the command's name, for results.json.
-            config: its options, for config.json.
+            path: the folder to make or to reopen.
+            experiment: the command's name.
+            config: the command's options, for config.json.
             fresh: results, log and seconds of earlier sittings do not count.
             program: what a person types before the options, for reports; None is the experiment's name.
 
@@ -195,8 +195,8 @@ class RunFolder:
 
         Args:
             metrics: numbers by name, or by several names one below the other.
-            status: of a run that has come to its end.
-            cells: of a table, each with its number or `not_run`.
+            status: what a run is called that has come to its end.
+            cells: cells of a table, each with its number or `not_run`.
         """
         if not self.writes:
             return self.path / "results.json"

@@ -1,4 +1,4 @@
-"""Output that nobody reads any more: a pipe to `head` that was closed must not end a run that has hours behind it."""
+"""Keep a run alive when the reader of its output goes away, as in `command | head`."""
 
 import os
 import sys

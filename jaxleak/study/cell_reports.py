@@ -34,14 +34,14 @@ def write_cells(
     """Write report.md: a section per table, and what was not run and why.
 
     Args:
-        folder: of the run, with its figures drawn; the report ends with its program and the options.
-        title: of the report.
-        options: of the command.
+        folder: the run's folder, with its figures drawn; the report ends with its program and the options.
+        title: the report's title.
+        options: the command's options.
         rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
             says in `not_run` why, and one with a `note` how it was run.
         beside: further columns, as in `show_cells`; one without any text in a table is left out there.
-        seeds: that the numbers are over.
-        captions: of the figures, as in `write_markdown`.
+        seeds: the seeds that the numbers are over.
+        captions: what stands under the figures, as in `write_markdown`.
     """
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -128,12 +128,12 @@ def write_rows(
     """Write report.md with one table, of all that the rows say in a number or a word.
 
     Args:
-        folder: of the run, with its figures drawn; the report ends with its program and the options.
-        title: of the report.
-        options: of the command.
+        folder: the run's folder, with its figures drawn; the report ends with its program and the options.
+        title: the report's title.
+        options: the command's options.
         rows: name to value; lists and trees are left to results.json.
-        seeds: that the numbers are over.
-        captions: of the figures, as in `write_markdown`.
+        seeds: the seeds that the numbers are over.
+        captions: what stands under the figures, as in `write_markdown`.
     """
     names = [
         name for name in dict.fromkeys(n for row in rows for n in row) if any(_is_short(row.get(name)) for row in rows)

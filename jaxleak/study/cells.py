@@ -28,8 +28,8 @@ def score_named(name: str, factor: float = 1.0) -> Callable[[Results], float]:
     """How a cell reads one score of its first job.
 
     Args:
-        name: of the score in `Result.scores`.
-        factor: by which the score is multiplied, for example 100 for per cent.
+        name: what `Result.scores` calls the score.
+        factor: number by which the score is multiplied, for example 100 for per cent.
     """
     return lambda results: factor * results[0].scores[name]
 
@@ -66,12 +66,12 @@ class Budget:
         Args:
             row: gets the entries.
             folder: keeps the time under the phase's name.
-            phase: where the time belongs.
+            phase: the phase to which the time belongs.
             need: estimated seconds.
             measure: gives the entries. `ValueError`, `FloatingPointError` and `MemoryError` concern this row alone.
 
         Raises:
-            ConfigMismatchError: which concerns all rows.
+            ConfigMismatchError: if earlier results come from other data, which concerns all rows.
             OSError: if results cannot be written.
         """
         if need > max(self.left, 0.0):
@@ -105,8 +105,8 @@ def run_cells(
 
     Args:
         cells: in the order in which they get the budget; those with a `reason` are listed.
-        runner: of their jobs.
-        folder: is told of every row, and refuses data that earlier results do not come from.
+        runner: the runner of their jobs.
+        folder: the run folder; it is told of every row, and refuses data that earlier results do not come from.
         seeds: every cell is repeated for these.
         budget: is charged with the time that cells take.
         beside: what else a row says, given the cell and the results by seed.

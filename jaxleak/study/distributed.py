@@ -25,11 +25,11 @@ class Devices:
     """Where a study runs; without options, in one process on one device."""
 
     devices: int | None = None
-    """Devices of each process that share the work; on CPU that many are made."""
+    """Devices of each process that share the work; on CPU, as many virtual devices are created."""
     distributed: bool = False
-    """This is one of several processes that Slurm, Open MPI or Kubernetes started, and can be asked about."""
+    """Run as one process of a Slurm, Open MPI or Kubernetes job, from whose environment JAX reads the rest."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, where none of them can be asked; with --num-processes and --process-id."""
+    """HOST:PORT of process 0, for clusters that JAX does not know; with --num-processes and --process-id."""
     num_processes: int | None = None
     """How many processes share the run; None asks the cluster."""
     process_id: int | None = None

@@ -126,7 +126,7 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
     Args:
         path: PNG to write.
         sizes: private samples of each run.
-        seconds: of Steps I and II.
+        seconds: wall-clock seconds that Steps I and II took.
         memory_gb: peak memory in GB (10^9 bytes).
         psnr: mean PSNR in dB.
     """
@@ -160,8 +160,8 @@ def curves(
     Args:
         path: PNG to write.
         series: label to (x, y), each (n,).
-        xlabel: of the horizontal axis.
-        ylabel: of the vertical axis.
+        xlabel: text at the horizontal axis.
+        ylabel: text at the vertical axis.
         log_x: horizontal axis in logarithms.
         log_y: vertical axis in logarithms.
         levels: label to a height at which a dashed line stands, to compare the curves with.
@@ -199,9 +199,9 @@ def trade_off(
             know the defense (dashed), and `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
         undefended: (PSNR, accuracy), a star.
         grey: PSNR of a grey image, where nothing is left to protect.
-        title: of the figure.
+        title: the figure's title.
         xlabel: what the leak is measured in, where it is not the PSNR.
-        ylabel: of the utility.
+        ylabel: what the utility is measured in.
     """
     figure, axes = subplots(size=(7.5, 4.5))
     marked: list[tuple[float, float, str]] = []

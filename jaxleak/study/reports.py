@@ -24,8 +24,8 @@ class Section(NamedTuple):
 
     heading: str
     text: Sequence[str] = ()  # paragraphs
-    header: Sequence[str] = ()  # of the table
-    rows: Sequence[Sequence[str]] = ()  # of the table, each as long as the header
+    header: Sequence[str] = ()  # header of the table
+    rows: Sequence[Sequence[str]] = ()  # rows of the table, each as long as the header
 
 
 def command_line(program: str, options: Any) -> str:
@@ -80,10 +80,10 @@ def write_markdown(
     What a reader wants first comes first: the answer, the numbers, the pictures; how they were made is at the end.
 
     Args:
-        folder: of the run, with its figures drawn.
-        title: of the report.
-        command: that gives the same numbers.
-        seeds: that the numbers are over.
+        folder: the run's folder, with its figures drawn.
+        title: the report's title.
+        command: the command that gives the same numbers.
+        seeds: the seeds that the numbers are over.
         sections: what was found.
         answer: a sentence or two that say what was found, above everything else.
         method: paragraphs that say what was done, above the seeds and the command.

@@ -45,7 +45,7 @@ def require_runs(rows: Sequence[dict[str, Any]]) -> None:
     """Raise if no cell of a table ran, since a command that did nothing must not look like one that succeeded.
 
     Args:
-        rows: of a table, with `ours`, or with the reason `not_run`.
+        rows: rows of a table, with `ours`, or with the reason `not_run`.
 
     Raises:
         FileNotFoundError: if data are missing, and no cell lacks the budget alone.

@@ -41,7 +41,7 @@ class Result(NamedTuple):
 class Cost(NamedTuple):
     """Estimated seconds of a job."""
 
-    each: float  # of one seed
+    each: float  # seconds for one seed
     once: float = 0.0  # what seeds share, such as a compilation
 
 
@@ -68,30 +68,30 @@ class Jobs(Protocol[Kind]):
 
 
 class ByType:
-    """Jobs of several types, each of which is somebody else's."""
+    """Jobs of several types; each type has a `Jobs` of its own, which answers for it."""
 
     def __init__(self, of: Mapping[type, Jobs[Any]]):
-        """`of` says whose the jobs of a type are."""
+        """`of` has the `Jobs` of every type."""
         self._of = of
 
     def identity(self, job: Hashable, seed: int) -> Mapping[str, Any]:
-        """As the protocol says; the types' own names keep them apart."""
+        """What the result depends on, with the name of the job's type, which keeps types apart."""
         return {"type": type(job).__name__, **self._of[type(job)].identity(job, seed)}
 
     def sources(self, job: Hashable, seed: int) -> Arrays:
-        """As the protocol says."""
+        """The arrays that the result comes from."""
         return self._of[type(job)].sources(job, seed)
 
     def require(self, job: Hashable, seed: int) -> None:
-        """As the protocol says."""
+        """Raise what says why a job cannot run here."""
         self._of[type(job)].require(job, seed)
 
     def cost(self, job: Hashable) -> Cost:
-        """As the protocol says."""
+        """Estimated seconds."""
         return self._of[type(job)].cost(job)
 
     def run(self, job: Hashable, seed: int) -> Result:
-        """As the protocol says."""
+        """Compute the result."""
         return self._of[type(job)].run(job, seed)
 
 
@@ -111,8 +111,8 @@ class Runner:
 
         Args:
             jobs: what there is to run.
-            folder: of this runner alone.
-            sources: of the run folder, which results are bound to.
+            folder: a folder for this runner alone.
+            sources: the run folder's sources, which results are bound to.
             fresh: forget the results that are there.
             begin: called before a result is computed or read, which is when work begins; None begins the sources.
         """
@@ -187,7 +187,7 @@ def runner_in(folder: RunFolder, jobs: Jobs[Any], *, fresh: bool) -> Runner:
     """A runner that keeps its results in the `cells` of a run folder.
 
     Args:
-        folder: of the run; its sources are bound to what the jobs read.
+        folder: the run's folder; its sources are bound to what the jobs read.
         jobs: what there is to run.
         fresh: forget the results that are there.
     """

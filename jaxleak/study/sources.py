@@ -42,7 +42,7 @@ class Sources:
         """Read what is there.
 
         Args:
-            folder: of the run.
+            folder: the run's folder.
             fresh: earlier results do not count.
             write: called as `write(file, fingerprints)`, once work has begun and whenever there are more.
         """
@@ -116,7 +116,7 @@ def drawn(spec: str, n: int | None, seed: int) -> Arrays:
     Args:
         spec: see `jaxleak.data.load`.
         n: how many; None draws all.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     return {drawn_name(spec, n, seed): lambda: arrays_of(data.load(spec, n, seed))}
 
@@ -136,7 +136,7 @@ def contents(what: str, path: Path) -> Arrays:
 
     Args:
         what: what a message calls it.
-        path: of the file or folder.
+        path: the file or folder.
     """
 
     def load() -> dict[str, np.ndarray]:

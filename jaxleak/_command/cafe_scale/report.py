@@ -34,10 +34,10 @@ def write(folder: RunFolder, options: Args, config: Config, metrics: Mapping[str
     """Write the report of one run.
 
     Args:
-        folder: of the run, with its figures drawn.
-        options: as they were given.
+        folder: the run's folder, with its figures drawn.
+        options: the command's options, as they were given.
         config: what they amount to.
-        metrics: of results.json.
+        metrics: the metrics of results.json.
     """
     table = [
         [name, f"{metrics[key]:{form}}"] for name, key, form in _ROWS if key in metrics and not np.isnan(metrics[key])
@@ -88,8 +88,8 @@ def write_sizes(folder: RunFolder, options: Args, config: Config, by_size: Mappi
     """Write the report of a sweep over the number of private samples.
 
     Args:
-        folder: of the sweep, with its figure drawn.
-        options: as they were given.
+        folder: the sweep's folder, with its figure drawn.
+        options: the command's options, as they were given.
         config: what they amount to.
         by_size: private samples to the metrics of that run.
     """

@@ -15,9 +15,9 @@ def run(options: Args, args: Config, folder: RunFolder) -> dict[str, float]:
     """Run all sizes, one process each, so that each has a peak memory of its own; draw and return what they measured.
 
     Args:
-        options: of the command, as they were given.
+        options: the command's options, as they were given.
         args: what they amount to.
-        folder: of the sweep; the run of size N goes to `nN` in it.
+        folder: the sweep's folder; the run of size N goes to `nN` in it.
 
     Raises:
         SystemExit: with the status of the first run that failed, which has said why.

@@ -107,8 +107,8 @@ def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None =
     """The arrays of an npz file as a tree like `params`; nothing is unpickled, and no more is read than `params` need.
 
     Args:
-        path: of the file.
-        params: of the model.
+        path: the file that holds the payload.
+        params: the model's parameters, whose shapes the payload must have.
         read: what the attack reads, as in `attacks.check_payload`; other arrays may be missing and are None then.
 
     Raises:

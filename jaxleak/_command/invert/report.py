@@ -50,8 +50,8 @@ def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Out
     """Write the report of attacks on simulated clients.
 
     Args:
-        folder: of the run, with its figures drawn.
-        options: of the command.
+        folder: the run's folder, with its figures drawn.
+        options: the command's options.
         granted: what the attacker is granted, in words.
         outcomes: one per seed.
     """
@@ -92,10 +92,10 @@ def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapp
     """Write the report of an attack on an update from elsewhere.
 
     Args:
-        folder: of the run, with its figures drawn.
-        options: of the command.
+        folder: the run's folder, with its figures drawn.
+        options: the command's options.
         granted: what the attacker is granted, in words.
-        metrics: of results.json.
+        metrics: the metrics of results.json.
     """
     count, verb = options.case.images, "matches" if metrics["gradient_matched"] > 0 else "does not match"
     answer = (

@@ -101,7 +101,7 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
 
     Args:
         channels: width of every stage, > 0.
-        noise_channels: of the fixed input, > 0.
+        noise_channels: channels of the fixed input, > 0.
         stages: number of doublings, > 0.
 
     Raises:

@@ -38,7 +38,7 @@ class Position(NamedTuple):
     """A leaf that may be the position embedding, and which of its rows would be the patches'."""
 
     name: str
-    axis: int  # of the width
+    axis: int  # axis of the width
     first: int  # row of the first patch
 
 

@@ -47,7 +47,7 @@ class PeeledShare:
 class Peeled(NamedTuple):
     """What is left of a network and of its update below one dense layer."""
 
-    model: Classifier  # its "logits" are the inputs of that layer
+    model: Classifier  # a network whose "logits" are the inputs of that layer
     share: PeeledShare
     observation: Observation
     layer: str  # the name of the dense layer's kernel
@@ -65,7 +65,7 @@ def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMo
         model: the network.
         observation: with params and payload of one sample and one local step.
         batch_norm: mode of the client's normalisation.
-        key: of the image on which the cut is tried.
+        key: random key of the image on which the cut is tried.
 
     Returns:
         None where no dense layer has a bias, or where none is a cut: more than its inputs reach the layers above.
@@ -168,7 +168,7 @@ def affine_solution(peeled: Peeled) -> jax.Array | None:
     """The image (H, W, channels) whose inputs of the layer were observed, where they are an affine map of the image.
 
     Args:
-        peeled: of `peel`.
+        peeled: what `peel` returned.
 
     Returns:
         The least-squares solution by conjugate gradients, or None where the map is not affine or leaves misfit.

@@ -51,7 +51,7 @@ class Evidence:
             observation: what the attacker was granted.
             variables: what is optimised.
             x: (B, H, W, channels), the images that `candidate` has decoded from `variables`.
-            sharpness: of smoothed kinks in this iteration.
+            sharpness: scalar, how sharp smoothed kinks are in this iteration; None where they are exact.
         """
         self.candidate, self.observation, self.variables, self.x = candidate, observation, variables, x
         self._setup, self._sharpness = setup, sharpness

@@ -126,7 +126,7 @@ def train_generator(
     """Train an auto-encoder, then the network that enhances its output, on public images. One compiled scan each.
 
     Args:
-        key: of weights, order and noise; equal keys give equal generators.
+        key: random key of weights, order and noise; equal keys give equal generators.
         images: (N, H, W, C) in [0, 1], H and W from 4 to 224; none of them the victim's.
         latent_size: numbers per code, > 0.
         epochs: passes over the images, of each network, > 0.

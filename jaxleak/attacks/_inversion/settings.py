@@ -37,7 +37,7 @@ class Settings(NamedTuple):
     regularization: GradientRegularization = GradientRegularization()
     smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing`, if the model has kinks
     shifts: ShiftPlan = ()  # when which shifts of the images are tried
-    enhance: Callable[[jax.Array], jax.Array] | None = None  # of the answer's images, after the score was taken
+    enhance: Callable[[jax.Array], jax.Array] | None = None  # applied to the answer's images after the score was taken
     white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
 
     @property
@@ -97,9 +97,9 @@ def check_settings(s: Settings) -> None:
     _validate.non_negative(consistency=s.consistency)
     _validate.in_range(0, 1, white_point=s.white_point)
     if s.labels == ("none" if s.compare.reads_labels else "joint"):
+        read = "depend" if s.compare.reads_labels else "do not depend"
         raise ValueError(
-            f'gradients depend on labels and go without "none", row spaces do not and go without "joint"; '
-            f"got labels={s.labels!r}"
+            f'{type(s.compare).__name__} {read} on labels and go without "{s.labels}"; got labels={s.labels!r}'
         )
     if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
         raise ValueError(
@@ -120,7 +120,7 @@ def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tu
 
     Args:
         model: the model under attack.
-        settings: of the inversion.
+        settings: settings of the inversion.
         batch_size: B, images behind the payload, >= 1.
 
     Raises:

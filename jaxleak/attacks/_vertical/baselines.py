@@ -22,7 +22,7 @@ class LabelBaseline(NamedTuple):
 
     log_proba: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, C), finite
     name: str  # which candidate won
-    log_loss: float  # its cross-validated log-loss, by which it won
+    log_loss: float  # cross-validated log-loss, by which this baseline won
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Labels (n,) int32."""
@@ -48,7 +48,7 @@ def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: 
         x: (n, d) the attacker's own features of its shadow records, n >= 3.
         y: (n,) their labels in [0, C), at least two different.
         num_classes: C.
-        seed: of folds and trees.
+        seed: random seed of folds and trees.
 
     Raises:
         ValueError: if there are too few records or classes.
@@ -98,7 +98,7 @@ def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) ->
     Args:
         x: (n, d) what the attacker has of its shadow records, n >= 3.
         target: (n, d_victim) the victims' features of these records.
-        seed: of folds and trees.
+        seed: random seed of folds and trees.
 
     Raises:
         ValueError: if there are too few records, or shapes do not fit.

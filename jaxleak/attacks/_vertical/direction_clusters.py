@@ -10,20 +10,19 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # subpackages load when they are first used
 
 #: Clusters whose mean directions lie closer than this may be parts of one class. Measured on six tables and CIFAR-10:
 #: halves of one class 0.54 to 0.9, different classes at most 0.63 (-0.99 with two classes).
 MERGE_COSINE = 0.3
 
-#: And clusters this close are one class whatever the votes say: groups that differ in nothing but their votes always
-#: vote for two names.
+#: Clusters whose cosine is above this are one class, even if their votes name two classes.
 SAME_COSINE = 0.95
 
 _EM_STEPS = 60
 _EM_TOLERANCE = 1e-6
 _RIDGE = 1e-4
-_LARGEST_DEGREE = 3  # of the polynomials along which classes drift within a window
+_LARGEST_DEGREE = 3  # degree of the polynomials along which classes drift within a window
 
 
 class DirectionLabels(NamedTuple):
@@ -72,8 +71,8 @@ def label_directions(
         gradients: (n, e) in the order in which they came, finite; zero rows are answered by `log_prior` alone.
         log_prior: (n, C), log-probabilities of a baseline that has not seen the gradients.
         previous_means: (C, e) of the previous window, for drift.
-        restarts: of k-means, >= 1, chosen by its inertia.
-        seed: of k-means.
+        restarts: starts of k-means, >= 1, of which the one of least inertia counts.
+        seed: random seed of k-means.
     """
     classes = log_prior.shape[1]
     norms = np.linalg.norm(gradients.astype(np.float64), axis=1)

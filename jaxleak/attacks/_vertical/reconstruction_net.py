@@ -78,7 +78,7 @@ def train_network(
     the paper's record would take 600 MB.
 
     Args:
-        key: of start and order.
+        key: random key of start and order.
         steps: leaves with a leading axis T.
         targets: (T, B, C) one-hot labels or (T, B, d) features.
         record: one step's leaves -> (B, width); hashable, and equal ones compile once, as do equal optimisers.

@@ -49,11 +49,11 @@ def select_fields(
     records are held out. Held-out records did train the shadow model, as the real run's do theirs.
 
     Args:
-        key: of the share and of the networks; every candidate's R gets the same key.
+        key: random key of the share and of the networks; every candidate's R gets the same key.
         shadows: stacked observations, one per shadow run (`audit.watch`); at least two, or the choice ignores how
             much runs differ.
         private: the attacker's complete shadow records.
-        model: of both runs.
+        model: the model of both runs.
         party: the attacker.
         task: "labels" or "features".
         candidates: sets of fields, each some of `FIELDS`.

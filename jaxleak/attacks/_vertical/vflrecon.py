@@ -46,8 +46,8 @@ def shadow_params(
     """Where the shadow run starts; the paper does not say, and the attack stands or falls with it.
 
     Args:
-        model: of both runs.
-        key: of everything that is drawn afresh.
+        model: the model of both runs.
+        key: random key of everything that is drawn afresh.
         shadow_init: "shared" starts from the real run's initial parameters, of all parties and the top, which a
             participant only has if they come from a common seed; "own_bottom" from the attacker's own initial bottom,
             which it always has, and fresh others; "independent" draws all afresh.
@@ -122,18 +122,18 @@ def train_vflrecon(
     """Learn R from a shadow run.
 
     Args:
-        key: of R's start and of the order of its batches.
+        key: random key of R's start and of the order of its batches.
         shadow: what the party saw of its own shadow run, leaves with a leading axis of steps (`audit.watch`), or of
             several (`join_runs`): a single run of few records is one path of the parameters, which R learns by heart.
         private: the attacker's complete shadow records.
-        model: of both runs.
+        model: the model of both runs.
         party: the attacker.
         task: "labels" trains with cross-entropy, "features" with the mean square error on all others' features.
         fields: what a record holds, of `FIELDS`; the paper's by default, most of which are parameters.
-        hidden: of R; None is the paper's 1000-600-200 for labels and 800-500-100 for features.
+        hidden: widths of R's hidden layers; None is the paper's 1000-600-200 for labels and 800-500-100 for features.
         epochs: passes over all steps of the shadow run, > 0.
         steps_per_batch: steps whose samples make one batch of R, > 0.
-        optimizer: of R; None is Adam with rate 1e-3.
+        optimizer: the optimizer of R; None is Adam with rate 1e-3.
         held_out: (N,) bool, private samples whose targets R must not learn, for validation (`select_fields`); None
             holds back none.
 
@@ -240,7 +240,7 @@ def vflrecon(
     its log-probabilities and of its features. After one epoch the two readings are the same.
 
     Args:
-        model: of the real run.
+        model: the model of the real run.
         party: the attacker.
         num_samples: N.
         labels: R for labels, from `train_vflrecon`.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # subpackages load when they are first used
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
@@ -58,8 +58,8 @@ def free_labels(
         log_prior: (n, C) log-probabilities of the X_adv-only baseline for the same rows, finite.
         num_samples: N.
         window: rows per window, >= 2 C; None is `default_window`; a remainder joins the last one.
-        restarts: of k-means in each window.
-        seed: of k-means.
+        restarts: starts of k-means in each window, >= 1.
+        seed: random seed of k-means.
 
     Raises:
         ValueError: if shapes do not fit or values are not finite.
@@ -124,7 +124,7 @@ def vflrecon_free(
     """The label attack as an `Attack`: rounds are stored, `reconstruct` clusters them on the host (`free_labels`).
 
     Args:
-        model: of the real run; only its shapes are used.
+        model: the model of the real run; only its shapes are used.
         baseline: from `fit_label_baseline` on the attacker's shadow records.
         party: the attacker.
         num_samples: N.
@@ -232,7 +232,7 @@ def fit_aligned_features(
         labels: (n,) the shadow records' labels.
         victims: (n, d_victim) what to learn.
         num_classes: C.
-        seed: of the regression.
+        seed: random seed of the regression.
 
     Returns:
         A predictor of rows `[x, aligned_signals(...)]`.

@@ -84,10 +84,11 @@ def informed(
         defense: as the client has it, from `jaxleak.defenses`.
         model: the model under attack.
         share: what the client computes before its defense.
-        settings: of the attack that does not know.
+        settings: settings of the attack that does not know.
         batch_size: B >= 1, the number of images behind one payload.
-        round: >= 0, of the payload, for noise that decays.
-        variables: of the model under attack, where `reads_weights` and they are not as drawn; None draws some.
+        round: number >= 0 of the payload's round, for noise that decays.
+        variables: variables of the model under attack, where `reads_weights` and they are not as drawn; None draws
+            some.
 
     Returns:
         An `Informed`.

@@ -15,4 +15,4 @@ class KnownClient(NamedTuple):
     share: Share  # what the client computes before its defense
     batch_size: int  # images behind the payload
     round: int = 0
-    variables: PyTree = None  # of the attacked model; None where the attacker draws weights of its own
+    variables: PyTree = None  # variables of the attacked model; None where the attacker draws its own

@@ -18,8 +18,8 @@ def informed_party(defenses: Sequence[Defense], shadow: Callable[..., Protocol])
         protocol = adaptive.informed_party([defenses.marvell(num_classes=10)], shadow)
 
     Args:
-        defenses: of the real run, at least one. One that is calibrated to the size of the real run stays as it is
-            there, since its strength is public.
+        defenses: defenses of the real run, at least one. One that is calibrated to the size of the real run stays as
+            it is there, since its strength is public.
         shadow: makes the protocol of an undefended shadow run, and takes the keyword `defenses`.
 
     Returns:

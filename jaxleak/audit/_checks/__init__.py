@@ -33,7 +33,7 @@ def check_update(
         batch_size: B >= 1 of each local step.
         defended: whether the client is known to defend its update, which breaks exact equations; then only the
             arrays' names, shapes and values are checked.
-        key: of simulated images; None uses a fixed one.
+        key: random key of simulated images; None uses a fixed one.
 
     Returns:
         One `Finding` each, in the order of cost.

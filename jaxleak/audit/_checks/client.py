@@ -41,9 +41,9 @@ def check_client(
         images: (B, H, W, channels) in the units that the model reads, of all local steps in order.
         labels: (B,) integers.
         batch_norm: mode of the client's normalisation layers.
-        reduction: of the loss over a batch, "mean" or "sum".
-        local_steps: of the client.
-        learning_rate: of these steps.
+        reduction: how the loss is reduced over a batch, "mean" or "sum".
+        local_steps: number of local steps of the client, >= 1.
+        learning_rate: step size of the local steps, > 0.
 
     Returns:
         Findings on the arrays, and one on the gradient: passed, or failed with the leaf that is furthest off and the

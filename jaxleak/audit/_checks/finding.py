@@ -10,7 +10,7 @@ class Finding(NamedTuple):
     """The answer of one check.
 
     Attributes:
-        name: of the check.
+        name: what the check is called.
         status: "passed"; "failed", the update cannot come from the stated client; "suspicious", it hardly can; or "not
             applicable", and the evidence then says why.
         evidence: a sentence with the numbers that were compared.

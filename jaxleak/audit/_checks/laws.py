@@ -49,7 +49,7 @@ class Broken(NamedTuple):
 
     laws: int  # how many there are
     worst: float  # largest violation over tolerance
-    fraction: float  # of the laws that are broken
+    fraction: float  # the share of laws that are broken, in [0, 1]
     violations: np.ndarray  # (laws,) over the tolerances
 
 
@@ -60,7 +60,7 @@ def find_laws(share: ClientShare, variables: PyTree, batch_size: int, key: jax.A
         share: what the client computes.
         variables: at which the update was computed, as is claimed.
         batch_size: B of each local step.
-        key: of the simulated images and labels.
+        key: random key of the simulated images and labels.
     """
     directions = _directions(variables["params"])
     image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)

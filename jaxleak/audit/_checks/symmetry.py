@@ -32,7 +32,7 @@ def check_symmetries(
         variables: at which it did.
         payload: the update, in units of a gradient.
         batch_size: B of each local step.
-        key: of simulated images.
+        key: random key of simulated images.
     """
     laws = find_laws(share, variables, batch_size, key)
     broken = against(laws, variables, payload)

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     share: ClientShare
     observation: Observation  # params and payload, nothing else
-    samples: int  # of all local steps and clients
+    samples: int  # number of samples of all local steps and clients
     store: Store
     key: jax.Array
     show: Show
@@ -69,7 +69,7 @@ def search(
 
     Args:
         case: the audited update.
-        name: of the attack, for checkpoints and progress.
+        name: what checkpoints and progress call the attack.
         attack: with a schedule.
         observation: what it sees.
         y: labels (B,) of the answer where the attack infers none.

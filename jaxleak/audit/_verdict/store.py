@@ -35,8 +35,8 @@ class Store:
         """Reopen what an earlier sitting left; while the object lives no other process can.
 
         Args:
-            folder: where; None keeps nothing.
-            identity: of the inputs. Answers of other inputs are refused.
+            folder: the folder for answers; None keeps nothing.
+            identity: what the inputs are. Answers of other inputs are refused.
             minutes: budget of all sittings.
             fresh: start over, whatever is there.
 

@@ -56,9 +56,9 @@ def update(
         truth: `(images, labels)` of the client, for scores alone: images (B, H, W, channels) or (B, channels, H, W) in
             [0, 1], labels (B,) or None. No attack sees them.
         out: folder for what was found.
-        seed: of the searches, in [0, 2^32).
+        seed: seed of the searches, an integer in [0, 2^32).
         fresh: start over, whatever an earlier audit left in `out`.
-        names: of a list's entries, as in `capture.fit`.
+        names: names for the entries of a list, as in `capture.fit`.
         show: called as `show(attack, done, total, note)` after every chunk.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. The

@@ -69,8 +69,8 @@ class Verdict(NamedTuple):
     Attributes:
         verdict: "leaks", "not shown to leak" or "inputs inconsistent".
         reasons: sentences.
-        findings: of the checks.
-        answers: of the attacks, in the order in which they ran.
+        findings: what the checks found.
+        answers: what the attacks found, in the order in which they ran.
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
@@ -99,8 +99,8 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[F
     """Findings that warn where nothing was shown and mistaken inputs would look the same.
 
     Args:
-        best: of `best_of`.
-        findings: of the checks before the attacks.
+        best: the answer that `best_of` chose, or None.
+        findings: what the checks before the attacks found.
     """
     if best is None or best.cosine_distance >= MATCHED_BELOW:
         evidence = "No attack came to an answer, so that nothing explains the update."
@@ -124,9 +124,9 @@ def decide(
     """The verdict and its reasons.
 
     Args:
-        findings: of the checks.
+        findings: what the checks found.
         labels: (C,) proven samples of every class.
-        best: of `best_of`.
+        best: the answer that `best_of` chose, or None.
         tried: what was tried and how far it got, in sentences.
         not_tried: what was not, and why.
     """

@@ -80,7 +80,7 @@ class Facts:
         """One pass over the steps.
 
         Args:
-            program: whose first inputs are the parameters.
+            program: the program, whose first inputs are the parameters.
             leaves: names of the parameters, in the order of the inputs.
             of_batch: see `slots_of_batch`.
         """

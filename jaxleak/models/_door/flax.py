@@ -39,17 +39,17 @@ def from_flax(
     """A `Classifier` of a Flax module, which is left as it is; see `jaxleak.models.from_function`.
 
     Args:
-        module: of Linen, called as `module.apply(variables, x, train=...)`; or of NNX, called as `module(x)`, whose
-            mode `nnx.Module.train` and `eval` set.
-        variables: of a Linen module, from its `init` or from training: "params", "batch_stats" and other collections.
-            A module of NNX holds its own.
+        module: a module of Linen, called as `module.apply(variables, x, train=...)`; or one of NNX, called as
+            `module(x)`, whose mode `nnx.Module.train` and `eval` set.
+        variables: the collections of a Linen module ("params", "batch_stats" and others), from its `init` or from
+            training. A module of NNX holds its own.
         image_shape: (H, W, channels).
         num_classes: C >= 2; by default as many as there are logits.
         train_arguments: keywords of the call in training. By default `train=True`, `training=True`,
             `is_training=True`, `deterministic=False` or `use_running_average=False`, whichever the module of Linen
             takes; none for NNX.
         eval_arguments: keywords of the call in evaluation; by default the opposite.
-        layout: of the images that the module reads.
+        layout: axes of the images that the module reads, "NHWC" or "NCHW".
         head: name of the last dense layer; by default the last one with C outputs.
 
     Returns:

@@ -26,7 +26,7 @@ class Computed(NamedTuple):
 
     logits: jax.Array  # (B, C)
     batch_stats: PyTree = None  # running statistics after this batch, or None where they stay
-    statistics: PyTree = None  # of this batch, a tree like the running ones; None: to be found from those
+    statistics: PyTree = None  # statistics of this batch, a tree like the running ones; None: to be found from those
 
 
 #: (params, batch_stats, x) -> Computed
@@ -57,7 +57,7 @@ def from_function(
         num_classes: C >= 2; by default as many as there are logits.
         train_apply: (variables, x) -> logits, or (logits, batch_stats after this batch): what the network computes in
             training, where that differs. Without it, mode "train" of a network with running statistics is refused.
-        layout: of the images that `apply` reads: "NHWC" or "NCHW". The library's own are always (B, H, W, channels).
+        layout: axes of the images that `apply` reads: "NHWC" or "NCHW". All others are always (B, H, W, channels).
         head: name of the last dense layer or of its kernel, as in "classifier" or "classifier/kernel"; by default the
             last one with C outputs is taken.
 

@@ -39,7 +39,7 @@ _NEVER_SMOOTH = frozenset(
 class Pool(NamedTuple):
     """A max-pool over two axes, whatever their order and however many others there are."""
 
-    axes: tuple[int, ...]  # all, the two of the windows behind the others but one
+    axes: tuple[int, ...]  # order of all axes: the others, the two of the windows, and the last of the others
     window: int
     stride: int
     padding: Pads

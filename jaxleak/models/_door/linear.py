@@ -23,7 +23,7 @@ class Convolution(NamedTuple):
     stride: int
     padding: Pads
     groups: int
-    origin: Origin | None  # of the kernel, if it is a parameter
+    origin: Origin | None  # where the kernel comes from, if it is a parameter
 
     def __call__(self, x: Any, kernel: Any) -> Any:
         """What the primitive computes; see `jaxleak.models._door.layouts`."""

@@ -203,7 +203,7 @@ class Plan:
         Args:
             arguments: what the program takes.
             sharpness: None, or beta > 0 of the smooth forms.
-            head: whose inputs are the features.
+            head: the last dense layer, whose inputs are the features.
             rows: whether to record what linear layers read.
         """
         table: dict[int, Any] = dict(self.program.constants)

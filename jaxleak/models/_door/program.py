@@ -57,7 +57,7 @@ _LARGEST_CONSTANT = 1 << 16
 class Step(NamedTuple):
     """One primitive that reads and writes slots of a table."""
 
-    equation: Any  # of the jaxpr, for its primitive and parameters
+    equation: Any  # equation of the jaxpr, for its primitive and parameters
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     # The steps inside a piecewise linear call that has a derivative of its own; they write the same outputs.

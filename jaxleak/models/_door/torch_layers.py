@@ -69,7 +69,7 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Array:
-    """As a module has it."""
+    """A convolution: `torch.conv1d`, `conv2d` or `conv3d` with the arguments that PyTorch gives them."""
     strides, dilations = (([v] if isinstance(v, int) else v) for v in (stride, dilation))
     pads = [padding] if isinstance(padding, int) else padding
     return convolution(x, weight, bias, strides, pads, dilations, False, (), groups)

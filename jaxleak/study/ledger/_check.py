@@ -38,9 +38,9 @@ def draw_entries(
     """Random measured entries, and how many took too long to be drawn from.
 
     Args:
-        ledgers: whose entries.
+        ledgers: the ledgers whose entries are drawn.
         count: how many are drawn at most.
-        seed: of the draw.
+        seed: seed of the draw.
         longest: seconds that a seed of an entry may have taken.
         asked: which entries are meant; all by default.
     """
@@ -56,8 +56,8 @@ def record_rechecks(results: Sequence[Recheck], longest: float, folder: Path, co
     Args:
         results: what was run again.
         longest: seconds that a seed of an entry might have taken to be drawn.
-        folder: of the ledgers.
-        commit: that ran.
+        folder: the ledgers' folder.
+        commit: the commit that ran.
     """
     path = folder / RECHECKS_FILE
     cells = [
@@ -80,9 +80,9 @@ def recheck(paper: str, entry: Entry, study: Study) -> Recheck:
     """Run an entry's measurement again with the first of its seeds.
 
     Args:
-        paper: of the entry.
+        paper: name of the entry's paper.
         entry: measured.
-        study: of that paper; its folder must be empty, or nothing would run.
+        study: the study of that paper; its folder must be empty, or nothing would run.
     """
     seed = min(entry.seeds)
     measurement = _of(entry, study)

@@ -49,7 +49,7 @@ class Entry:
     commit: str = ""
     versions: str = ""
     machine: str = ""
-    seconds: float | None = None  # of all seeds together; cells that share a run all carry its seconds
+    seconds: float | None = None  # seconds of all seeds; cells that share a run all carry its seconds
     date: str = ""
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ class Measurement:
     variant: Variant
     differs: str  # what is not as printed; empty for `printed` alone
     jobs: tuple[Any, ...]  # hashable values; equal jobs run once
-    read: Callable[[Results], float]  # of the jobs' results, in their order
+    read: Callable[[Results], float]  # number read from the jobs' results, in their order
     data: tuple[str, ...] = ()  # data specifications that the jobs read
     name: str = ""  # tells the readings of one cell and variant apart
     reason: str = ""  # why it cannot run here, if it cannot

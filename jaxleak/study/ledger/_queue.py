@@ -78,9 +78,9 @@ class Queue:
         Args:
             study: runs the jobs.
             ledger: gets the entries, and knows the printed numbers.
-            folder: of the runs; it must be there.
+            folder: the folder of the runs; it must be there.
             record: write entries to the ledger's file, one by one.
-            commit: that runs, see `commit_of`.
+            commit: the commit that runs, see `commit_of`.
             estimates_for: the machine whose seconds the study's estimates are.
             command: what entries say makes them again, given the paper's name, the measurement and the seeds.
         """
@@ -226,7 +226,7 @@ def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
     """The commit of a clone in 12 digits, with "-dirty" where tracked files differ; "unknown" where there is none.
 
     Args:
-        root: of the clone.
+        root: the clone's folder.
         but_for: paths below it whose changes make no other commit of it, such as the ledger's own.
     """
     git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)

@@ -34,10 +34,10 @@ def draw_sheets(
 
     Args:
         study: has the finished runs; nothing is run.
-        ledger: its entries say which measurements there are.
+        ledger: the ledger, whose entries say which measurements there are.
         folder: where PNG files go, named by paper and table.
         shown: which measured entries are shown, of those whose unit is dB.
-        title: of the sheet of a table, from the table's name.
+        title: gives the title of a table's sheet, from the table's name.
     """
     tables: dict[str, dict[str, dict[str, Pictures]]] = {}
     for label, cell, pictures in _measured(study, ledger, shown):

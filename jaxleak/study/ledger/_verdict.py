@@ -42,7 +42,7 @@ class Directions:
 
         Args:
             cell: id of the cell, TABLE/REST.
-            unit: of its number.
+            unit: the unit of its number.
         """
         table = cell.partition("/")[0]
         if table in self.equal or any(part in cell for part in self.equal_parts):
