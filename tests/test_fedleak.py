@@ -250,6 +250,8 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
     np.testing.assert_array_equal(variables["params"]["head"]["bias"], again["params"]["head"]["bias"])
     with pytest.raises(ValueError, match="none left"):
         trained(Case(data="digits", model="mlp", pool=1797), training, 0, tmp_path)
+    with pytest.raises(ValueError, match="crops of the same photographs, which overlap, so weights"):
+        trained(Case(model="mlp", pool=8), training, 0, tmp_path)
 
 
 def test_weights_are_trained_anew_where_other_samples_have_the_name(tmp_path):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from experiments import fedleak, invert
 from experiments._fedleak.cells import cells
@@ -125,6 +126,22 @@ def test_beyond_a_size_the_covariance_is_diagonal():
     assert client_updates.cma_es().init(jnp.zeros(5)).C.shape == (5, 5)
 
 
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of 40 different colour images of 48 x 48 pixels, in two classes."""
+    root = tmp_path_factory.mktemp("photographs")
+    for number, image in enumerate(data.load("natural_patches:48", 40, 0).x):
+        file = root / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray((255 * image).astype(np.uint8)).save(file)
+    return root
+
+
+def _alike(public, private):
+    """The highest PSNR between two images of these sets."""
+    return max(float(metrics.psnr(np.broadcast_to(image, public.shape), public).max()) for image in private)
+
+
 class TestPublicImages:
     def test_held_out_digits_are_not_the_clients(self):
         case = Case(attack="rog", data="digits", pool=64, public_samples=2000)
@@ -142,6 +159,29 @@ class TestPublicImages:
         public = public_data.public_images(case, 3, SHAPE)
         assert len(public) == 136
         assert not private & {image.tobytes() for image in public}
+
+    @pytest.mark.parametrize(("private", "public"), [(16, 32), (32, 16), (24, 16)])
+    def test_a_folder_read_at_another_size_holds_the_same_images(self, photographs, private, public):
+        case = Case(
+            attack="ggl", data=f"folder:{photographs}?size={private}", pool=8, public_samples=64,
+            public_data=f"folder:{photographs}/../{photographs.name}?size={public}",
+        )  # fmt: skip
+        found = public_data.public_images(case, 1, (private, private, 3))
+        assert len(found) == 32
+        assert _alike(found, data.load(case.data, 8, 1).x) < 25
+
+    def test_resized_copies_in_another_file_are_dropped(self, photographs, tmp_path):
+        """Grey copies, in another order, and brought to the victim's size in another way than the folder's images."""
+        x = data.load(f"folder:{photographs}?size=48", None, 7).x
+        np.savez(tmp_path / "copy.npz", x=x.mean(axis=-1, keepdims=True), y=np.zeros(len(x), int))
+        case = Case(
+            attack="ggl", data=f"folder:{photographs}?size=32", pool=8, public_data=f"npz:{tmp_path / 'copy.npz'}"
+        )
+        private = data.load(case.data, 8, 1).x
+        assert _alike(public_data._fitted(x, (32, 32, 3)), private) > 30
+        found = public_data.public_images(case, 1, (32, 32, 3))
+        assert len(found) == 32
+        assert _alike(found, private.mean(axis=-1, keepdims=True)) < 25
 
     def test_images_of_another_size_and_synthetic_ones(self):
         case = Case(attack="ggl", data="natural_patches", public_data="lfw_faces", public_samples=5)

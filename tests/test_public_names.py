@@ -167,8 +167,8 @@ NAMES = {
         attack ATTACKS build_attack build_model captions Case cell_of_point check client_of CLOSED_FORM
         COMPILE_SECONDS defense_of draw_distances draw_reconstructions Federation forward_seconds
         generator_for granted HELD_OUT Inversion Inversions iterations_of leaves_of observe Outcome
-        own_opinion parameter_count public_images RECOGNISED_ABOVE require_memory_of_update
-        run_trade_off score seconds_of_update settings sources_of_update SYNTHETIC threat_for
+        own_opinion parameter_count public_images RECOGNISED_ABOVE refuse_overlap
+        require_memory_of_update require_no_overlap run_trade_off score seconds_of_update settings sources_of_update SYNTHETIC threat_for
         trade_off_runner TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.threats": """

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
-    from jaxleak.study.updates._federation import Federation, Training, Utilities, Utility, trained, utility_of
+    from jaxleak.study.updates._federation import (
+        Federation,
+        Training,
+        Utilities,
+        Utility,
+        refuse_overlap,
+        trained,
+        utility_of,
+    )
     from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._problem import (
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
         score,
         where_seen,
     )
-    from jaxleak.study.updates._public_data import generator_for, public_images
+    from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
@@ -49,14 +57,16 @@ _MODULE_OF = {
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
-    **dict.fromkeys(("Federation", "Training", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
+    **dict.fromkeys(
+        ("Federation", "Training", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"
+    ),
     **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
     **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
     **dict.fromkeys(
         ("RECOGNISED_ABOVE", "Outcome", "attack", "captions", "observe", "own_opinion", "score", "where_seen"),
         "_problem",
     ),
-    **dict.fromkeys(("generator_for", "public_images"), "_public_data"),
+    **dict.fromkeys(("generator_for", "public_images", "require_no_overlap"), "_public_data"),
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
 }
@@ -97,7 +107,9 @@ __all__ = [
     "own_opinion",
     "parameter_count",
     "public_images",
+    "refuse_overlap",
     "require_memory_of_update",
+    "require_no_overlap",
     "run_trade_off",
     "score",
     "seconds_of_update",

@@ -16,7 +16,7 @@ from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._attacker import check, settings
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
-from jaxleak.study.updates._federation import Federation, Training, trained
+from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
 from jaxleak.study.updates._problem import attack
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
@@ -74,6 +74,8 @@ class Inversions(Generic[Kind]):
     def require(self, job: Kind, seed: int) -> None:
         """Refuse an attack whose parts do not go together, or for which this machine has too little memory."""
         check(job.case)
+        if job.training is not None:
+            refuse_overlap(job.case)
         require_memory_of_update(job.case)
 
     def cost(self, job: Kind) -> Cost:
