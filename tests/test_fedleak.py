@@ -24,8 +24,8 @@ from jaxleak.study.updates import (
     Training,
     Utilities,
     check,
+    resolved,
     seconds_of_update,
-    settings,
     trained,
     utility_of,
     victim,
@@ -111,7 +111,7 @@ def test_figures_without_numbers_have_their_runs():
 def test_every_case_has_settings_that_the_threat_grants():
     cases = {job.case for cell in _all(EVERYTHING) for job in cell.jobs if job.kind == "invert"}
     assert len(cases) > 80
-    assert all(settings(case).labels != "given" for case in cases)
+    assert all(resolved(case).settings.labels != "given" for case in cases)
     for case in cases:
         check(case)
 

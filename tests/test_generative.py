@@ -17,7 +17,7 @@ from jaxleak import attacks, audit, data, metrics, models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion import public_generator
-from jaxleak.study.updates import Case, granted, settings
+from jaxleak.study.updates import Case, resolved
 from jaxleak.study.updates import _public_data as public_data
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
@@ -200,9 +200,9 @@ class TestPublicImages:
 
     def test_the_grant_is_named(self):
         model = models.build("mlp", (8, 8, 1), 10)
-        assert "public images (digits, held out)" in granted(Case(attack="ggl", data="digits"), model)
-        assert "public images" not in granted(Case(attack="ggl", public_data="synthetic"), model)
-        assert "public images" not in granted(Case(), model)
+        assert "public images (digits, held out)" in resolved(Case(attack="ggl", data="digits")).granted(model)
+        assert "public images" not in resolved(Case(attack="ggl", public_data="synthetic")).granted(model)
+        assert "public images" not in resolved(Case()).granted(model)
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="sigma must be > 0"):
             client_updates.cma_es(sigma=0.0)
         with pytest.raises(ValueError, match="latent_size must be > 0"):
-            settings(Case(attack="rog", latent_size=0))
+            resolved(Case(attack="rog", latent_size=0))
 
     def test_without_the_libraries(self, monkeypatch, generator):
         monkeypatch.setitem(sys.modules, "evosax", None)

@@ -14,7 +14,7 @@ from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels
 from jaxleak.models import HeadLayer
-from jaxleak.study.updates import Case, attack, build_model, observe, settings, victim
+from jaxleak.study.updates import Case, attack, build_model, observe, resolved, victim
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
@@ -178,7 +178,7 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
     """
     side = victim(case, seed)
     observation, truth = observe(case, seed, side)
-    s = settings(case)
+    s = resolved(case).settings
     engine = attacks.inversion(side.model, side.share, s, batch_size=case.images)
     exact = truth.x[:, 0]
 
@@ -223,7 +223,7 @@ def parabola_path(case: Case) -> np.ndarray:
     Returns:
         x before the first step and after each of `case.iterations` ones.
     """
-    regularization = settings(case).regularization
+    regularization = resolved(case).settings.regularization
     path = [jnp.float32(0.5)]
     for _ in range(case.iterations):
         _, _, direction = objectives.regularized_gradient(

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxleak.study.updates._attacker import (
-        CLOSED_FORM,
-        build_attack,
-        check,
-        granted,
-        iterations_of,
-        leaves_of,
-        settings,
-        threat_for,
-    )
+    from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
@@ -50,10 +41,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "ATTACKS": "_names",
-    **dict.fromkeys(
-        ("CLOSED_FORM", "build_attack", "check", "granted", "iterations_of", "leaves_of", "settings", "threat_for"),
-        "_attacker",
-    ),
+    **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
@@ -82,6 +70,7 @@ __all__ = [
     "Inversions",
     "Outcome",
     "RECOGNISED_ABOVE",
+    "Resolved",
     "SYNTHETIC",
     "TradeOffPoint",
     "Training",
@@ -89,7 +78,6 @@ __all__ = [
     "Utility",
     "Victim",
     "attack",
-    "build_attack",
     "build_model",
     "captions",
     "cell_of_point",
@@ -100,9 +88,6 @@ __all__ = [
     "draw_reconstructions",
     "forward_seconds",
     "generator_for",
-    "granted",
-    "iterations_of",
-    "leaves_of",
     "observe",
     "own_opinion",
     "parameter_count",
@@ -110,12 +95,11 @@ __all__ = [
     "refuse_overlap",
     "require_memory_of_update",
     "require_no_overlap",
+    "resolved",
     "run_trade_off",
     "score",
     "seconds_of_update",
-    "settings",
     "sources_of_update",
-    "threat_for",
     "trade_off_runner",
     "trained",
     "utility_of",

@@ -1,10 +1,9 @@
 """The options of one gradient inversion."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
-
-from jaxleak.study.updates._names import GENERATIVE
 
 #: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
 HELD_OUT = "held_out"
@@ -149,24 +148,24 @@ _PART_OF = {
     "step_size": "optimizer",
 }  # fmt: skip
 
-#: Options that only some attacks read.
-_READ_BY = {
-    "granted_statistics": ("gradinversion",),
-    "far": ("row_space",),
-    "noise": ("bayes",),
-    "noise_scale": ("bayes",),
-    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), GENERATIVE),
-}
+#: Options of the generator that some attacks train on public data.
+OF_GENERATORS = ("public_data", "public_samples", "latent_size", "generator_epochs")
 
-#: Options of the iterative engine, which attacks of a closed form do without.
-_ITERATIVE = (
+#: Options of the iterative engine, which change any preset, and which attacks of a closed form do without.
+ITERATIVE = (
     "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "tv_kind", "activation_penalty",
     "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
 )  # fmt: skip
 
 
-def check_combinations(case: Case, closed_form: bool) -> None:
-    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back."""
+def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], closed_form: bool) -> None:
+    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back.
+
+    Args:
+        case: with its options.
+        readers: options that only some attacks read, each with the names of these attacks.
+        closed_form: whether the case's attack has no iterations.
+    """
     given = {field.name for field in fields(case) if getattr(case, field.name) != field.default}
     for option, other in _PART_OF.items():
         if option in given and other not in given:
@@ -175,11 +174,11 @@ def check_combinations(case: Case, closed_form: bool) -> None:
         raise ValueError("the probe step goes as far as the optimizer would, so probe_length would not be read")
     if case.exact_kinks and case.homotopy is not None:
         raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
-    for option, readers in _READ_BY.items():
-        if option in given and case.attack not in readers:
-            raise ValueError(f"{option} is read by {' and '.join(readers)} only, got attack {case.attack}")
-    if case.generator and case.attack in GENERATIVE:
+    for option, names in readers.items():
+        if option in given and case.attack not in names:
+            raise ValueError(f"{option} is read by {' and '.join(names)} only, got attack {case.attack}")
+    if case.generator and case.attack in readers["public_data"]:
         raise ValueError(f"generator puts untrained weights in place of the trained generator of {case.attack}")
-    unread = [option for option in _ITERATIVE if option in given]
+    unread = [option for option in ITERATIVE if option in given]
     if closed_form and unread:
         raise ValueError(f"{case.attack} has a closed form and does not read {', '.join(unread)}")

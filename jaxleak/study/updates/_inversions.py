@@ -13,7 +13,7 @@ from jaxleak.study import RunFolder, digest, plots, sheets
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates._attacker import check, settings
+from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
@@ -107,7 +107,7 @@ class Inversions(Generic[Kind]):
 
 
 def _numbers_of_preset(case: Case) -> dict[str, Any]:
-    s = settings(case)
+    s = resolved(case).settings
     numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
     return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
 

@@ -15,7 +15,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study.updates._attacker import build_attack, iterations_of, leaves_of, settings, threat_for
+from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
 from jaxleak.study.updates._public_data import generator_for
@@ -66,12 +66,12 @@ def _attack_on(
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
-        return build_attack(case, model, shown, generator)
+        return resolved(case, generator).build(model, shown)
     known = adaptive.informed(
         defenses.client_defense(case.defense, case.strength, local_steps=shown.local_steps),
         model,
         shown,
-        settings(case, generator),
+        resolved(case, generator).settings,
         batch_size=case.images,
         round=case.attacked_round,
         variables=variables,
@@ -97,7 +97,8 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
     state = jax.jit(side.protocol.init)(audit.init_key(key))
     state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))
     _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
-    threat = threat_for(case)._replace(payload=leaves_of(case, side.model))
+    of_case = resolved(case)
+    threat = of_case.threat._replace(payload=of_case.leaves(side.model))
     return threats.view(threat, transcript), transcript.private
 
 
@@ -167,7 +168,7 @@ def answer_to(
         observation,
         template,
         key=jax.random.key(seed),
-        iterations=iterations_of(case),
+        iterations=resolved(case).iterations,
         restarts=case.restarts,
         microbatch=case.microbatch,
         callbacks=callbacks,

@@ -7,13 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxleak import attacks, data
-from jaxleak.attacks import client_updates
+from jaxleak import data
+from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._cafe.decoder import synthetic_slices
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
-
-#: Weight of the codes' divergence from a standard normal: a search walks through GGL's codes, ROG's keep more detail.
-KL = {"ggl": 0.1, "rog": 0.0}
 
 _FIELDS = ("attack", "data", "pool", "skip", "public_data", "public_samples", "latent_size", "generator_epochs")
 
@@ -32,7 +29,7 @@ def generator_for(
     Raises:
         ValueError: if the case's public data may hold the victim's images.
     """
-    if case.attack not in attacks.presets.GENERATIVE:
+    if case.attack not in presets.GENERATIVE:
         return None
     if captured and case.public_data == HELD_OUT:
         raise ValueError(
@@ -46,7 +43,7 @@ def generator_for(
 def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool) -> client_updates.PublicGenerator:
     images = public_images(case, seed, image_shape, captured=captured)
     return client_updates.train_generator(
-        jax.random.key(seed), images, case.latent_size, epochs=case.generator_epochs, kl=KL[case.attack]
+        jax.random.key(seed), images, case.latent_size, epochs=case.generator_epochs, kl=presets.GENERATIVE[case.attack]
     )
 
 
