@@ -38,7 +38,7 @@ class Args:
     save_weights: Path | None = None
     """With --save-payload: write the weights that the update was computed at to this safetensors file."""
     devices: int | None = None
-    """Devices that share the restarts, or the images of a single trial; on CPU that many are made."""
+    """Devices that share the restarts, or the images of a single trial; on CPU, as many virtual devices are created."""
     out: Path | None = None
     """Folder of the run, by default below runs/."""
     fresh: bool = False

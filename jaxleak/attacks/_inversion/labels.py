@@ -64,7 +64,7 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
     def inferred(observation: Observation, label_key: jax.Array) -> jax.Array:
         found = inferred_labels(strategy, setup, observation, label_key)
         if setup.parts > 1:
-            # Rules list labels by class, and parts of one class each would be unlike any that clients draw.
+            # Rules return labels sorted by class. Shuffle them, or each local step would get the samples of one class.
             order = jax.random.fold_in(jax.random.wrap_key_data(label_key), setup.parts)
             found = jax.random.permutation(order, found)
         return soft_labels(found, classes)
