@@ -157,7 +157,7 @@ class TestPublicImages:
         case = Case(attack="ggl", data="digits", pool=64, public_data=f"npz:{tmp_path / 'copy.npz'}")
         private = {image.tobytes() for image in data.load("digits", 64, 3).x}
         public = public_data.public_images(case, 3, SHAPE)
-        assert len(public) == 136
+        assert 120 < len(public) <= 136  # a few others look like the clients'
         assert not private & {image.tobytes() for image in public}
 
     @pytest.mark.parametrize(("private", "public"), [(16, 32), (32, 16), (24, 16)])
@@ -169,6 +169,14 @@ class TestPublicImages:
         found = public_data.public_images(case, 1, (private, private, 3))
         assert len(found) == 32
         assert _alike(found, data.load(case.data, 8, 1).x) < 25
+
+    def test_embedded_data_read_at_another_size_are_the_same_images(self):
+        cases = [
+            Case(attack="rog", data="digits", pool=64, public_data=public, public_samples=200)
+            for public in ("held_out", "digits?size=16")
+        ]
+        held_out, resized = (public_data.public_images(case, 0, SHAPE) for case in cases)
+        assert metrics.psnr(held_out, resized).min() > 15
 
     def test_resized_copies_in_another_file_are_dropped(self, photographs, tmp_path):
         """Grey copies, in another order, and brought to the victim's size in another way than the folder's images."""
@@ -183,6 +191,12 @@ class TestPublicImages:
         assert len(found) == 32
         assert _alike(found, private.mean(axis=-1, keepdims=True)) < 25
 
+    def test_resized_digits_in_another_file_are_dropped(self, tmp_path):
+        digits = data.load("digits?size=16", 100, 3)
+        np.savez(tmp_path / "copy.npz", x=digits.x, y=digits.y)
+        case = Case(attack="ggl", data="digits", pool=64, public_data=f"npz:{tmp_path / 'copy.npz'}")
+        assert 20 < len(public_data.public_images(case, 3, SHAPE)) <= 36  # the clients' 64 are among the copies
+
     def test_images_of_another_size_and_synthetic_ones(self):
         case = Case(attack="ggl", data="natural_patches", public_data="lfw_faces", public_samples=5)
         assert public_data.public_images(case, 0, (32, 32, 3)).shape == (5, 32, 32, 3)
@@ -190,7 +204,7 @@ class TestPublicImages:
         assert public_data.public_images(nobodys, 0, (32, 32, 3)).shape == (6, 32, 32, 3)
 
     def test_overlapping_crops_and_captured_payloads(self):
-        for other in ("held_out", "photographs:40"):
+        for other in ("held_out", "photographs:40", "natural_patches?size=16"):
             with pytest.raises(ValueError, match="crops of the same photographs, which overlap"):
                 public_data.public_images(Case(attack="ggl", public_data=other), 0, (32, 32, 3))
         with pytest.raises(ValueError, match="needs --public-data"):
