@@ -171,6 +171,13 @@ NAMES = {
         seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
         Utility utility_of Victim victim where_seen
     """,
+    "jaxleak.study.updates.basin": """
+        CANDIDATES distances NOISE reach_of_row
+    """,
+    "jaxleak.study.updates.diagnostics": """
+        FIG1_ATTACKED fig1_seeds label_rules magnitude_sensitivity NOISE_DRAWS parabola_path path_steepness
+        settled_after sign_noise STRENGTHS summary_of_ratios
+    """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat
         view

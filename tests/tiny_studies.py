@@ -35,6 +35,7 @@ from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
 from jaxleak.study.updates import Case, Outcome, Utilities, _inversions, victim
+from jaxleak.study.updates import basin as measured_basin
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -151,7 +152,7 @@ class Studies:
     def distances(self, case, sharpness, batches, seed, *_):
         """A stub: distances that are those of the seed."""
         self.count()
-        return np.random.default_rng(seed).random((batches, len(sharpness), len(basin.CANDIDATES)))
+        return np.random.default_rng(seed).random((batches, len(sharpness), len(measured_basin.CANDIDATES)))
 
     def exact(self, setting, problem):
         """A stub: the exact engine at its best."""
@@ -265,7 +266,7 @@ def studies(monkeypatch, tmp_path):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
     monkeypatch.setattr(parties_jobs, "run_case", found.run_case)
     monkeypatch.setattr(Utilities, "_train", lambda _, job, seed: found.train(job.case, seed))
-    monkeypatch.setattr(basin, "distances", found.distances)
+    monkeypatch.setattr(measured_basin, "distances", found.distances)
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
     for module in (cafe_exact, cafe_descent):
         monkeypatch.setattr(module, "forward_features", killed)

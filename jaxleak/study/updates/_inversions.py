@@ -84,7 +84,11 @@ class Inversions(Generic[Kind]):
         return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
 
     def run(self, job: Kind, seed: int) -> Result:
-        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,)."""
+        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,).
+
+        Of several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one agrees
+        with it, `agreement` (B,).
+        """
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -103,6 +107,8 @@ class Inversions(Generic[Kind]):
             checkpoints=saved,
         )
         images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
+        if outcome.second is not None:
+            images |= {"other": outcome.second.other, "agreement": outcome.second.value}
         return Result({**outcome.scores, **reached}, images)
 
 
