@@ -93,8 +93,8 @@ class Measurements:
 
     def sources(self, job: Measurement, seed: int) -> Arrays:
         """The client's data, and those that the weights were trained on."""
-        found = dict(sources_of_update(job.case, seed))
-        return found if job.training is None else found | drawn(job.case.data, None, seed)
+        found = sources_of_update(job.case, seed)
+        return found if job.training is None else {**found, **drawn(job.case.data, None, seed)}
 
     def require(self, job: Measurement, seed: int) -> None:
         """Refuse a batch for which this machine has too little memory, or weights that have seen the client's data."""

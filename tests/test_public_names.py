@@ -52,8 +52,8 @@ NAMES = {
     """,
     "jaxleak.attacks.presets": """
         bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
-        GGL_POPULATION gradinversion idlg inverting_gradients KEEPING_SIGNS preset PRESETS rog row_space sapag signed
-        step_decay_adam
+        GGL_POPULATION gradinversion idlg inverting_gradients KEEPING_SIGNS LINE_SEARCHES preset PRESETS rog row_space
+        sapag signed step_decay_adam
     """,
     "jaxleak.audit": """
         Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS

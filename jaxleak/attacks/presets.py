@@ -45,6 +45,7 @@ __all__ = [
     "GENERATIVE",
     "GGL_POPULATION",
     "KEEPING_SIGNS",
+    "LINE_SEARCHES",
     "PRESETS",
     "bayes",
     "cosine_decay_adam",
@@ -300,6 +301,8 @@ def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
 #: Presets that take a generator, hence public data, and the `kl` of `train_generator` that each wants: a search walks
 #: through GGL's codes, and ROG's keep more detail.
 GENERATIVE = {"ggl": 0.1, "rog": 0.0}
+#: Presets whose optimizer, L-BFGS, evaluates the gradient several times per iteration.
+LINE_SEARCHES = ("dlg", "idlg")
 #: Presets whose descent by the signs of gradients stays when another optimizer takes the place of theirs.
 KEEPING_SIGNS = ("inverting_gradients",)
 

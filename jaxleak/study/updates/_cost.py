@@ -42,7 +42,7 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
     s = resolved(case).settings
     forward = forward_seconds(case)
     evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
-    if case.attack in ("dlg", "idlg") and case.optimizer is None:
+    if case.attack in presets.LINE_SEARCHES and case.optimizer is None:
         evaluations *= LINE_SEARCH
     if s.gradient_free:
         evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
