@@ -130,8 +130,8 @@ def main(args: Args) -> list[dict[str, Any]]:
                 for seed in args.seeds:
                     with folder.phase(f"{row}/{name}"):
                         result = runner(jobs[row, name], seed)
-                    images = {part: result.arrays[part] for part in ("truth", "estimate", "curve")}
-                    outcomes.setdefault(name, []).append(Outcome(scores=dict(result.scores), **images))
+                    truth, estimate, curve = (result.arrays[part] for part in ("truth", "estimate", "curve"))
+                    outcomes.setdefault(name, []).append(Outcome(truth, estimate, dict(result.scores), curve))
                     folder.log(row=row, variant=name, seed=seed, **result.scores)
                 cells.append(summary(row, name, outcomes[name]))
             draw(folder, row, outcomes)
