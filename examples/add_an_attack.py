@@ -95,7 +95,7 @@ plots.curves(Path("pictures/distances.png"), curves, xlabel="iteration", ylabel=
 # %% [markdown]
 # ![The distance of each attack over its iterations](pictures/distances.png)
 #
-# To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py`, add it to `PRESETS`, and its name to
-# `ATTACKS` in `jaxleak/study/updates/_names.py`: `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the
-# recipe, with the tests that every attack has to pass. An attack that is no
+# To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py` and add it to `PRESETS` there:
+# `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to
+# pass. An attack that is no
 # gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.

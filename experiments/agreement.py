@@ -16,8 +16,7 @@ CIFAR-10 are read from JAXLEAK_DATA_DIR. The study takes about half an hour of o
 again, so the same command goes on where it was; `--fresh` starts over, and `--finished-only` counts what is there.
 """
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxleak import _validate, metrics
-from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
+from jaxleak.study import Progress, RunFolder, default_out, plots, print_metrics, run_command
 from jaxleak.study.cell_reports import write_rows
-from jaxleak.study.files import jsonable
-from jaxleak.study.updates import RECOGNISED_ABOVE, Case, attack, sources_of_update
+from jaxleak.study.runner import Result, runner_in
+from jaxleak.study.updates import RECOGNISED_ABOVE, Case, Inversion, Inversions
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -66,6 +65,8 @@ CASES = QUICK | SLOW
 #: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
 MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | {"convnet-b4": 12, "convnet-b4-patches": 12}
 
+#: Scores of a run that results.json keeps.
+KEPT = ("psnr", "score", "cosine_distance", "gradient_matched")
 #: The share of the wrong images that may reach the threshold.
 FALSE_ALARMS_AT_MOST = 0.05
 #: Thresholds that are tried.
@@ -122,30 +123,26 @@ def main(args: Args) -> dict[str, float]:
         fresh=args.fresh,
         program="python -m experiments.agreement",
     )
-    stored = folder.path / "cells"
-    stored.mkdir(exist_ok=True)
-    if args.fresh:
-        for file in stored.glob("*.npz"):
-            file.unlink()
-    jobs = [(name, seed) for name in cases for seed in args.seeds[: MOST_SEEDS[name]]]
-    for name, seed in jobs:
-        folder.sources.bind(sources_of_update(cases[name], seed))
     rows, columns = list[dict[str, Any]](), list[Images]()
     with Progress() as progress:
-        for name, seed in jobs:
-            # The arrays are named by what was run, so that a changed case is run anew.
-            file = stored / f"{name}-{seed}-{digest(jsonable(asdict(cases[name])))}.npz"
-            if not file.exists():
-                if args.finished_only:
-                    continue
-                with folder.phase(name):
-                    _run(cases[name], seed, file)
-            images, scores = _read(file, cases[name], seed)
+        runner = runner_in(folder, Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
+        jobs = [
+            (name, Inversion(case), seed)
+            for name, case in cases.items()
+            for seed in args.seeds[: MOST_SEEDS[name]]
+            if not args.finished_only or runner.done(Inversion(case), seed)
+        ]
+        if not jobs:
+            raise ValueError(f"no run of these cases is finished in {folder.path}; leave finished_only out")
+        for _, job, seed in jobs:
+            runner.check([job], [seed])
+        for name, job, seed in jobs:
+            with folder.phase(name):
+                result = runner(job, seed)
+            images = images_of(job.case, seed, result)
             columns.append(images)
-            rows.append({"case": name, "seed": seed, **scores})
-            progress.update(name, len(rows), len(jobs))
-    if not columns:
-        raise ValueError(f"no run of these cases is finished in {folder.path}; leave finished_only out")
+            of_each = {"agreement": images.agreement, "tinted": images.tinted, "ssim": images.ssim}
+            rows.append({"case": name, "seed": seed, **of_each, **{score: result.scores[score] for score in KEPT}})
     everything = Images(*(np.concatenate(column) for column in zip(*columns, strict=True)))
     found = judge(everything)
     show(rows)
@@ -162,37 +159,24 @@ def main(args: Args) -> dict[str, float]:
     return found
 
 
-def _run(case: Case, seed: int, file: Path) -> None:
-    outcome = attack(case, seed)
-    assert outcome.second is not None  # every case has two starts
-    with file.with_suffix(".partial").open("wb") as partial:
-        np.savez(
-            partial,
-            truth=outcome.truth,
-            estimate=outcome.estimate,
-            other=outcome.second.other,
-            agreement=outcome.second.value,
-            scores=np.array(json.dumps(jsonable(outcome.scores))),
-        )
-    file.with_suffix(".partial").replace(file)
+def images_of(case: Case, seed: int, result: Result) -> Images:
+    """The images of one run.
 
-
-def _read(file: Path, case: Case, seed: int) -> tuple[Images, dict[str, Any]]:
-    """What one run left, and the numbers of it that results.json keeps."""
-    with np.load(file, allow_pickle=False) as arrays:
-        truth, estimate, other = (np.asarray(arrays[name]) for name in ("truth", "estimate", "other"))
-        agreement, scores = np.asarray(arrays["agreement"]), json.loads(str(arrays["scores"]))
+    Args:
+        case: that was attacked, from two starts.
+        seed: of the run.
+        result: what it left.
+    """
+    truth, estimate, other = (result.arrays[name] for name in ("truth", "estimate", "other"))
     size = len(truth)
-    images = Images(
-        agreement=agreement,
+    return Images(
+        agreement=result.arrays["agreement"],
         tinted=metrics.ssim(estimate, np.clip(tinted_like(estimate, other), 0, 1)),
         ssim=metrics.ssim(truth, estimate),
-        matched=np.full(size, scores["gradient_matched"] == 1),
+        matched=np.full(size, result.scores["gradient_matched"] == 1),
         defended=np.full(size, case.defense is not None),
         seed=np.full(size, seed),
     )
-    kept = {name: scores[name] for name in ("psnr", "score", "cosine_distance", "gradient_matched")}
-    return images, {"agreement": images.agreement, "tinted": images.tinted, "ssim": images.ssim, **kept}
 
 
 def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:

@@ -17,31 +17,30 @@ The first line takes about half a minute on two cores and should print a reach a
 for the ResNet10: by what share of their distance, at the best sharpness, images at 30 dB are closer than other images.
 """
 
-import functools
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from experiments._smoothing import ROWS
-from jaxleak import _validate, models, objectives, protocols
-from jaxleak._base import Batch, PyTree
-from jaxleak.attacks import client_updates
-from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
+from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
 from jaxleak.study.cell_reports import write_rows
-from jaxleak.study.sources import drawn
-from jaxleak.study.updates import Case, Training, require_memory_of_update, sources_of_update, trained, victim
-
-#: Noise of this PSNR in dB, images in [0, 1].
-NOISE = (40, 30, 20)
-#: Candidates whose gradients are compared with that of the truth, by the name that is printed.
-CANDIDATES = ("truth", *(f"{level} dB" for level in NOISE), "grey", "other")
+from jaxleak.study.files import jsonable
+from jaxleak.study.runner import Cost, Result, runner_in
+from jaxleak.study.sources import Arrays, drawn
+from jaxleak.study.updates import (
+    Case,
+    Training,
+    basin,
+    refuse_overlap,
+    require_memory_of_update,
+    sources_of_update,
+    trained,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Args:
     compare: Literal["gradients", "row_spaces"] = "gradients"
     """Distance to measure: the cosine of gradients, or that of row spaces, which the attack row_space descends."""
     weights: Literal["random", "warm"] = "random"
-    """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
+    """Weights of the model: random, or trained by FedAvg on samples that the attacked client does not hold (warm)."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
@@ -70,18 +69,65 @@ class Args:
     """Forget finished runs of this folder."""
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """A job: the distances of one row."""
+
+    case: Case
+    sharpness: tuple[float, ...]
+    batches: int
+    compare: str
+    training: Training | None  # None draws the weights
+
+
+class Measurements:
+    """The jobs of this study. A result has `distances` (batches, len(sharpness), len(basin.CANDIDATES))."""
+
+    def __init__(self, folder: RunFolder):
+        """Trained weights go below `folder`."""
+        self.folder = folder
+
+    def identity(self, job: Measurement, seed: int) -> dict[str, Any]:
+        """The row, and what is measured of it."""
+        return jsonable(asdict(job)) | {"seed": seed}
+
+    def sources(self, job: Measurement, seed: int) -> Arrays:
+        """The client's data, and those that the weights were trained on."""
+        found = sources_of_update(job.case, seed)
+        return found if job.training is None else {**found, **drawn(job.case.data, None, seed)}
+
+    def require(self, job: Measurement, seed: int) -> None:
+        """Refuse a batch for which this machine has too little memory, or weights that have seen the client's data."""
+        require_memory_of_update(job.case)
+        if job.training is not None:
+            refuse_overlap(job.case)
+
+    def cost(self, job: Measurement) -> Cost:
+        """A guess: seconds of a small network."""
+        return Cost(0.1 * job.batches * len(job.sharpness), 10.0)
+
+    def run(self, job: Measurement, seed: int) -> Result:
+        """Measure."""
+        variables, reached = None, dict[str, float]()
+        if job.training is not None:
+            variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
+        found = basin.distances(job.case, job.sharpness, job.batches, seed, variables, job.compare)
+        return Result(reached, {"distances": found})
+
+
 def main(args: Args) -> list[dict[str, Any]]:
     """Measure all rows; returns one entry per row."""
     _validate.seeds(seeds=args.seeds)
     _validate.positive(batches=args.batches, sharpness=len(args.sharpness))
     _validate.positive(**{f"sharpness[{i}]": beta for i, beta in enumerate(args.sharpness)})
-    cases = {}
+    jobs = {}
     for row in args.rows:
         _validate.one_of(ROWS, rows=row)
-        cases[row] = replace(ROWS[row], data=args.data)
+        case = replace(ROWS[row], data=args.data)
         # Every batch is compared with one that is never the truth.
-        _validate.in_range(1, cases[row].pool // (2 * cases[row].batch_size), batches=args.batches)
-        require_memory_of_update(cases[row])
+        _validate.in_range(1, case.pool // (2 * case.batch_size), batches=args.batches)
+        training = args.warm if args.weights == "warm" else None
+        jobs[row] = Measurement(case, args.sharpness, args.batches, args.compare, training)
     names = ("rows", "data", "sharpness", "batches", "seeds", "compare", "weights")
     config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
@@ -93,28 +139,26 @@ def main(args: Args) -> list[dict[str, Any]]:
         fresh=args.fresh,
         program="python -m experiments.basin",
     )
-    for case in cases.values():
-        for seed in args.seeds:
-            folder.sources.bind(sources_of_update(case, seed))
-            if args.weights == "warm":
-                folder.sources.bind(drawn(args.data, None, seed))
-    folder.work_again()
+    runner = runner_in(folder, Measurements(folder), fresh=args.fresh)
+    for job in jobs.values():
+        runner.jobs.require(job, args.seeds[0])
+    runner.check(jobs.values(), args.seeds)
+    folder.log_again()
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
-        for row, case in cases.items():
+        for row, job in jobs.items():
             per_seed = []
             for done, seed in enumerate(args.seeds):
                 progress.update(row, done, len(args.seeds))
-                variables = None
-                if args.weights == "warm":
-                    variables, _ = trained(case, args.warm, seed, folder.path / "weights")
                 with folder.phase(row):
-                    per_seed.append(distances(case, args.sharpness, args.batches, seed, variables, args.compare))
-            cells.append(summary(row, args.sharpness, np.concatenate(per_seed)))
+                    per_seed.append(runner(job, seed).arrays["distances"])
+            cells.append(basin.reach_of_row(row, args.sharpness, np.concatenate(per_seed)))
             folder.log(**cells[-1])
             show(cells[-1], args.sharpness)
             draw(folder.figure(f"{row}.png"), cells[-1], args.sharpness)
-    metrics = {f"reach_{level}_db/{cell['id']}": cell["reach"][f"{level} dB"] for cell in cells for level in NOISE}
+    metrics = {
+        f"reach_{level}_db/{cell['id']}": cell["reach"][f"{level} dB"] for cell in cells for level in basin.NOISE
+    }
     captions = {"*": "How much closer the gradient of a noisy image is than another image's, by the noise's PSNR."}
     write_rows(folder, "How far a gradient leads", args, cells, seeds=args.seeds, captions=captions)
     folder.finish(metrics, cells=cells)
@@ -122,107 +166,11 @@ def main(args: Args) -> list[dict[str, Any]]:
     return cells
 
 
-def distances(
-    case: Case,
-    sharpness: tuple[float, ...],
-    batches: int,
-    seed: int,
-    variables: PyTree | None = None,
-    compare: str = "gradients",
-) -> np.ndarray:
-    """Distances (batches, len(sharpness), len(CANDIDATES)) from the exact gradient of the truth.
-
-    Args:
-        case: model, data, batch size and mode of the batch normalisation.
-        sharpness: how sharp the kinks of the compared copy are; None leaves them exact.
-        batches: how many batches take their turn as the truth.
-        seed: seed of data, weights and noise.
-        variables: the model's parameters and statistics; None draws them.
-        compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
-    """
-    side = victim(case, seed)
-    gradient = _gradient(side.share)
-    distance = _distance(side.model, side.share, compare, case.batch_size)
-    if variables is None:
-        variables = jax.jit(side.model.init)(jax.random.key(seed))
-    size = case.batch_size
-    found = np.empty((batches, len(sharpness), len(CANDIDATES)))
-    for number in range(batches):
-        x, y = (side.private[i][number * size : (number + 1) * size] for i in (0, 1))
-        others = side.private.x[-(number + 1) * size :][:size]
-        noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), x.shape)
-        # Grey alone has no spread, which some networks divide by.
-        grey = jnp.full_like(x, 0.5) + 0.01 * noise
-        candidates = (x, *(x + 10 ** (-level / 20) * noise for level in NOISE), grey, others)
-        observed = gradient(variables, x, y, None)
-        for i, beta in enumerate(sharpness):
-            for j, candidate in enumerate(candidates):
-                found[number, i, j] = distance(variables, observed, candidate, y, jnp.float32(beta))
-    return found
-
-
-@functools.cache
-def _gradient(share: protocols.ClientShare) -> Any:
-    @jax.jit
-    def gradient(variables: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array | None) -> PyTree:
-        return share(variables, Batch(x, y, jnp.arange(len(y))), sharpness=sharpness)
-
-    return gradient
-
-
-@functools.cache
-def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
-    if compare == "row_spaces":
-        plan = client_updates.RowSpaces()
-        of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)
-
-    @jax.jit
-    def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
-        if compare == "row_spaces":
-            return of_rows(variables, observed, x[:, 0], sharpness)
-        return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
-
-    return distance
-
-
-def summary(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[str, Any]:
-    """Means over all batches, and the reach: by what share images are closer than other images, at the best sharpness.
-
-    One: the gradient is the observed one. Zero: it is as far from that as another image's.
-
-    Args:
-        row: name.
-        sharpness: as many as the second axis has.
-        found: (batches, len(sharpness), len(CANDIDATES)), see `distances`.
-    """
-    mean = found.mean(axis=0)
-    share = found / mean[:, [CANDIDATES.index("other")]]  # as a share of the mean distance of other images
-    others = share[:, :, CANDIDATES.index("other")]
-    closer = others[:, :, None] - share
-    reach, error, best = {}, {}, {}
-    for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
-        at = int(np.argmax(closer[:, :, j].mean(axis=0)))
-        reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
-        # The error of a ratio of means: batches do not count as spread because their other images are far.
-        residual = closer[:, at, j] - reach[name] * others[:, at]
-        error[name] = float(residual.std() / np.sqrt(len(found)))
-    return {
-        "id": row,
-        "ours": reach["30 dB"],
-        "unit": "share of the distance",
-        "batches": len(found),
-        "reach": reach,
-        "standard_error": error,
-        "at_sharpness": best,
-        "distance": {name: mean[:, j].tolist() for j, name in enumerate(CANDIDATES)},
-    }
-
-
 def show(cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
     """Print a row's distances, and their reach below."""
-    table = Table("sharpness", *CANDIDATES, title=f"{cell['id']}: distance from the observed gradient")
+    table = Table("sharpness", *cell["distance"], title=f"{cell['id']}: distance from the observed gradient")
     for i, beta in enumerate(sharpness):
-        table.add_row(f"{beta:g}", *(f"{cell['distance'][name][i]:.3f}" for name in CANDIDATES))
+        table.add_row(f"{beta:g}", *(f"{cell['distance'][name][i]:.3f}" for name in cell["distance"]))
     table.add_section()
     table.add_row(
         "reach", *(f"{reach:.3f} +- {cell['standard_error'][name]:.3f}" for name, reach in cell["reach"].items())
@@ -233,7 +181,7 @@ def show(cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
 def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
     """One curve per candidate over the sharpness."""
     x = np.array(sharpness, float)
-    series = {name: (x, np.array(cell["distance"][name])) for name in CANDIDATES}
+    series = {name: (x, np.array(cell["distance"][name])) for name in cell["distance"]}
     plots.curves(path, series, xlabel="sharpness", ylabel="distance from the observed gradient", log_x=True)
 
 

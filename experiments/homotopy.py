@@ -29,21 +29,10 @@ from rich.table import Table
 
 from experiments._smoothing import ROWS
 from jaxleak import _validate
-from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.cell_reports import write_rows
-from jaxleak.study.files import jsonable
-from jaxleak.study.sources import drawn
-from jaxleak.study.updates import (
-    Outcome,
-    Training,
-    attack,
-    captions,
-    check,
-    require_memory_of_update,
-    sources_of_update,
-    trained,
-)
+from jaxleak.study.runner import runner_in
+from jaxleak.study.updates import Inversion, Inversions, Outcome, Training, captions
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -69,7 +58,7 @@ class Args:
     rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "convnet-b4")  # type: ignore[valid-type]
     """What is attacked: a model, the width of a ResNet's first stage where it is not 64, and the batch size."""
     variants: tuple[Literal[tuple(VARIANTS)], ...] = ("homotopy", "exact")  # type: ignore[valid-type]
-    """With the homotopy, with exact kinks, with an untrained generator in place of pixels."""
+    """What is compared: the homotopy, exact kinks, and an untrained generator in place of pixels."""
     terms: bool = False
     """Also leave out, or add, FedLeak's terms one by one."""
     data: str = "natural_patches"
@@ -83,9 +72,9 @@ class Args:
     tv: float | None = None
     """Weight of the total variation; None takes the preset's, see `attacks.client_updates.recommended_tv`."""
     step_size: float | None = None
-    """Adam's, of all variants; None takes the preset's, 0.05."""
+    """Step size of Adam, in all variants; None takes the preset's, 0.05."""
     weights: Literal["random", "warm"] = "random"
-    """Drawn, or trained by FedAvg on samples that the attacked client does not hold."""
+    """Weights of the model: random, or trained by FedAvg on samples that the attacked client does not hold (warm)."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
@@ -118,9 +107,8 @@ def main(args: Args) -> list[dict[str, Any]]:
     if args.step_size is not None:
         common |= {"optimizer": "adam", "step_size": args.step_size}
     cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
-    for case in cases.values():
-        check(case)
-        require_memory_of_update(case)
+    training = args.warm if args.weights == "warm" else None
+    jobs = {key: Inversion(case, training) for key, case in cases.items()}
     folder = RunFolder(
         args.out or default_out("homotopy", "-".join(args.rows)),
         "homotopy",
@@ -128,44 +116,23 @@ def main(args: Args) -> list[dict[str, Any]]:
         fresh=args.fresh,
         program="python -m experiments.homotopy",
     )
-    # All that can be refused is refused before the first run.
-    saved = {
-        (row, name, seed): Checkpoints(
-            folder.checkpoints / row / name.replace(" ", "_") / str(seed),
-            jsonable(asdict(case) | {"seed": seed, "weights": args.weights, "warm": config.get("warm")}),
-            fresh=args.fresh,
-        )
-        for (row, name), case in cases.items()
-        for seed in args.seeds
-    }
-    for case in cases.values():
-        for seed in args.seeds:
-            folder.sources.bind(sources_of_update(case, seed))
-            if args.weights == "warm":
-                folder.sources.bind(drawn(args.data, None, seed))
-    folder.log_again()
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
+        runner = runner_in(folder, Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
+        # All that can be refused is refused before the first run.
+        for job in jobs.values():
+            runner.jobs.require(job, args.seeds[0])
+        runner.check(jobs.values(), args.seeds)
+        folder.log_again()
         for row in args.rows:
             outcomes: dict[str, list[Outcome]] = {}
             for name in changes:
-                case = cases[row, name]
                 for seed in args.seeds:
-                    label = f"{row}, {name}, seed {seed}"
-
-                    def show(done: int, run: Any, infos: dict[str, np.ndarray], label: str = label) -> None:
-                        note = f"gradient distance {float(np.min(infos['distance'][-1])):.3g}"
-                        progress.update(label, done, args.iterations, note)
-
-                    variables, reached = None, dict[str, float]()
-                    if args.weights == "warm":
-                        variables, reached = trained(case, args.warm, seed, folder.path / "weights")
                     with folder.phase(f"{row}/{name}"):
-                        outcome = attack(
-                            case, seed, variables=variables, callbacks=(show,), checkpoints=saved[row, name, seed]
-                        )
-                    outcomes.setdefault(name, []).append(outcome._replace(scores=outcome.scores | reached))
-                    folder.log(row=row, variant=name, seed=seed, **outcomes[name][-1].scores)
+                        result = runner(jobs[row, name], seed)
+                    truth, estimate, curve = (result.arrays[part] for part in ("truth", "estimate", "curve"))
+                    outcomes.setdefault(name, []).append(Outcome(truth, estimate, dict(result.scores), curve))
+                    folder.log(row=row, variant=name, seed=seed, **result.scores)
                 cells.append(summary(row, name, outcomes[name]))
             draw(folder, row, outcomes)
     show_table(cells)

@@ -7,7 +7,8 @@ import pytest
 
 from experiments import agreement as study
 from jaxleak.audit import Agreement
-from jaxleak.study.updates import Outcome
+from jaxleak.study.runner import Cost
+from jaxleak.study.updates import Outcome, _inversions
 
 
 def made(agreement, ssim, *, seed, matched=True, defended=False):
@@ -73,15 +74,18 @@ def attacks_made(monkeypatch):
     """The seeds of all attacks, none of which does anything but the first image of two."""
     seeds, rng = [], np.random.default_rng(0)
 
-    def attack(case, seed):
+    def attack(case, seed, **_):
         seeds.append(seed)
         truth = rng.random((2, 12, 12, 3)).astype(np.float32)
         answer = np.stack([truth[0], rng.random((12, 12, 3))])
         scores = {"psnr": 20.0, "score": 0.1, "cosine_distance": 0.02, "gradient_matched": 1.0}
         return Outcome(truth, answer, scores, np.zeros(0), Agreement(np.array([0.97, 0.2]), answer))
 
-    monkeypatch.setattr(study, "attack", attack)
-    monkeypatch.setattr(study, "sources_of_update", lambda case, seed: {})  # no data folder is needed
+    monkeypatch.setattr(_inversions, "attack", attack)
+    # No data folder is needed.
+    monkeypatch.setattr(_inversions, "sources_of_update", lambda case, seed: {})
+    monkeypatch.setattr(_inversions.Inversions, "require", lambda *_: None)
+    monkeypatch.setattr(_inversions.Inversions, "cost", lambda *_: Cost(1.0))
     return seeds
 
 

@@ -1,6 +1,7 @@
 """The basin around the truth: what is compared, and how a row sums it up."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from experiments import basin
 from jaxleak import objectives
 from jaxleak.study.updates import Case, victim
+from jaxleak.study.updates import basin as measured
 
 CASE = Case(model="mlp", data="digits")
 SHARPNESS = (2.0, 1e4)
@@ -16,7 +18,7 @@ SHARPNESS = (2.0, 1e4)
 
 @pytest.fixture(scope="module")
 def found():
-    return basin.distances(CASE, SHARPNESS, 4, 0)
+    return measured.distances(CASE, SHARPNESS, 4, 0)
 
 
 def test_distances_are_those_of_the_gradients(found):
@@ -33,24 +35,24 @@ def test_distances_are_those_of_the_gradients(found):
 
     x, y = side.private.x[:, 0], side.private.y
     expected = objectives.cosine(gradient(x[1:2], y[1]), gradient(x[-2:-1], y[1]))
-    assert found.shape == (4, 2, len(basin.CANDIDATES))
-    assert found[1, 1, basin.CANDIDATES.index("other")] == pytest.approx(float(expected), abs=1e-3)
+    assert found.shape == (4, 2, len(measured.CANDIDATES))
+    assert found[1, 1, measured.CANDIDATES.index("other")] == pytest.approx(float(expected), abs=1e-3)
     np.testing.assert_allclose(found[:, 1, 0], 0, atol=1e-3)
     assert (found[:, 0, 0] > 0.01).all()  # the smooth copy's bias
 
 
 def test_row_spaces_need_no_backward_pass():
     """One layer of a network with more inputs than images: what is left of the gradient outside of the candidate."""
-    found = basin.distances(CASE, (1e4,), 2, 0, compare="row_spaces")[:, 0]
-    truth, other = (found[:, basin.CANDIDATES.index(name)] for name in ("truth", "other"))
+    found = measured.distances(CASE, (1e4,), 2, 0, compare="row_spaces")[:, 0]
+    truth, other = (found[:, measured.CANDIDATES.index(name)] for name in ("truth", "other"))
     assert (truth < 0.05).all()
     assert (other > 3 * truth).all()
 
 
 def test_noise_has_the_level_that_it_is_called_by(found):
     """Where kinks play little part, gradients stray in proportion to small noise: tenfold in the cosine for 10 dB."""
-    forty, thirty = (found[:, 1, basin.CANDIDATES.index(f"{level} dB")].mean() for level in (40, 30))
-    assert 0 < forty < thirty < found[:, 1, basin.CANDIDATES.index("other")].mean()
+    forty, thirty = (found[:, 1, measured.CANDIDATES.index(f"{level} dB")].mean() for level in (40, 30))
+    assert 0 < forty < thirty < found[:, 1, measured.CANDIDATES.index("other")].mean()
     assert 4 < thirty / forty < 25
 
 
@@ -58,10 +60,10 @@ def test_reach_is_the_share_of_the_distance_at_the_best_sharpness():
     """Two batches, sharpness 2 and 5: other images at 0.8 and 0.4 in the mean."""
     of_others = np.array([[0.7, 0.4], [0.9, 0.4]])
     noisy = {"truth": (0.4, 0.0), "40 dB": (0.6, 0.1), "30 dB": (0.4, 0.3), "20 dB": (0.7, 0.4)}
-    values = np.empty((2, 2, len(basin.CANDIDATES)))
-    for j, name in enumerate(basin.CANDIDATES):
+    values = np.empty((2, 2, len(measured.CANDIDATES)))
+    for j, name in enumerate(measured.CANDIDATES):
         values[:, :, j] = noisy.get(name, of_others)
-    cell = basin.summary("row", (2.0, 5.0), values)
+    cell = measured.reach_of_row("row", (2.0, 5.0), values)
     assert cell["reach"] == pytest.approx({"truth": 1.0, "40 dB": 0.75, "30 dB": 0.5, "20 dB": 0.125})
     assert cell["at_sharpness"] == {"truth": 5.0, "40 dB": 5.0, "30 dB": 2.0, "20 dB": 2.0}
     assert cell["standard_error"]["30 dB"] == pytest.approx(0.05 / 0.8 / np.sqrt(2))  # 0.4 beside 0.35 and 0.45
@@ -79,17 +81,18 @@ def test_rows_are_stored_and_drawn(tmp_path):
 
 
 def test_warm_weights_are_those_that_are_measured(tmp_path, monkeypatch):
-    measured = []
+    seen = []
 
     def distances(case, sharpness, batches, seed, variables, compare):
-        measured.append(variables)
-        return np.ones((batches, len(sharpness), len(basin.CANDIDATES)))
+        seen.append(variables)
+        return np.ones((batches, len(sharpness), len(measured.CANDIDATES)))
 
-    monkeypatch.setattr(basin, "distances", distances)
+    monkeypatch.setattr(measured, "distances", distances)
     monkeypatch.setattr(basin, "trained", lambda case, training, seed, folder: (f"weights {seed}", {}))
-    basin.main(basin.Args(rows=("convnet-b1",), batches=1, seeds=(3, 5), weights="warm", out=tmp_path / "warm"))
-    basin.main(basin.Args(rows=("convnet-b1",), batches=1, seeds=(3,), out=tmp_path / "random"))
-    assert measured == ["weights 3", "weights 5", None]
+    args = basin.Args(rows=("convnet-b1",), data="digits", batches=1, seeds=(3, 5), out=tmp_path / "random")
+    basin.main(replace(args, weights="warm", out=tmp_path / "warm"))
+    basin.main(replace(args, seeds=(3,)))
+    assert seen == ["weights 3", "weights 5", None]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,7 @@ def test_warm_weights_are_those_that_are_measured(tmp_path, monkeypatch):
         ({"sharpness": ()}, "sharpness must be > 0, got 0"),
         ({"batches": 33, "rows": ("convnet-b4",)}, r"batches must be in \[1, 32\], got 33"),
         ({"seeds": ()}, "seeds must hold at least one seed"),
+        ({"weights": "warm"}, "crops of the same photographs, which overlap, so weights"),
     ],
 )
 def test_bad_options_are_refused_at_once(tmp_path, options, message):

@@ -19,7 +19,7 @@ from experiments._defenses.studies import points_of
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense, true_epsilon
-from jaxleak.study.updates import Case, Utilities, threat_for, utility_of, victim
+from jaxleak.study.updates import Case, Utilities, resolved, utility_of, victim
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {
@@ -185,7 +185,7 @@ def test_unseen_samples_are_none_of_the_federations():
 
 def test_granted_labels_are_granted_to_both_attackers():
     points = defenses._checked(defenses.Args(labels="given"), ("demo",))["demo"]
-    granted = [threat_for(replace(p.case, adaptive=p.case.defense is not None)).labels for p in points]
+    granted = [resolved(replace(p.case, adaptive=p.case.defense is not None)).threat.labels for p in points]
     assert len(granted) > 1
     assert all(granted)
 

@@ -24,8 +24,8 @@ from jaxleak.study.updates import (
     Training,
     Utilities,
     check,
+    resolved,
     seconds_of_update,
-    settings,
     trained,
     utility_of,
     victim,
@@ -111,7 +111,7 @@ def test_figures_without_numbers_have_their_runs():
 def test_every_case_has_settings_that_the_threat_grants():
     cases = {job.case for cell in _all(EVERYTHING) for job in cell.jobs if job.kind == "invert"}
     assert len(cases) > 80
-    assert all(settings(case).labels != "given" for case in cases)
+    assert all(resolved(case).settings.labels != "given" for case in cases)
     for case in cases:
         check(case)
 
@@ -250,6 +250,8 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
     np.testing.assert_array_equal(variables["params"]["head"]["bias"], again["params"]["head"]["bias"])
     with pytest.raises(ValueError, match="none left"):
         trained(Case(data="digits", model="mlp", pool=1797), training, 0, tmp_path)
+    with pytest.raises(ValueError, match="crops of the same photographs, which overlap, so weights"):
+        trained(Case(model="mlp", pool=8), training, 0, tmp_path)
 
 
 def test_weights_are_trained_anew_where_other_samples_have_the_name(tmp_path):

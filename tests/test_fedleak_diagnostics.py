@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from experiments._fedleak import diagnostics
 from jaxleak import data, objectives
 from jaxleak._base import Batch
 from jaxleak.attacks import LABEL_RULES
-from jaxleak.study.updates import Case, build_model, observe, victim
+from jaxleak.study.updates import Case, build_model, diagnostics, observe, victim
 
 MLP = Case(model="mlp", data="digits", pool=1)
 

@@ -26,8 +26,7 @@ from jaxleak._command.invert import run as invert_run
 from jaxleak.attacks import party_records
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.parties import SplitSetup
-from jaxleak.study.updates import Case
-from jaxleak.study.updates import settings as settings_of
+from jaxleak.study.updates import Case, resolved
 
 DEFENSE_STUDY = {
     "study": st.lists(NAMES | st.sampled_from(defense_study.STUDIES), max_size=2).map(tuple),
@@ -154,7 +153,7 @@ def test_sweeps(lines, index, action):
     )
 )
 def test_cases_of_the_command(case):
-    clear("cases", lambda: settings_of(case))
+    clear("cases", lambda: resolved(case))
 
 
 @fuzz(40, 300)

@@ -17,7 +17,7 @@ from jaxleak.study.parties import ADVERSARY, THREAT, SplitCase, split_problem
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds import vertical_problem
 from jaxleak.study.rounds._exact import audit as cafe_audit
-from jaxleak.study.updates import ATTACKS, Case, observe, threat_for, victim
+from jaxleak.study.updates import ATTACKS, Case, observe, resolved, victim
 from jaxleak.threats import Threat
 
 #: The server of gradient inversion sees the model and one upload. Exceptions are named, attack by attack.
@@ -60,13 +60,13 @@ def test_every_field_of_a_threat_and_of_an_observation_is_known_here():
 def test_an_inversion_is_granted_no_more_than_the_table_says(attack):
     expected = INVERSION._replace(**GRANTED_MORE.get(attack, {}))
     case = Case(attack=attack, model="mlp", data="digits", pool=2)
-    assert threat_for(case) == expected
+    assert resolved(case).threat == expected
     # What is asked for by name is granted, and nothing beside it.
-    assert threat_for(replace(case, batch_norm="eval")) == expected._replace(running_statistics=True)
+    assert resolved(replace(case, batch_norm="eval")).threat == expected._replace(running_statistics=True)
     if attack != "patch_embedding":
-        assert threat_for(replace(case, labels="given")) == expected._replace(labels=True)
+        assert resolved(replace(case, labels="given")).threat == expected._replace(labels=True)
     if attack == "gradinversion":
-        assert threat_for(replace(case, granted_statistics=True)) == expected._replace(statistics=True)
+        assert resolved(replace(case, granted_statistics=True)).threat == expected._replace(statistics=True)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import homotopy
-from jaxleak.study.updates import Case, Outcome
+from jaxleak.study.updates import Case, Outcome, _inversions
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def calls(monkeypatch):
         image = np.full((1, 4, 4, 3), 0.5, np.float32)
         return Outcome(image, image, dict.fromkeys(names, float(seed)), np.ones(1))
 
-    monkeypatch.setattr(homotopy, "attack", attack)
+    monkeypatch.setattr(_inversions, "attack", attack)
     monkeypatch.setattr(
-        homotopy, "trained", lambda case, training, seed, folder: (f"weights {seed}", {"test_accuracy": 0.5})
+        _inversions, "trained", lambda case, training, seed, folder: (f"weights {seed}", {"test_accuracy": 0.5})
     )
     return made
 
@@ -56,7 +56,7 @@ def test_both_variants_see_the_same_seeds_and_differ_in_their_kinks_only(calls, 
 
 
 def test_warm_weights_reach_the_attack_and_their_accuracy_the_results(calls, tmp_path):
-    (cell,) = _run(tmp_path, variants=("homotopy",), weights="warm")
+    (cell,) = _run(tmp_path, variants=("homotopy",), weights="warm", data="digits")
     assert [weights for _, _, weights in calls] == ["weights 3", "weights 5"]
     assert cell["test_accuracy"] == 0.5
 
@@ -73,6 +73,7 @@ def test_terms_add_one_variant_each(calls, tmp_path):
         ({"rows": ("resnet99",)}, "rows must be one of"),
         ({"variants": ("smooth",)}, "variants must be one of"),
         ({"iterations": 0}, "iterations must be > 0, got 0"),
+        ({"weights": "warm"}, "crops of the same photographs, which overlap, so weights"),
     ],
 )
 def test_bad_options_are_refused_at_once(calls, tmp_path, options, message):
@@ -81,7 +82,7 @@ def test_bad_options_are_refused_at_once(calls, tmp_path, options, message):
     assert not calls
 
 
-def test_a_finished_run_resumes_from_its_checkpoints(tmp_path, monkeypatch):
+def test_a_finished_run_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setitem(homotopy.ROWS, "mlp-b4", Case(model="mlp"))
     options = {"rows": ("mlp-b4",), "seeds": (0,), "iterations": 2, "variants": ("exact",), "data": "digits"}
     first, second = _run(tmp_path, **options), _run(tmp_path, **options)

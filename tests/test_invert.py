@@ -12,7 +12,7 @@ from jaxleak._tree import named_leaves
 from jaxleak.attacks import client_updates, presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study.updates import Case, granted, leaves_of, observe, score, settings, threat_for, victim, where_seen
+from jaxleak.study.updates import Case, observe, resolved, score, victim, where_seen
 
 
 def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
@@ -75,15 +75,15 @@ def test_refusals_name_the_option_and_come_before_the_grant(tmp_path, capsys, op
 def test_options_of_single_attacks_reach_their_settings():
     granted = Case(attack="gradinversion", granted_statistics=True)
     statistics = presets.gradinversion(granted_statistics=True).weight("batch_norm")
-    assert settings(granted).weight("batch_norm") == statistics > 0
-    assert threat_for(granted).statistics
-    assert not threat_for(replace(granted, granted_statistics=False)).statistics
+    assert resolved(granted).settings.weight("batch_norm") == statistics > 0
+    assert resolved(granted).threat.statistics
+    assert not resolved(replace(granted, granted_statistics=False)).threat.statistics
     a, b = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, 0.0])}
     noisy = Case(attack="bayes", noise_scale=0.5)
-    assert settings(noisy).gradients.distance(a, b) == pytest.approx((0.5**2 + 2**2) / (2 * 0.5**2))
-    assert settings(replace(noisy, noise="laplace")).gradients.distance(a, b) == pytest.approx((0.5 + 2) / 0.5)
+    assert resolved(noisy).settings.gradients.distance(a, b) == pytest.approx((0.5**2 + 2**2) / (2 * 0.5**2))
+    assert resolved(replace(noisy, noise="laplace")).settings.gradients.distance(a, b) == pytest.approx((0.5 + 2) / 0.5)
     waiting = Case(homotopy=(1.0, 5.0), finish=0.1, progress_below=0.3)
-    assert settings(waiting).smoothing == client_updates.smoothing(1.0, 5.0, finish=0.1, progress_below=0.3)
+    assert resolved(waiting).settings.smoothing == client_updates.smoothing(1.0, 5.0, finish=0.1, progress_below=0.3)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "annealed"])
@@ -92,13 +92,13 @@ def test_the_step_size_is_how_far_a_pixel_moves_first(optimizer):
         (Case(optimizer=optimizer), 0.05),
         (Case(optimizer=optimizer, step_size=0.2), 0.2),
     ):
-        adam, gradient = settings(case).optimizer, jnp.array([3.0, -0.1])
+        adam, gradient = resolved(case).settings.optimizer, jnp.array([3.0, -0.1])
         updates, _ = adam.update(gradient, adam.init(gradient))
         assert updates == pytest.approx([-expected, expected], rel=1e-4)
 
 
 def test_plain_descent_multiplies_the_gradient_by_the_step_size():
-    descent, gradient = settings(Case(optimizer="descent", step_size=2.0)).optimizer, jnp.array([3.0, -0.1])
+    descent, gradient = resolved(Case(optimizer="descent", step_size=2.0)).settings.optimizer, jnp.array([3.0, -0.1])
     updates, _ = descent.update(gradient, descent.init(gradient))
     assert updates == pytest.approx([-6.0, 0.2])
 
@@ -147,9 +147,9 @@ def test_no_more_of_the_update_is_granted_than_the_attack_reads():
     case = Case(attack="row_space", model="convnet", data="digits", pool=8, iterations=2300, labels="none")
     side = victim(case, 0)
     observation, _ = observe(case, 0, side)
-    read = leaves_of(case, side.model)
+    read = resolved(case).leaves(side.model)
     assert tuple(named_leaves(observation.payload)) == read
-    assert f"{', '.join(read)} of one update" in granted(case, side.model)
+    assert f"{', '.join(read)} of one update" in resolved(case).granted(side.model)
     simulated = where_seen(observation.payload, side.share(observation.params, side.private))
     assert tuple(named_leaves(simulated)) == read
     whole, _ = observe(replace(case, attack="fedleak", labels=None), 0, side)

@@ -52,8 +52,8 @@ NAMES = {
     """,
     "jaxleak.attacks.presets": """
         bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
-        GGL_POPULATION gradinversion idlg inverting_gradients preset PRESETS rog row_space sapag signed
-        step_decay_adam
+        GGL_POPULATION gradinversion idlg inverting_gradients KEEPING_SIGNS LINE_SEARCHES preset PRESETS rog row_space
+        sapag signed step_decay_adam
     """,
     "jaxleak.audit": """
         Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS
@@ -168,12 +168,19 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        attack ATTACKS build_attack build_model captions Case cell_of_point check client_of CLOSED_FORM
-        COMPILE_SECONDS defense_of draw_distances draw_reconstructions Federation forward_seconds
-        generator_for granted HELD_OUT Inversion Inversions iterations_of leaves_of observe Outcome
-        own_opinion parameter_count public_images RECOGNISED_ABOVE require_memory_of_update
-        run_trade_off score seconds_of_update settings sources_of_update SYNTHETIC threat_for
-        trade_off_runner TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
+        attack ATTACKS build_model captions Case cell_of_point check client_of CLOSED_FORM COMPILE_SECONDS
+        defense_of draw_distances draw_reconstructions Federation forward_seconds generator_for HELD_OUT
+        Inversion Inversions observe Outcome own_opinion parameter_count public_images RECOGNISED_ABOVE
+        refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off score
+        seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
+        Utility utility_of Victim victim where_seen
+    """,
+    "jaxleak.study.updates.basin": """
+        CANDIDATES distances NOISE reach_of_row
+    """,
+    "jaxleak.study.updates.diagnostics": """
+        FIG1_ATTACKED fig1_seeds label_rules magnitude_sensitivity NOISE_DRAWS parabola_path path_steepness
+        settled_after sign_noise STRENGTHS summary_of_ratios
     """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat

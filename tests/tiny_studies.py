@@ -35,6 +35,7 @@ from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.updates import Case, Outcome, Utilities, _inversions, victim
+from jaxleak.study.updates import basin as measured_basin
 
 SAMPLES = 64
 TINY = Case(model="mlp", pool=8, iterations=2)
@@ -142,16 +143,17 @@ class Studies:
             raise Killed
 
     def attack(self, case, seed, **_):
-        """A stub: finds grey images, and scores the mean of the true ones."""
+        """A stub: finds grey images, and scores the mean of the true ones; two starts agree as the seed has it."""
         self.count()
         truth = np.asarray(victim(case, seed).private.x[: case.images, 0])
         scores = dict.fromkeys(SCORES, float(truth.mean()))
-        return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed))
+        second = Agreement(np.full(len(truth), 1 / (1 + seed)), truth) if case.restarts > 1 else None
+        return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed), second)
 
     def distances(self, case, sharpness, batches, seed, *_):
         """A stub: distances that are those of the seed."""
         self.count()
-        return np.random.default_rng(seed).random((batches, len(sharpness), len(basin.CANDIDATES)))
+        return np.random.default_rng(seed).random((batches, len(sharpness), len(measured_basin.CANDIDATES)))
 
     def exact(self, setting, problem):
         """A stub: the exact engine at its best."""
@@ -168,12 +170,6 @@ class Studies:
         self.count()
         rng = np.random.default_rng(seed)
         return dict.fromkeys(VERTICAL_SCORES, 0.5), {"victims": rng.random((9, 12)), "estimate": rng.random((9, 12))}
-
-    def attack_twice(self, case, seed):
-        """A stub: `attack` from two starts, which agree as the seed has it."""
-        outcome = self.attack(case, seed)
-        second = Agreement(np.full(len(outcome.truth), 1 / (1 + seed)), outcome.truth)
-        return outcome._replace(second=second)
 
     def audit(self, case, images, args, own):
         """A stub: the files of an audit whose scores are those of the images, the seed and the budget."""
@@ -259,17 +255,16 @@ class Studies:
 def studies(monkeypatch, tmp_path):
     """All studies below a folder, with stubs."""
     found = Studies(tmp_path)
-    for module in (homotopy, invert_run, _inversions):
+    for module in (invert_run, _inversions):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
         monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
     monkeypatch.setattr(parties_jobs, "run_case", found.run_case)
     monkeypatch.setattr(Utilities, "_train", lambda _, job, seed: found.train(job.case, seed))
-    monkeypatch.setattr(basin, "distances", found.distances)
+    monkeypatch.setattr(measured_basin, "distances", found.distances)
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
     for module in (cafe_exact, cafe_descent):
         monkeypatch.setattr(module, "forward_features", killed)
-    monkeypatch.setattr(agreement, "attack", found.attack_twice)
     cases = {"quick": dataclasses.replace(TINY, data=found.spec, restarts=2)}
     cases["defended"] = dataclasses.replace(cases["quick"], defense="gaussian", strength=1e-3)
     monkeypatch.setattr(agreement, "CASES", cases)

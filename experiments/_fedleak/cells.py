@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from experiments import _paper
-from experiments._fedleak.diagnostics import settled_after
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from jaxleak import _validate, metrics
 from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.updates import Case
+from jaxleak.study.updates.diagnostics import settled_after
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
 #: Methods that train a generator on public data.

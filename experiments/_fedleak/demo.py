@@ -13,7 +13,7 @@ from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out
 from jaxleak.study.rows import console
 from jaxleak.study.runner import runner_in
-from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, settings
+from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, resolved
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
 #: descends by Adam, so that an iteration is one gradient for everybody; its own L-BFGS does not score better, and its
@@ -74,7 +74,7 @@ def main(
         runner.check([Job(case) for case in cases.values()], seeds)
         folder.log_again()
         for name, case in cases.items():
-            assert settings(case).labels != "given"
+            assert resolved(case).settings.labels != "given"
             with folder.phase(name):
                 results = [runner(Job(case), seed).scores for seed in seeds]
             scores[name] = {key: [result[key] for result in results] for key in SHOWN}

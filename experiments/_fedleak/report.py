@@ -7,13 +7,13 @@ import numpy as np
 import scipy  # whose subpackages load when they are first used
 from rich.table import Table
 
-from experiments._fedleak.diagnostics import STRENGTHS
 from experiments._fedleak.jobs import Job
 from jaxleak.study import RunFolder, plots
 from jaxleak.study.files import write_json
 from jaxleak.study.rows import console, print_grouped, show_cells, value_of
 from jaxleak.study.runner import Result, Runner
 from jaxleak.study.updates import draw_distances, draw_reconstructions
+from jaxleak.study.updates.diagnostics import STRENGTHS
 
 #: Tables that sweep one thing, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")

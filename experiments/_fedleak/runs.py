@@ -3,12 +3,18 @@
 import functools
 import operator
 
-from experiments._fedleak import diagnostics
 from experiments._fedleak.jobs import Job
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates import COMPILE_SECONDS, Inversions, forward_seconds, parameter_count, sources_of_update
+from jaxleak.study.updates import (
+    COMPILE_SECONDS,
+    Inversions,
+    diagnostics,
+    forward_seconds,
+    parameter_count,
+    sources_of_update,
+)
 
 #: Label rules are compared over so many batches.
 LABEL_BATCHES = 10

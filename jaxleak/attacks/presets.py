@@ -44,6 +44,8 @@ __all__ = [
     "FILTERED_FROM",
     "GENERATIVE",
     "GGL_POPULATION",
+    "KEEPING_SIGNS",
+    "LINE_SEARCHES",
     "PRESETS",
     "bayes",
     "cosine_decay_adam",
@@ -132,20 +134,21 @@ def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False,
     )
 
 
-def bayes(iterations: int = 1000, *, noise: str = "gaussian", scale: float = 1e-2, tv: float = 0.1) -> Settings:
+def bayes(iterations: int = 1000, *, noise: str = "gaussian", noise_scale: float = 1e-2, tv: float = 0.1) -> Settings:
     """The Bayes attack (Balunovic et al. 2022): the likelihood of known noise on the gradient, and an image prior.
 
     Args:
         iterations: steps of Adam, > 0.
         noise: "gaussian" or "laplace", as the defense adds it.
-        scale: scale of that noise, > 0.
+        noise_scale: standard deviation of gaussian noise, or the scale of Laplace's, > 0.
         tv: weight of the prior.
 
     Raises:
         ValueError: on another noise, or a scale that is not > 0.
     """
     _validate.one_of(("gaussian", "laplace"), noise=noise)
-    likelihood = gaussian_likelihood(scale) if noise == "gaussian" else laplace_likelihood(scale)
+    _validate.positive(noise_scale=noise_scale)
+    likelihood = gaussian_likelihood(noise_scale) if noise == "gaussian" else laplace_likelihood(noise_scale)
     optimizer = cosine_decay_adam(0.05, iterations)
     return Settings(pixels("uniform"), Gradients(likelihood), optimizer, iterations, priors=((tv, variation_prior()),))
 
@@ -295,8 +298,13 @@ def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
     return Settings(candidate, Gradients(squared_l2), optimizer, iterations, enhance=generator.enhance)
 
 
-#: Presets that take a generator, hence public data.
-GENERATIVE = ("ggl", "rog")
+#: Presets that take a generator, hence public data, and the `kl` of `train_generator` that each wants: a search walks
+#: through GGL's codes, and ROG's keep more detail.
+GENERATIVE = {"ggl": 0.1, "rog": 0.0}
+#: Presets whose optimizer, L-BFGS, evaluates the gradient several times per iteration.
+LINE_SEARCHES = ("dlg", "idlg")
+#: Presets whose descent by the signs of gradients stays when another optimizer takes the place of theirs.
+KEEPING_SIGNS = ("inverting_gradients",)
 
 #: Every preset by name.
 PRESETS: dict[str, Callable[..., Settings]] = {

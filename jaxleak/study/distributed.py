@@ -29,11 +29,11 @@ class Devices:
     distributed: bool = False
     """Run as one process of a Slurm, Open MPI or Kubernetes job, from whose environment JAX reads the rest."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, for clusters that JAX does not know; with --num-processes and --process-id."""
+    """HOST:PORT of process 0, for clusters that JAX does not recognise; with --num-processes and --process-id."""
     num_processes: int | None = None
-    """How many processes share the run; None asks the cluster."""
+    """Number of processes that share the run; None reads it from the cluster."""
     process_id: int | None = None
-    """The number of this process, from 0; None asks the cluster."""
+    """Number of this process, from 0; None reads it from the cluster."""
 
 
 def join_devices(options: Devices) -> "Mesh | None":
@@ -54,7 +54,7 @@ def join_devices(options: Devices) -> "Mesh | None":
     several = options.distributed or any(value is not None for value in named)
     if options.devices is not None:
         _validate.count(devices=options.devices)
-        with contextlib.suppress(RuntimeError):  # JAX has started: those that it has must do
+        with contextlib.suppress(RuntimeError):  # once JAX has started, the number is fixed
             jax.config.update("jax_num_cpu_devices", options.devices)
     if several:
         _join_processes(options)
@@ -83,7 +83,7 @@ def _join_processes(options: Devices) -> None:
 
 
 def together(step: Callable[[], Opened]) -> Opened:
-    """Do `step`, which may be refused in one process, in all of them: no process waits for one that is gone.
+    """Run `step` in every process; if it fails in one, all stop, so that none waits for another that has ended.
 
     Raises:
         What `step` raises, and `ValueError` in the processes where it succeeded while it failed elsewhere.

@@ -20,14 +20,11 @@ from jaxleak.study import RunFolder, print_metrics, sheets
 from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
-    build_attack,
     build_model,
     generator_for,
-    granted,
-    iterations_of,
-    leaves_of,
     own_opinion,
     public_images,
+    resolved,
     where_seen,
 )
 
@@ -43,7 +40,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
-    read = leaves_of(case, model)
+    read = resolved(case).leaves(model)
     payload = load_payload(args.payload, variables["params"], read)
     attacks.check_payload(payload, variables, read)
     share = protocols.ClientShare(
@@ -51,14 +48,15 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )  # fmt: skip
     generator = generator_for(case, seed, args.image_shape, captured=True)
-    engine = build_attack(case, model, protocols.averaged_share(share) if case.estimate else share, generator)
+    attacker = resolved(case, generator)
+    engine = attacker.build(model, protocols.averaged_share(share) if case.estimate else share)
     saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
     assert args.payload is not None
     # Without its path: a folder holds the results of one payload.
     folder.sources.bind({**contents("the payload", args.payload), **contents("the weights", case.weights)})
     if generator is not None:
         folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
-    threat = granted(case, model)
+    threat = attacker.granted(model)
     print(f"the attacker is granted: {threat}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
     with folder.phase("attack"):
@@ -68,7 +66,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
             observation,
             audit.template_of(template),
             key=jax.random.key(seed),
-            iterations=iterations_of(case),
+            iterations=attacker.iterations,
             restarts=case.restarts,
             microbatch=case.microbatch,
             checkpoints=saved,

@@ -18,14 +18,12 @@ from jaxleak.study.updates import (
     Case,
     Outcome,
     attack,
-    build_attack,
     captions,
     check,
-    granted,
-    iterations_of,
     observe,
     public_images,
     require_memory_of_update,
+    resolved,
     sources_of_update,
     victim,
 )
@@ -65,7 +63,7 @@ def main(args: Args) -> dict[str, float]:
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
         for seed in args.seeds
     }
-    threat = granted(case, _attackable(case, args.seeds[0]))
+    threat = resolved(case).granted(_attackable(case, args.seeds[0]))
     for seed in args.seeds:
         folder.sources.bind(sources_of_update(case, seed))
     print(f"the attacker is granted: {threat}")
@@ -76,7 +74,7 @@ def main(args: Args) -> dict[str, float]:
 
             def show(done: int, run: Any, infos: dict[str, np.ndarray], seed: int = seed) -> None:
                 distance = float(np.min(infos["distance"][-1]))
-                progress.update(f"seed {seed}", done, iterations_of(case), f"gradient distance {distance:.3g}")
+                progress.update(f"seed {seed}", done, resolved(case).iterations, f"gradient distance {distance:.3g}")
 
             with folder.phase("attack"):
                 outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
@@ -109,7 +107,7 @@ def _check(args: Args) -> None:
 def _attackable(case: Case, seed: int) -> models.Classifier:
     """The model; `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
     side = victim(case, seed)
-    build_attack(case, side.model, side.share)
+    resolved(case).build(side.model, side.share)
     if case.attack in presets.GENERATIVE:
         public_images(case, seed, tuple(side.model.image_shape))
     return side.model

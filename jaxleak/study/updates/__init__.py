@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxleak.study.updates._attacker import (
-        CLOSED_FORM,
-        build_attack,
-        check,
-        granted,
-        iterations_of,
-        leaves_of,
-        settings,
-        threat_for,
-    )
+    from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
-    from jaxleak.study.updates._federation import Federation, Training, Utilities, Utility, trained, utility_of
+    from jaxleak.study.updates._federation import (
+        Federation,
+        Training,
+        Utilities,
+        Utility,
+        refuse_overlap,
+        trained,
+        utility_of,
+    )
     from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._problem import (
@@ -35,28 +34,27 @@ if TYPE_CHECKING:
         score,
         where_seen,
     )
-    from jaxleak.study.updates._public_data import generator_for, public_images
+    from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
 
 _MODULE_OF = {
     "ATTACKS": "_names",
-    **dict.fromkeys(
-        ("CLOSED_FORM", "build_attack", "check", "granted", "iterations_of", "leaves_of", "settings", "threat_for"),
-        "_attacker",
-    ),
+    **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
-    **dict.fromkeys(("Federation", "Training", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
+    **dict.fromkeys(
+        ("Federation", "Training", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"
+    ),
     **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
     **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
     **dict.fromkeys(
         ("RECOGNISED_ABOVE", "Outcome", "attack", "captions", "observe", "own_opinion", "score", "where_seen"),
         "_problem",
     ),
-    **dict.fromkeys(("generator_for", "public_images"), "_public_data"),
+    **dict.fromkeys(("generator_for", "public_images", "require_no_overlap"), "_public_data"),
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
 }
@@ -72,6 +70,7 @@ __all__ = [
     "Inversions",
     "Outcome",
     "RECOGNISED_ABOVE",
+    "Resolved",
     "SYNTHETIC",
     "TradeOffPoint",
     "Training",
@@ -79,7 +78,6 @@ __all__ = [
     "Utility",
     "Victim",
     "attack",
-    "build_attack",
     "build_model",
     "captions",
     "cell_of_point",
@@ -90,20 +88,18 @@ __all__ = [
     "draw_reconstructions",
     "forward_seconds",
     "generator_for",
-    "granted",
-    "iterations_of",
-    "leaves_of",
     "observe",
     "own_opinion",
     "parameter_count",
     "public_images",
+    "refuse_overlap",
     "require_memory_of_update",
+    "require_no_overlap",
+    "resolved",
     "run_trade_off",
     "score",
     "seconds_of_update",
-    "settings",
     "sources_of_update",
-    "threat_for",
     "trade_off_runner",
     "trained",
     "utility_of",

@@ -1,6 +1,9 @@
-"""What a case attacks with: its settings, its threat, and what they refuse."""
+"""What a case attacks with: its settings and its threat, resolved once, and what they refuse."""
 
+import functools
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import optax
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import client_updates, presets
-from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case, check_combinations
+from jaxleak.study.updates._case import HELD_OUT, ITERATIVE, OF_GENERATORS, SYNTHETIC, Case, check_combinations
 from jaxleak.study.updates._names import ATTACKS
 
 #: Attacks without iterations, to which the engine's settings do not apply.
@@ -25,7 +28,7 @@ def check(case: Case) -> None:
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
     _validate.one_of(models.CLASSIFIERS, model=case.model)
-    check_combinations(case, case.attack in CLOSED_FORM)
+    check_combinations(case, _readers(), case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
         _validate.non_negative(activation_penalty=case.activation_penalty)
     if case.matched_percent is not None:
@@ -37,7 +40,7 @@ def check(case: Case) -> None:
         if not first <= last:
             raise ValueError(f"homotopy must not fall, got {first} to {last}")
     if case.attack not in CLOSED_FORM:
-        settings(case)
+        resolved(case)
     elif case.images != 1:
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
     elif case.adaptive:
@@ -57,58 +60,102 @@ def check(case: Case) -> None:
         raise ValueError("strength and adaptive are of a defense, and defense names none")
 
 
-def iterations_of(case: Case) -> int:
-    """How often the attack looks at the update."""
-    return 1 if case.attack in CLOSED_FORM else case.iterations
+@dataclass(frozen=True)
+class Resolved:
+    """The attack of a case with all its settings made, and what it is granted. `resolved` makes it, once per case."""
+
+    case: Case
+    threat: threats.Threat  # the narrowest one that the case works under
+    iterations: int  # how often the attack looks at the update
+    iterative: attacks.Settings | None  # None for an attack of a closed form
+
+    @property
+    def settings(self) -> attacks.Settings:
+        """Settings of the iterative engine; raises `ValueError` for an attack of a closed form, which has none."""
+        if self.iterative is None:
+            raise ValueError(f"{self.case.attack} has a closed form and no settings")
+        return self.iterative
+
+    def build(self, model: models.Classifier, share: protocols.ClientShare) -> Attack:
+        """The attack.
+
+        Args:
+            model: under attack.
+            share: what the client computes.
+
+        Raises:
+            ValueError: on settings that do not go together, or do not fit the model.
+        """
+        if self.iterative is None:
+            return CLOSED_FORM[self.case.attack](model, batch_size=self.case.images)
+        return attacks.inversion(model, share, self.iterative, batch_size=self.case.images)
+
+    def leaves(self, model: models.Classifier) -> tuple[str, ...] | None:
+        """Which part of the update the attack reads, as `client_updates.leaves_read` says; None is the whole."""
+        if self.iterative is None:
+            return None
+        return client_updates.leaves_read(model, self.iterative, batch_size=self.case.images)
+
+    def granted(self, model: models.Classifier) -> str:
+        """The threat in words; commands print it, so that nobody overlooks a grant."""
+        case, read = self.case, self.leaves(model)
+        update = "one update" if read is None else f"{', '.join(read)} of one update"
+        extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(self.threat, name)]
+        if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
+            source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
+            extra.append(f"public images ({source})")
+        return ", ".join(["the model", update, "the batch size", *extra])
 
 
-def build_attack(
-    case: Case,
-    model: models.Classifier,
-    share: protocols.ClientShare,
-    generator: client_updates.PublicGenerator | None = None,
-) -> Attack:
-    """The attack of a case.
+@functools.lru_cache(maxsize=256)
+def resolved(case: Case, generator: client_updates.PublicGenerator | None = None) -> Resolved:
+    """The attack of a case; equal cases share one.
 
     Args:
-        case: names the attack and its settings.
-        model: under attack.
-        share: what the client computes.
-        generator: of attacks that need one, else None.
+        case: names the attack, its settings, and how the client normalises.
+        generator: of attacks that need one. Without it, their settings are only good for being read.
 
     Raises:
-        ValueError: on settings that do not go together.
+        ValueError: on settings that are out of range or do not go together.
     """
-    if case.attack in CLOSED_FORM:
-        return CLOSED_FORM[case.attack](model, batch_size=case.images)
-    return attacks.inversion(model, share, settings(case, generator), batch_size=case.images)
+    s = None if case.attack in CLOSED_FORM else _changed(_preset(case, generator), case)
+    threat = threats.Threat(
+        index=False,
+        labels=s is not None and s.labels == "given",
+        statistics=s is not None and s.reads_statistics,
+        running_statistics=case.batch_norm == "eval",
+    )
+    return Resolved(case, threat, 1 if s is None else case.iterations, s)
 
 
-def settings(case: Case, generator: client_updates.PublicGenerator | None = None) -> attacks.Settings:
-    """The preset of `case` with the case's changes.
+def _readers() -> dict[str, tuple[str, ...]]:
+    """Options of a case that only some attacks read, each with these attacks: arguments of their presets."""
+    taken = {name: inspect.signature(make).parameters for name, make in presets.PRESETS.items()}
+    own = [field.name for field in fields(Case) if field.name not in (*ITERATIVE, "iterations")]
+    by_presets = {option: tuple(name for name, arguments in taken.items() if option in arguments) for option in own}
+    return {
+        **{option: names for option, names in by_presets.items() if names},
+        **dict.fromkeys(OF_GENERATORS, tuple(presets.GENERATIVE)),
+    }
 
-    Without a generator, settings of attacks that need one are only good for being read.
 
-    Raises:
-        ValueError: on settings that do not go together.
-    """
-    options: dict[str, Any] = {}
+def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> attacks.Settings:
+    """The preset, given what its own function takes of the case's options; None leaves its default."""
+    options = {
+        option: getattr(case, option)
+        for option, names in _readers().items()
+        if case.attack in names and option not in OF_GENERATORS and getattr(case, option) is not None
+    }
     if case.attack in presets.GENERATIVE:
         _validate.positive(
             public_samples=case.public_samples, latent_size=case.latent_size, generator_epochs=case.generator_epochs
         )
-        options = {"generator": generator or _untrained(case.latent_size)}
-    if case.attack == "row_space":
-        options = {"far": case.far}
-    if case.attack == "gradinversion":
-        options = {"granted_statistics": case.granted_statistics}
-    if case.attack == "bayes":
-        if case.noise is not None:
-            options["noise"] = case.noise
-        if case.noise_scale is not None:
-            _validate.positive(noise_scale=case.noise_scale)
-            options["scale"] = case.noise_scale
-    s = presets.preset(case.attack, case.iterations, **options)
+        options["generator"] = generator or _untrained(case.latent_size)
+    return presets.preset(case.attack, case.iterations, **options)
+
+
+def _changed(s: attacks.Settings, case: Case) -> attacks.Settings:
+    """Settings with those of the case's options that change any preset."""
     changes: dict[str, Any] = {}
     if case.labels is not None:
         changes["labels"] = case.labels
@@ -144,7 +191,7 @@ def settings(case: Case, generator: client_updates.PublicGenerator | None = None
         _validate.one_of(_OPTIMIZERS, optimizer=case.optimizer)
         _validate.positive(step_size=case.step_size)
         optimizer = _OPTIMIZERS[case.optimizer](case.step_size, case.iterations)
-        changes["optimizer"] = presets.signed(optimizer) if case.attack == "inverting_gradients" else optimizer
+        changes["optimizer"] = presets.signed(optimizer) if case.attack in presets.KEEPING_SIGNS else optimizer
     if case.terms is not None:
         for name in case.terms:
             _validate.one_of(_TERMS, terms=name)
@@ -171,33 +218,3 @@ _OPTIMIZERS: dict[str, Callable[[float, int], optax.GradientTransformation]] = {
 def _beginning_anew(step_size: float) -> optax.Schedule:
     cycle = optax.cosine_decay_schedule(step_size, 1000)
     return lambda count: cycle(count % 1000)
-
-
-def threat_for(case: Case) -> threats.Threat:
-    """The narrowest threat that the case works under; printed, so that nobody overlooks a grant."""
-    s = None if case.attack in CLOSED_FORM else settings(case)
-    return threats.Threat(
-        index=False,
-        labels=s is not None and s.labels == "given",
-        statistics=s is not None and s.reads_statistics,
-        running_statistics=case.batch_norm == "eval",
-    )
-
-
-def leaves_of(case: Case, model: models.Classifier) -> tuple[str, ...] | None:
-    """Which part of the update the case's attack reads, as `client_updates.leaves_read` says; None is the whole."""
-    if case.attack in CLOSED_FORM:
-        return None
-    return client_updates.leaves_read(model, settings(case), batch_size=case.images)
-
-
-def granted(case: Case, model: models.Classifier) -> str:
-    """The threat in words."""
-    read = leaves_of(case, model)
-    update = "one update" if read is None else f"{', '.join(read)} of one update"
-    threat = threat_for(case)
-    extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(threat, name)]
-    if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
-        source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
-        extra.append(f"public images ({source})")
-    return ", ".join(["the model", update, "the batch size", *extra])

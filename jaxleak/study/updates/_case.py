@@ -1,10 +1,9 @@
 """The options of one gradient inversion."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
-
-from jaxleak.study.updates._names import GENERATIVE
 
 #: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
 HELD_OUT = "held_out"
@@ -33,13 +32,13 @@ class Case:
     std: tuple[float, ...] | None = None
     """Per-channel standard deviation, by which the input is divided after the mean was subtracted."""
     weights: Path | None = None
-    """A safetensors file, or a folder that Orbax has written; otherwise the weights are drawn."""
+    """File of weights (safetensors), or a folder that Orbax has written; without it, the weights are drawn."""
     data: str = "natural_patches"
     """Data set, as docs/data.md lists them."""
     pool: int = 256
     """Size of the data that the client's batch is drawn from."""
     skip: int = 0
-    """Samples of the data before that pool: others', for example those that a federation trained on."""
+    """Samples at the start of the data that the pool leaves out, for example because a federation trained on them."""
     partition: str = "iid"
     """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
     feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
@@ -63,44 +62,48 @@ class Case:
     """Independent starts; the one with the lowest score of the attacker's own is the answer. Two or more also give the
     agreement of the two best."""
     microbatch: int | None = None
-    """Restarts at once; None takes all of them, and fewer need less memory."""
+    """Restarts that are computed at once; None takes all of them, and fewer need less memory."""
     homotopy: tuple[float, float] | None = None
-    """Smoothing from this sharpness to that; None keeps the preset's."""
+    """Sharpness of the smoothed kinks at the start and at the end; None keeps the preset's."""
     finish: float = 0.0
-    """Share of the iterations, at the end of such a homotopy, with exact kinks."""
+    """Share of the iterations, at the end of a --homotopy, that run with exact kinks."""
     progress_below: float | None = None
-    """The sharpness of such a homotopy rises only while the gradient distance is below this."""
+    """Gradient distance below which the sharpness of a --homotopy rises; above, the sharpness stays."""
     exact_kinks: bool = False
     """Attack without smoothing."""
     tv: float | None = None
     """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
     tv_kind: Literal["anisotropic", "isotropic", "sum", "relative"] | None = None
-    """What that weighs; None keeps the preset's."""
+    """Form of the total variation that --tv weighs; None keeps the preset's."""
     activation_penalty: float | None = None
     """Weight of the mean absolute activation; of the sum in fedleak_paper."""
     matched_percent: float | None = None
-    """FedLeak's R; 100 matches every gradient entry."""
+    """Percentage of the gradient's entries that are compared, largest first (FedLeak's R); 100 compares all."""
     per_tensor: bool = False
-    """Choose the matched share from every tensor by itself, instead of from all entries together."""
+    """With --matched-percent: choose that share from every tensor by itself, instead of from all entries together."""
     blend: float | None = None
-    """FedLeak's lambda'."""
+    """Weight of the second gradient in FedLeak's gradient regularization (lambda')."""
     white_point: float | None = None
-    """Where batch normalisation hides the images' scale: the quantile of the pixels that becomes 1; 0 leaves it."""
+    """Quantile of the answer's pixels that is scaled to 1 where batch normalisation hides the images' scale; 0 scales
+    nothing, None keeps the preset's."""
     probe: str = "ascent"
-    """Where the second gradient of such a blend is taken: ascent, descent, or step."""
+    """Point at which --blend takes the second gradient: ascent, descent, or step, where the optimizer would go next."""
     probe_length: float = 0.01
-    """How far away, k over the whole batch; a step of the optimizer has a length of its own."""
+    """Distance (L2 norm over the whole batch, the paper's k) at which --blend takes the second gradient; not read with
+    --probe step."""
     exact_curvature: bool = False
-    """The Hessian-vector product in place of that second gradient."""
+    """With --blend: use the exact Hessian-vector product instead of a second gradient."""
     reselect: bool = False
-    """Choose the entries that the second gradient matches anew; Algorithm 1 keeps the first one's."""
+    """With --blend: choose the entries that the second gradient compares anew; FedLeak's Algorithm 1 keeps those of the
+    first."""
     generator: bool = False
     """Optimise the weights of an untrained generator instead of pixels."""
     optimizer: str | None = None
-    """In place of the preset's: adam, with cosine decay; annealed, whose decay begins anew every 1,000 iterations
-    (Table 11); or descent, plain and with cosine decay."""
+    """Optimizer in place of the preset's: adam, with cosine decay; annealed, which is Adam whose decay begins anew
+    every 1,000 iterations (FedLeak's Table 11); or descent, which is gradient descent with cosine decay."""
     step_size: float = 0.05
-    """How far Adam may move a pixel in its first iterations; descent multiplies the gradient by it."""
+    """Step size of --optimizer. Adam moves a pixel by about this much per iteration; descent multiplies the gradient
+    by it."""
     terms: tuple[str, ...] | None = None
     """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
     granted_statistics: bool = False
@@ -108,18 +111,18 @@ class Case:
     far: bool = False
     """Let row_space try shifts by up to 12 pixels, which takes 4,470 iterations per image instead of 2,250."""
     noise: str | None = None
-    """Noise that the attack bayes reckons with: gaussian or laplace; None keeps the preset's."""
+    """Noise that the attack bayes assumes on the gradient: gaussian or laplace; None keeps the preset's."""
     noise_scale: float | None = None
-    """Scale of the noise that the attacker assumes; None keeps the preset's."""
+    """Scale of the noise that the attack bayes assumes; None keeps the preset's."""
     public_data: str = HELD_OUT
-    """What the attacks ggl and rog train their generator on, a grant: held_out (samples of the same data that no client
-    holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
+    """Images that ggl and rog are granted and train their generator on: held_out (samples of the same data that no
+    client holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
     public_samples: int = 2048
-    """Public images at most."""
+    """Public images that ggl and rog train on, at most."""
     latent_size: int = 64
     """Numbers per image that ggl and rog search for."""
     generator_epochs: int = 40
-    """Passes over the public images."""
+    """Passes over the public images when ggl and rog train their generator."""
     defense: str | None = None
     """Defense of the client's upload, by its name; the end of this help lists the names."""
     strength: float = 0.0
@@ -127,7 +130,8 @@ class Case:
     adaptive: bool = False
     """The attacker knows the defense and its strength."""
     attacked_round: int = 0
-    """Round of the upload, which defenses that change over the rounds go by; the model is what the weights say."""
+    """Number of the attacked round. Only defenses whose strength changes over the rounds read it. It does not change
+    the model, which --weights names."""
 
     @property
     def taken(self) -> int:
@@ -149,24 +153,24 @@ _PART_OF = {
     "step_size": "optimizer",
 }  # fmt: skip
 
-#: Options that only some attacks read.
-_READ_BY = {
-    "granted_statistics": ("gradinversion",),
-    "far": ("row_space",),
-    "noise": ("bayes",),
-    "noise_scale": ("bayes",),
-    **dict.fromkeys(("public_data", "public_samples", "latent_size", "generator_epochs"), GENERATIVE),
-}
+#: Options of the generator that some attacks train on public data.
+OF_GENERATORS = ("public_data", "public_samples", "latent_size", "generator_epochs")
 
-#: Options of the iterative engine, which attacks of a closed form do without.
-_ITERATIVE = (
+#: Options of the iterative engine, which change any preset, and which attacks of a closed form do without.
+ITERATIVE = (
     "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "tv_kind", "activation_penalty",
     "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
 )  # fmt: skip
 
 
-def check_combinations(case: Case, closed_form: bool) -> None:
-    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back."""
+def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], closed_form: bool) -> None:
+    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back.
+
+    Args:
+        case: with its options.
+        readers: options that only some attacks read, each with the names of these attacks.
+        closed_form: whether the case's attack has no iterations.
+    """
     given = {field.name for field in fields(case) if getattr(case, field.name) != field.default}
     for option, other in _PART_OF.items():
         if option in given and other not in given:
@@ -175,11 +179,11 @@ def check_combinations(case: Case, closed_form: bool) -> None:
         raise ValueError("the probe step goes as far as the optimizer would, so probe_length would not be read")
     if case.exact_kinks and case.homotopy is not None:
         raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
-    for option, readers in _READ_BY.items():
-        if option in given and case.attack not in readers:
-            raise ValueError(f"{option} is read by {' and '.join(readers)} only, got attack {case.attack}")
-    if case.generator and case.attack in GENERATIVE:
+    for option, names in readers.items():
+        if option in given and case.attack not in names:
+            raise ValueError(f"{option} is read by {' and '.join(names)} only, got attack {case.attack}")
+    if case.generator and case.attack in readers["public_data"]:
         raise ValueError(f"generator puts untrained weights in place of the trained generator of {case.attack}")
-    unread = [option for option in _ITERATIVE if option in given]
+    unread = [option for option in ITERATIVE if option in given]
     if closed_form and unread:
         raise ValueError(f"{case.attack} has a closed form and does not read {', '.join(unread)}")

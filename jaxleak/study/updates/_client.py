@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxleak import data, defenses, models, protocols
 from jaxleak._base import Batch, Protocol, PyTree
-from jaxleak.study.updates._attacker import threat_for
+from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._partitions import client_samples
 
@@ -42,7 +42,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
     own = client_samples(case.partition, dataset, case.federation, case.images, seed)
     if variables is not None or len(own) != case.pool:
-        protocol = _protocol(case, share, variables, threat_for(case).statistics, len(own))
+        protocol = _protocol(case, share, variables, resolved(case).threat.statistics, len(own))
     x, y = dataset.x[own], dataset.y[own]
     private = Batch(jnp.asarray(x)[:, None], jnp.asarray(y, jnp.int32), jnp.arange(len(own)))
     return Victim(model, protocol, share, private)
@@ -69,7 +69,7 @@ def client_of(
         num_classes: C >= 2.
     """
     client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS})
-    return _compiled_client(client, threat_for(case).statistics, image_shape, num_classes)
+    return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes)
 
 
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:

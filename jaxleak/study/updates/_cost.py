@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxleak import data
 from jaxleak.attacks import presets
-from jaxleak.study.updates._attacker import settings
+from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
 from jaxleak.study.updates._federation import Training
@@ -39,10 +39,10 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
     Raises:
         ValueError, FileNotFoundError: on data that cannot be loaded.
     """
-    s = settings(case)
+    s = resolved(case).settings
     forward = forward_seconds(case)
     evaluations: float = s.group * case.restarts * (2 if s.regularization.blend else 1)
-    if case.attack in ("dlg", "idlg") and case.optimizer is None:
+    if case.attack in presets.LINE_SEARCHES and case.optimizer is None:
         evaluations *= LINE_SEARCH
     if s.gradient_free:
         evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER

@@ -23,6 +23,7 @@ from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
+from jaxleak.study.updates._public_data import require_no_overlap
 
 #: Share of the samples outside the pool that `trained` keeps for the test accuracy.
 TEST_SHARE = 0.2
@@ -133,12 +134,21 @@ def _kept(path: Path, model: models.Classifier) -> PyTree:
     return models.load_weights(path, jax.eval_shape(model.init, jax.random.key(0)))
 
 
+def refuse_overlap(case: Case) -> None:
+    """Raise `ValueError` if the data are crops that overlap, so that training would see the attacked client's pixels.
+
+    Args:
+        case: names the data.
+    """
+    seen = "weights trained on the other samples would have seen the victim's pixels: take other data"
+    require_no_overlap(case.data, case.data, seen)
+
+
 def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[PyTree, dict[str, float]]:
     """Variables of the case's model after training, and what they reach.
 
-    The client of the case draws from the first `case.taken` samples of the data; training sees only later ones. (Crops
-    of `natural_patches` may overlap across that line.) Results are kept in `folder` and read from there the next time,
-    unless the samples are others by then.
+    The client of the case draws from the first `case.taken` samples of the data; training sees only later ones.
+    Results are kept in `folder` and read from there the next time, unless the samples are others by then.
 
     Args:
         case: model and data.
@@ -150,9 +160,10 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
         Variables, and `train_accuracy` and `test_accuracy` in [0, 1].
 
     Raises:
-        ValueError: if no samples are left to train on.
+        ValueError: if no samples are left to train on, or the samples are crops that overlap with the client's.
         FloatingPointError: if training diverged.
     """
+    refuse_overlap(case)
     dataset = data.load(case.data, None, seed)
     x, y = dataset.x[case.taken :], dataset.y[case.taken :]
     held_out = int(len(y) * TEST_SHARE)

@@ -13,10 +13,10 @@ from jaxleak.study import RunFolder, digest, plots, sheets
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates._attacker import check, settings
+from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
-from jaxleak.study.updates._federation import Federation, Training, trained
+from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
 from jaxleak.study.updates._problem import attack
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
@@ -74,6 +74,8 @@ class Inversions(Generic[Kind]):
     def require(self, job: Kind, seed: int) -> None:
         """Refuse an attack whose parts do not go together, or for which this machine has too little memory."""
         check(job.case)
+        if job.training is not None:
+            refuse_overlap(job.case)
         require_memory_of_update(job.case)
 
     def cost(self, job: Kind) -> Cost:
@@ -82,7 +84,11 @@ class Inversions(Generic[Kind]):
         return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
 
     def run(self, job: Kind, seed: int) -> Result:
-        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,)."""
+        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,).
+
+        Of several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one agrees
+        with it, `agreement` (B,).
+        """
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -101,11 +107,13 @@ class Inversions(Generic[Kind]):
             checkpoints=saved,
         )
         images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
+        if outcome.second is not None:
+            images |= {"other": outcome.second.other, "agreement": outcome.second.value}
         return Result({**outcome.scores, **reached}, images)
 
 
 def _numbers_of_preset(case: Case) -> dict[str, Any]:
-    s = settings(case)
+    s = resolved(case).settings
     numbers = {name: value for name, value in s._asdict().items() if not _has_code(value)}
     return numbers | {"priors": [(weight, prior.name, prior.kind) for weight, prior in s.priors if weight]}
 

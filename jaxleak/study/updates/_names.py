@@ -1,27 +1,56 @@
-"""Names that options and their help list before the engine is imported; tests hold them to what the engine has."""
+"""Names that options and their help list before the engine is imported: read from the source of its registries."""
 
-#: Attacks that train a generator on public images.
-GENERATIVE = ("ggl", "rog")
+import ast
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+def names_in(file: Path, registry: str) -> tuple[str, ...]:
+    """The names in a registry at the top of a Python file, in their order; the file is read and not imported.
+
+    Args:
+        file: Python source.
+        registry: the variable that holds it: a dict whose keys are written out, or a tuple of strings. Either may
+            contain another registry of the same file, as `*OTHER` or `**OTHER`.
+
+    Raises:
+        ValueError: if there is no such variable, or its names are computed.
+    """
+    assigned: dict[str, ast.expr] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            assigned[node.target.id] = node.value
+
+    def names_of(value: ast.expr | None) -> list[str]:
+        if isinstance(value, ast.Name) and value.id in assigned:
+            return names_of(assigned[value.id])
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return [value.value]
+        if isinstance(value, ast.Starred):
+            return names_of(value.value)
+        if isinstance(value, ast.Tuple):
+            return [name for element in value.elts for name in names_of(element)]
+        if isinstance(value, ast.Dict):  # `**OTHER` has no key
+            entries = zip(value.keys, value.values, strict=True)
+            return [name for key, held in entries for name in names_of(held if key is None else key)]
+        raise ValueError(f"{registry} in {file} must be a dict with names as keys or a tuple of names, written out")
+
+    return tuple(names_of(assigned.get(registry)))
+
+
 #: Every attack on one client's update.
 ATTACKS = (
-    "dlg", "idlg", "inverting_gradients", "sapag", "gradinversion", "bayes", "fedleak", "row_space", "fedleak_paper",
-    "fedleak_upstream", *GENERATIVE, "patch_embedding",
-)  # fmt: skip
+    *names_in(_PACKAGE / "attacks/presets.py", "PRESETS"),
+    *names_in(_PACKAGE / "study/updates/_attacker.py", "CLOSED_FORM"),
+)
 #: Classifiers that are built in.
-MODELS = (
-    "lenet", "convnet", "convnet_ig", "mlp", "resnet10", "resnet10_x3", "resnet10_x5", "resnet18", "resnet34",
-    "densenet121", "mobilenet_v2", "vit_tiny", "vit_small",
-)  # fmt: skip
+MODELS = names_in(_PACKAGE / "models/__init__.py", "CLASSIFIERS")
 #: Non-linearities that replace a model's own.
-ACTIVATIONS = ("relu", "relu6", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "softplus")
+ACTIVATIONS = names_in(_PACKAGE / "models/_activations.py", "ACTIVATIONS")
 #: Rules that read labels off an update.
-LABEL_RULES = (
-    "single_label", "yin", "sum_rule", "counting_rule", "fedleak", "corrected_counts", "bias_rule", "calibrated",
-    "random",
-)  # fmt: skip
+LABEL_RULES = names_in(_PACKAGE / "attacks/_inversion/label_rules.py", "LABEL_RULES")
 #: Defenses of one client's upload.
-DEFENSES = (
-    "soteria", "outpost", "quantization", "stochastic_quantization", "guardian", "dp_sgd", "adaptive_dp", "dp_soteria",
-    "adaptive_dp_soteria", "dp_update", "gaussian", "laplace", "magnitude_noise", "cancelling_noise", "sparsification",
-    "error_feedback", "feature_dropout", "withhold_top", "encrypt_top", "encrypt_bottom",
-)  # fmt: skip
+DEFENSES = names_in(_PACKAGE / "defenses/_client_defenses.py", "CLIENT_DEFENSES")

@@ -15,13 +15,13 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study.updates._attacker import build_attack, iterations_of, leaves_of, settings, threat_for
+from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
 from jaxleak.study.updates._public_data import generator_for
 
-#: SSIM above which an image counts as recognised. A convention; what matters is that a mean over a batch hides that
-#: some of its images are read in full.
+#: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
+#: batch hides that some of its images are recovered in full.
 RECOGNISED_ABOVE = 0.8
 
 
@@ -32,9 +32,7 @@ class Outcome(NamedTuple):
     estimate: np.ndarray  # (B, H, W, C), matched one to one with `truth`
     scores: dict[str, float]
     curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
-    second: audit.Agreement | None = (
-        None  # the second best start, in the order of `truth`; None where there is one only
-    )
+    second: audit.Agreement | None = None  # the second best start, in the order of `truth`; None for a single start
 
 
 def _attack(
@@ -44,8 +42,8 @@ def _attack(
     generator: client_updates.PublicGenerator | None,
     variables: PyTree,
 ) -> Attack:
-    """The attack of `case`, who sees these `variables`; one that does not read them serves all seeds."""
-    # Only who knows the defense has a round, see `_compiled`.
+    """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
+    # `_compiled` sets the round to 0 for attackers who do not know the defense.
     if case.attacked_round and case.adaptive and _reads_weights(case):
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
@@ -62,22 +60,22 @@ def _attack_on(
     generator: client_updates.PublicGenerator | None,
     variables: PyTree = None,
 ) -> Attack:
-    # Whom the client's own samples are drawn from, and what its upload passes through, is not the attack's.
+    # Build the client without its defense: only `adaptive.informed` may know of it.
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
-        return build_attack(case, model, shown, generator)
+        return resolved(case, generator).build(model, shown)
     known = adaptive.informed(
         defenses.client_defense(case.defense, case.strength, local_steps=shown.local_steps),
         model,
         shown,
-        settings(case, generator),
+        resolved(case, generator).settings,
         batch_size=case.images,
         round=case.attacked_round,
         variables=variables,
     )
     adapted = known.settings
-    if case.labels is not None:  # what was asked for goes before what who knows the defense would choose
+    if case.labels is not None:  # the label rule of the case goes before the one that the defense suggests
         adapted = adapted._replace(labels=case.labels)
     return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
@@ -86,7 +84,7 @@ _compiled_attack = functools.cache(_attack_on)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
-    """What the server sees of one round, of which no more is granted than the attack reads, and the truth.
+    """Run one round. Returns what the attacker sees of it, no more than the attack reads, and the private batch.
 
     Args:
         case: what is attacked.
@@ -97,7 +95,8 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
     state = jax.jit(side.protocol.init)(audit.init_key(key))
     state = state._replace(round=jnp.asarray(case.attacked_round, state.round.dtype))
     _, transcript = jax.jit(side.protocol.round)(jax.random.fold_in(key, 1), state, side.private)
-    threat = threat_for(case)._replace(payload=leaves_of(case, side.model))
+    of_case = resolved(case)
+    threat = of_case.threat._replace(payload=of_case.leaves(side.model))
     return threats.view(threat, transcript), transcript.private
 
 
@@ -107,7 +106,7 @@ def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
 
 
 class Answer(NamedTuple):
-    """What an attack made of one observation, before anybody looks at the truth."""
+    """The result of an attack on one observation, before it is compared with the truth."""
 
     found: Reconstruction
     curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
@@ -157,7 +156,7 @@ def answer_to(
     checkpoints: Checkpoints | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Answer:
-    """Attack what was seen of one round; of the private data, no more than their shapes (`template`) come in here."""
+    """Attack one observation. Of the private data only their shapes (`template`) come in here."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
     engine = _attack(_compiled(case), shape, model.num_classes, generator, observation.params)
@@ -167,7 +166,7 @@ def answer_to(
         observation,
         template,
         key=jax.random.key(seed),
-        iterations=iterations_of(case),
+        iterations=resolved(case).iterations,
         restarts=case.restarts,
         microbatch=case.microbatch,
         callbacks=callbacks,
@@ -185,7 +184,7 @@ def answer_to(
 
 
 def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
-    """The answer beside the truth, which comes in here for the first time."""
+    """Score the answer against the truth, which no function before this one has seen."""
     found, second = answer.found, answer.second
     scores, estimate, order = score(np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0]))
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
@@ -204,7 +203,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
 
 
 def own_opinion(found: Reconstruction) -> dict[str, float]:
-    """What the attack says of its answer without the truth: whether it has one, and whether its gradient is matched."""
+    """The attack's own measures, without the truth: the share of images with an answer and with a matched gradient."""
     assert found.gradient_matched is not None  # every attack on one client's update compares gradients
     return {
         "answered": float(np.mean(found.answered)),
@@ -213,7 +212,7 @@ def own_opinion(found: Reconstruction) -> dict[str, float]:
 
 
 def captions(outcomes: Sequence[Outcome]) -> list[str]:
-    """One text per image of `outcomes`, for under its reconstruction: what the attack itself says of it."""
+    """One text per image of `outcomes`: what the attack itself says of its reconstruction, without the truth."""
     texts = []
     for outcome in outcomes:
         text = "gradient matched" if outcome.scores["gradient_matched"] else "gradient not matched"
@@ -248,9 +247,9 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
 
 
 def _compiled(case: Case) -> Case:
-    # What the attack's program does not depend on: equal programs are compiled once.
+    # Reset all that the attack's program does not depend on, so that equal programs are compiled once.
     if not case.adaptive:
-        case = replace(case, defense=None, strength=0.0, attacked_round=0)  # unknown to the attacker
+        case = replace(case, defense=None, strength=0.0, attacked_round=0)  # the attacker does not know it
     return replace(
         case,
         weights=None,

@@ -1,6 +1,6 @@
-"""The measurements behind FedLeak's theory: sign noise (Fig. 1b), 2mu/L along the path (Fig. 1c, d), Figs. 9 and 10.
+"""Measurements that explain gradient inversions: label rules, and those behind FedLeak's theory (Figs. 1, 9 and 10).
 
-They look at the truth or at a parabola, and none of them at what an attack returns: they explain, they do not attack.
+All of them look at the truth, or at a parabola. They explain attacks, and nothing of them reaches one.
 """
 
 import functools
@@ -14,7 +14,24 @@ from jaxleak import attacks, audit, data, metrics, objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak.attacks import LABEL_RULES, infer_labels
 from jaxleak.models import HeadLayer
-from jaxleak.study.updates import Case, attack, build_model, observe, settings, victim
+from jaxleak.study.updates._attacker import resolved
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import build_model, victim
+from jaxleak.study.updates._problem import attack, observe
+
+__all__ = [
+    "FIG1_ATTACKED",
+    "NOISE_DRAWS",
+    "STRENGTHS",
+    "fig1_seeds",
+    "label_rules",
+    "magnitude_sensitivity",
+    "parabola_path",
+    "path_steepness",
+    "settled_after",
+    "sign_noise",
+    "summary_of_ratios",
+]
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
@@ -25,7 +42,11 @@ FIG1_ATTACKED = 3
 
 
 def sign_noise(case: Case, seed: int) -> dict[str, float]:
-    """Gradient distance of the truth plus sign noise, beside what the case's attack (iDLG) ends at.
+    """Gradient distance of the truth plus sign noise, beside that of the case's attack (Fig. 1b, where it is iDLG).
+
+    Args:
+        case: model, data, pool and attack.
+        seed: of data, weights and noise.
 
     Returns:
         `noise0` to `noise64`: mean L2 distance of gradients at that strength in 1/255; `distance`, `element`, `psnr`:
@@ -63,7 +84,11 @@ def sign_noise(case: Case, seed: int) -> dict[str, float]:
 
 
 def fig1_seeds(seed: int) -> list[int]:
-    """Seeds of the images that `sign_noise` attacks."""
+    """Seeds of the images that `sign_noise` attacks.
+
+    Args:
+        seed: of the measurement.
+    """
     return [1000 * seed + i for i in range(FIG1_ATTACKED)]
 
 
@@ -73,6 +98,10 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
     Per image, batch normalisation in training mode with that image alone. With features f, softmax outputs p and label
     y the kernel's gradient is f_a (p_c - y_c), whose derivatives follow from those of f and p: F + C backward passes
     instead of F * C.
+
+    Args:
+        case: model, data and pool.
+        seed: of data and weights.
 
     Returns:
         `pearson` and `pearson_spread`, mean and deviation over the `case.pool` images, and `images`.
@@ -105,12 +134,19 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
 def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None = None) -> dict[str, float]:
     """Accuracy of every label rule on batches of the case's size, repeats counted.
 
-    With `drawn_classes` labels are drawn uniformly, with replacement, among so many classes. Untrained networks know
-    nothing of classes, so theirs are as hard to find as those that belong to the images.
+    Args:
+        case: model, data and batch size.
+        batches: how many, > 0.
+        seed: of data, weights and batches.
+        drawn_classes: labels are drawn uniformly, with replacement, among so many classes; None takes the data's own.
+            Untrained networks know nothing of classes, so that drawn labels are as hard to find as the images' own.
 
     Returns:
         Accuracy in [0, 1] by rule, NaN where a rule does not take this batch size; `distinct`, the most that any
         rule of distinct labels can reach on these batches.
+
+    Raises:
+        ValueError: if the data have fewer samples than a batch.
     """
     dataset = data.load(case.data, None, seed)
     total = len(dataset.y)
@@ -171,14 +207,19 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
 def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.ndarray]:
     """2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2 for the direction d that the attack descends (section 6).
 
-    A plain step of size below this ratio brings x' closer to the truth x. One image, so that no matching is needed.
+    A plain step of size below this ratio brings x' closer to the truth x.
+
+    Args:
+        case: of one image, so that no matching is needed.
+        seed: of data, weights and start.
+        every: iterations between two looks at the path.
 
     Returns:
         `iteration` and `ratio`, arrays along the path, and `psnr` along it.
     """
     side = victim(case, seed)
     observation, truth = observe(case, seed, side)
-    s = settings(case)
+    s = resolved(case).settings
     engine = attacks.inversion(side.model, side.share, s, batch_size=case.images)
     exact = truth.x[:, 0]
 
@@ -220,10 +261,13 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
 def parabola_path(case: Case) -> np.ndarray:
     """Gradient descent on y = x^2 from x = 0.5 (Fig. 10), at the case's step size, blend and probe.
 
+    Args:
+        case: has these, and the iterations.
+
     Returns:
         x before the first step and after each of `case.iterations` ones.
     """
-    regularization = settings(case).regularization
+    regularization = resolved(case).settings.regularization
     path = [jnp.float32(0.5)]
     for _ in range(case.iterations):
         _, _, direction = objectives.regularized_gradient(
@@ -238,13 +282,22 @@ def parabola_path(case: Case) -> np.ndarray:
 
 
 def settled_after(curve: np.ndarray, share: float = 0.05) -> float:
-    """The iteration from which on a curve stays within a share of its whole fall above its last value."""
+    """The iteration from which on a curve stays within a share of its whole fall above its last value.
+
+    Args:
+        curve: (iterations,), not empty.
+        share: of the fall, > 0.
+    """
     above = np.flatnonzero(curve > curve[-1] + share * max(curve[0] - curve[-1], 0.0))
     return float(above[-1] + 1 if len(above) else 0)
 
 
 def summary_of_ratios(ratios: np.ndarray) -> dict[str, float]:
-    """Median, quartiles and the share of positive values."""
+    """Median, quartiles and the share of positive values.
+
+    Args:
+        ratios: (N,), not empty.
+    """
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     positive = float(np.mean(ratios > 0))
     return {"median": float(middle), "quartile_low": float(low), "quartile_high": float(high), "positive": positive}

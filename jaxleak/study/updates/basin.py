@@ -1,0 +1,127 @@
+"""How far the gradient of an image that is close to the truth is from the observed one: distances, and the reach.
+
+Nothing here attacks: the truth is one of the candidates that are compared.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak import models, objectives, protocols
+from jaxleak._base import Batch, PyTree
+from jaxleak.attacks import client_updates
+from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import victim
+
+__all__ = [
+    "CANDIDATES",
+    "NOISE",
+    "distances",
+    "reach_of_row",
+]
+
+#: Noise of this PSNR in dB, images in [0, 1].
+NOISE = (40, 30, 20)
+#: Candidates whose gradients are compared with that of the truth, by the name that is printed.
+CANDIDATES = ("truth", *(f"{level} dB" for level in NOISE), "grey", "other")
+
+
+def distances(
+    case: Case,
+    sharpness: tuple[float, ...],
+    batches: int,
+    seed: int,
+    variables: PyTree | None = None,
+    compare: str = "gradients",
+) -> np.ndarray:
+    """Distances (batches, len(sharpness), len(CANDIDATES)) from the exact gradient of the truth.
+
+    Args:
+        case: model, data, batch size and mode of the batch normalisation.
+        sharpness: of the copy whose gradients are compared.
+        batches: how many batches take their turn as the truth.
+        seed: of data, weights and noise.
+        variables: of the model; None draws them.
+        compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
+    """
+    side = victim(case, seed)
+    gradient = _gradient(side.share)
+    distance = _distance(side.model, side.share, compare, case.batch_size)
+    if variables is None:
+        variables = jax.jit(side.model.init)(jax.random.key(seed))
+    size = case.batch_size
+    found = np.empty((batches, len(sharpness), len(CANDIDATES)))
+    for number in range(batches):
+        x, y = (side.private[i][number * size : (number + 1) * size] for i in (0, 1))
+        others = side.private.x[-(number + 1) * size :][:size]
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), x.shape)
+        # Grey alone has no spread, which some networks divide by.
+        grey = jnp.full_like(x, 0.5) + 0.01 * noise
+        candidates = (x, *(x + 10 ** (-level / 20) * noise for level in NOISE), grey, others)
+        observed = gradient(variables, x, y, None)
+        for i, beta in enumerate(sharpness):
+            for j, candidate in enumerate(candidates):
+                found[number, i, j] = distance(variables, observed, candidate, y, jnp.float32(beta))
+    return found
+
+
+@functools.cache
+def _gradient(share: protocols.ClientShare) -> Any:
+    @jax.jit
+    def gradient(variables: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array | None) -> PyTree:
+        return share(variables, Batch(x, y, jnp.arange(len(y))), sharpness=sharpness)
+
+    return gradient
+
+
+@functools.cache
+def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
+    if compare == "row_spaces":
+        plan = client_updates.RowSpaces()
+        of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)
+
+    @jax.jit
+    def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
+        if compare == "row_spaces":
+            return of_rows(variables, observed, x[:, 0], sharpness)
+        return objectives.cosine(observed, _gradient(share)(variables, x, y, sharpness))
+
+    return distance
+
+
+def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[str, Any]:
+    """Mean distances of a row over all batches, and the reach: how much closer images are than other images.
+
+    The reach is a share of the distance of other images, at the best sharpness: 1 for images whose gradient is the
+    observed one, and 0 for those whose gradient is as far away as another image's.
+
+    Args:
+        row: name.
+        sharpness: as many as the second axis has.
+        found: (batches, len(sharpness), len(CANDIDATES)), see `distances`.
+    """
+    mean = found.mean(axis=0)
+    share = found / mean[:, [CANDIDATES.index("other")]]  # of the mean distance of other images
+    others = share[:, :, CANDIDATES.index("other")]
+    closer = others[:, :, None] - share
+    reach, error, best = {}, {}, {}
+    for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
+        at = int(np.argmax(closer[:, :, j].mean(axis=0)))
+        reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
+        # The error of a ratio of means: batches do not count as spread because their other images are far.
+        residual = closer[:, at, j] - reach[name] * others[:, at]
+        error[name] = float(residual.std() / np.sqrt(len(found)))
+    return {
+        "id": row,
+        "ours": reach["30 dB"],
+        "unit": "share of the distance",
+        "batches": len(found),
+        "reach": reach,
+        "standard_error": error,
+        "at_sharpness": best,
+        "distance": {name: mean[:, j].tolist() for j, name in enumerate(CANDIDATES)},
+    }
