@@ -163,8 +163,8 @@ def images_of(case: Case, seed: int, result: Result) -> Images:
     """The images of one run.
 
     Args:
-        case: that was attacked, from two starts.
-        seed: of the run.
+        case: the case that was attacked, from two starts.
+        seed: the seed of the run.
         result: what it left.
     """
     truth, estimate, other = (result.arrays[name] for name in ("truth", "estimate", "other"))
