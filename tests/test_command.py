@@ -165,7 +165,10 @@ def test_a_truth_that_cannot_be_that_of_the_update_is_refused(files, tmp_path, c
         ("\n1 / 0\n", r"net.py cannot be imported: ZeroDivisionError: division by zero \(line 2\)"),
         ("import nosuchmodule\n", r"ModuleNotFoundError: No module named 'nosuchmodule' \(line 1\)"),
         ("import os\nclass Other: pass\n", r"net.py has no 'Net'; it has Other$"),
-        ("Net = 7\n", "must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got int"),
+        ("Net = 7\n", "must be a jaxleak Classifier or a module of PyTorch, Flax or Equinox, got int"),
+        ("def Net(width, depth=2): pass\n", r"Net needs arguments \(width\): write a function without any that makes"),
+        ("def Net():\n    return 1 / 0\n", r"Net cannot be made: ZeroDivisionError: division by zero \(line 2\)$"),
+        ("from jaxleak import models\nNet = models.mlp((4, 4, 1), 10, widths=(8,)), 0\n", "w.safetensors"),
     ],
 )
 def test_a_models_file_that_is_of_no_use_is_refused_in_a_line(files, tmp_path, capsys, text, message, monkeypatch):
@@ -206,6 +209,120 @@ def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(
     assert main(fits) == 0
     assert main([*fits, "--classes", "7"]) == 1
     assert "the model was built for --image 4 4 3 and --classes 7" in capsys.readouterr().err
+
+
+#: Networks of other libraries as their owners write them, each without arguments.
+NETWORKS = """
+import equinox as eqx, flax.linen as nn, jax
+from flax import nnx
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(4, (3, 3))(x))
+        return nn.Dense(10, name="last")(x.mean((1, 2)))
+
+
+class Normed(eqx.Module):
+    conv: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.conv, self.norm = eqx.nn.Conv2d(3, 4, 3, key=key), eqx.nn.BatchNorm(4, "batch", mode="batch")
+        self.last = eqx.nn.Linear(4, 10, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.conv(x), state)
+        return self.last(x.mean((1, 2))), state
+
+
+def equinox():
+    return eqx.nn.make_with_state(Normed)(jax.random.key(0))
+
+
+class Dropped(nnx.Module):
+    def __init__(self):
+        self.drop, self.last = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.Linear(48, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(self.drop(x.reshape(len(x), -1)))
+
+
+class Sorted(nnx.Module):
+    def __init__(self):
+        self.last = nnx.Linear(48, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(jax.numpy.sort(x.reshape(len(x), -1), axis=1))
+
+
+class Needs(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.last = nnx.Linear(width, 10, rngs=rngs)
+
+
+class Twice(nnx.Module):
+    def __init__(self):
+        self.first, self.last = (nnx.Linear(n, 10, rngs=nnx.Rngs(0)) for n in (48, 10))
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.first(x.reshape(len(x), -1))))
+"""
+
+
+def _shown(tmp_path, capsys, name, *options):
+    """What `jaxleak models` says of one of these networks: its exit status, output and errors."""
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    model = ["models", "--model", f"{tmp_path / 'networks.py'}:{name}", "--image", "4", "4", "3"]
+    status = main([*model, *options])
+    return (status, *capsys.readouterr())
+
+
+def test_linen_modules_and_equinox_modules_with_a_state_are_taken(tmp_path, capsys):
+    status, out, _ = _shown(tmp_path, capsys, "Linen")
+    assert status == 0
+    assert re.search(r"params/last/kernel +\(4, 10\)", out)
+    assert "batch_stats/BatchNorm_0/mean" in out
+    status, out, _ = _shown(tmp_path, capsys, "equinox")
+    assert status == 0
+    assert re.search(r"params/conv/weight +\(4, 3, 3, 3\)", out)
+    assert "batch_stats/" in out
+
+
+def test_what_an_attack_has_to_take_as_it_is_is_printed(tmp_path, capsys):
+    assert "note: kinks that are not smoothed: 1 x sort" in _shown(tmp_path, capsys, "Sorted")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Dropped", (), "dropout with rate 0.5"),
+        ("Dropped", ("--dropout", "off"), "--dropout off is for PyTorch alone"),
+        ("Needs", (), "Needs needs arguments (width, rngs): write a function without any that makes the network"),
+        ("Twice", ("--head", "nosuch"), "head must be a dense layer with 10 outputs (last, first), got 'nosuch'"),
+    ],
+)
+def test_what_has_nothing_to_do_with_shapes_gets_no_hint_at_them(tmp_path, capsys, name, options, message):
+    status, _, error = _shown(tmp_path, capsys, name, *options)
+    assert status == 1
+    assert message in error
+    assert "--classes" not in error
+
+
+@pytest.mark.parametrize(("image", "said"), [(("5", "4", "3"), "--image 5 4 3 and --classes 10"), ((), None)])
+def test_another_image_is_named_in_one_line(tmp_path, capsys, image, said):
+    status, _, error = _shown(tmp_path, capsys, "Twice", *(["--image", *image] if image else []))
+    assert status == (1 if said else 0)
+    assert (said or "") in error
+    assert len(error.splitlines()) == status
+
+
+@pytest.mark.parametrize("option", [["--head", "head"], ["--layout", "NCHW"], ["--dropout", "off"]])
+def test_options_of_modules_are_refused_for_built_in_models(capsys, option):
+    assert main(["models", "--model", "lenet", *option]) == 1
+    assert f"{option[0]} is for modules of other libraries" in capsys.readouterr().err
 
 
 def test_a_model_finds_its_neighbours_before_installed_modules_of_their_name(tmp_path, capsys, monkeypatch):
