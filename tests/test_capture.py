@@ -241,3 +241,6 @@ def test_flowers_server_records_what_it_sends_and_every_reply(tmp_path):
     np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)
     with pytest.raises(TypeError, match=r"must be one of flwr.serverapp.strategy, got object"):
         capture.flower_strategy(object(), tmp_path)
+    older = type("FedAvg", (), {"configure_fit": lambda *_: [], "aggregate_fit": lambda *_: None})
+    with pytest.raises(TypeError, match=r"FedAvg is a strategy of the older flwr.server.strategy.*capture.flower_mod"):
+        capture.flower_strategy(older(), tmp_path)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from jaxleak import Batch, capture, models, protocols
 from jaxleak.__main__ import main
+from jaxleak._command.audit import read_weights
 from jaxleak.checkpoint import ConfigMismatchError
 
 
@@ -289,6 +290,21 @@ def test_linen_modules_and_equinox_modules_with_a_state_are_taken(tmp_path, caps
     assert status == 0
     assert re.search(r"params/conv/weight +\(4, 3, 3, 3\)", out)
     assert "batch_stats/" in out
+
+
+@pytest.mark.parametrize("name", ["Sorted", "equinox"])
+def test_weights_of_jaxs_libraries_are_written_and_read_by_the_names_of_a_door(tmp_path, name):
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    scope = {}
+    exec(NETWORKS, scope)
+    found = scope[name]()
+    door = models.from_equinox if name == "equinox" else models.from_flax
+    model, variables = door(*(found if name == "equinox" else (found,)), image_shape=(4, 4, 3))
+    models.save_weights(tmp_path / "w.safetensors", variables)
+    read = read_weights(tmp_path / "w.safetensors", model)
+    assert jax.tree.structure(read) == jax.tree.structure(variables)
+    for a, b in zip(*map(jax.tree.leaves, (read, variables)), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_what_an_attack_has_to_take_as_it_is_is_printed(tmp_path, capsys):
