@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxleak import Batch, capture, models, protocols
+from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.__main__ import main
 from jaxleak._command.audit import read_weights
+from jaxleak.audit import Answer, Finding, Verdict
 from jaxleak.checkpoint import ConfigMismatchError
 
 
@@ -47,6 +48,8 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     assert "LEAKS" in capsys.readouterr().out
     report = (tmp_path / "run" / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 2
+    assert "<h1>Leaks images and labels</h1>" in report
+    assert results["headline"] == "leaks images and labels"
     assert "http" not in report  # opens offline
     with np.load(tmp_path / "run" / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 4, 4, 1)
@@ -57,6 +60,24 @@ def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
     assert main([*command, str(tmp_path / "out"), "--seed", str(2**32)]) == 1
     assert "seed must be whole numbers in [0, 2^32), got 4294967296" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_report_of_what_is_not_certified_says_so(tmp_path):
+    x, labels = np.zeros((1, 4, 4, 1)), np.eye(10, dtype=int)[3]
+    far = Answer(
+        "fedleak_400", x, np.zeros(1, int), 0.9, 0.3, agreement=np.array([0.87]), iterations=50, finished=False
+    )
+    finding = Finding("batch", "suspicious", "Evidence <1>.", "a cause", "--batch-norm eval")
+    notes = ("kinks that are not smoothed: 1 x sort",)
+    verdict = Verdict("leaks", (), (finding,), (far,), far, labels, "", {"verdict": "leaks"}, notes=notes)
+    text = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
+    assert "<h1>Leaks labels</h1>" in text
+    assert "which the budget ended" in text
+    assert "show nothing" in text
+    assert "0.87" not in text  # starts that agree on another gradient
+    assert notes[0] in text
+    assert '<span class="option">--batch-norm</span> eval' in text  # a line does not end inside of it
+    assert "Evidence &lt;1&gt;." in text
 
 
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):

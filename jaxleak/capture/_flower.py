@@ -62,8 +62,8 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Str
         The same strategy.
 
     Raises:
-        TypeError: if it has no such methods, as strategies of the older flwr.server.strategy; and on a fact that `Facts`
-            does not have, when the first reply arrives.
+        TypeError: if it has no such methods, as strategies of the older flwr.server.strategy; and on a fact that
+            `Facts` does not have, when the first reply arrives.
     """
     recorded: Any = strategy
     try:
