@@ -73,7 +73,7 @@ def test_a_report_of_what_is_not_certified_says_so(tmp_path):
     text = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
     assert "<h1>Leaks labels</h1>" in text
     assert "which the budget ended" in text
-    assert "show nothing" in text
+    assert "only the truth can say whether they are right" in text
     assert "0.87" not in text  # starts that agree on another gradient
     assert notes[0] in text
     assert '<span class="option">--batch-norm</span> eval' in text  # a line does not end inside of it
