@@ -73,9 +73,10 @@ def check_client(
         )  # fmt: skip
 
     factor = len(x) / local_steps if reduction == "sum" else 1.0
-    expected = _scaled(jax.jit(share(batch_norm))(variables, batch), factor)
+    sent = jax.jit(share(batch_norm))  # compiled once, for both
+    expected = _scaled(sent(variables, batch), factor)
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
-    rounding = jax.tree.map(jnp.subtract, _scaled(jax.jit(share(batch_norm))(variables, shaken), factor), expected)
+    rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
     worst, leaf, error = _furthest(payload, expected, rounding)
     evidence = (
         f"The leaf furthest off is {leaf}, whose relative error is {error:.1e}, {worst:.2g} times what is allowed."
