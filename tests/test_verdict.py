@@ -89,8 +89,7 @@ def test_a_search_stops_with_its_budget_and_goes_on(tmp_path, monkeypatch):
     assert not first.answers[-1].finished
     assert 0 < done()[-1] == first.answers[-1].iterations < 400
     shown.clear()
-    monkeypatch.undo()
-    audit.update(model, variables, gradient, minutes=10, show=show, **options)
+    audit.update(model, variables, gradient, show=show, **options)
     assert done()[0] > first.answers[-1].iterations
     with pytest.raises(ValueError, match=r"another audit|other inputs \(seed\)"):
         audit.update(model, variables, gradient, minutes=1, seed=1, **options)
