@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     audit = commands.add_parser(
         "audit",
+        usage="%(prog)s --model MODEL --weights WEIGHTS --update UPDATE --out OUT [OPTION ...]",
         help="attack one client's update and say whether it leaks",
         description="Attack one client's update with what applies and say whether it leaks. Exit status 0 where there "
         "is a verdict, 3 where the inputs contradict each other, 1 where an input is unusable.",
@@ -27,10 +28,15 @@ def parser() -> argparse.ArgumentParser:
     _model_options(audit)
     _client_options(audit)
     audit.add_argument(
-        "--truth", type=Path, help="npz file with x (B, H, W, channels) in [0, 1] and y; for scores only"
+        "--truth",
+        type=Path,
+        help="npz file with x (B, H, W, channels) in [0, 1] and y: checked against the update first, then for scores",
     )
     audit.add_argument(
-        "--minutes", type=float, default=10.0, help="minutes to spend in all, further sittings included (default 10)"
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="minutes to spend in all: checks, compiling, further sittings (default 10)",
     )
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
@@ -66,6 +72,16 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
         metavar="NAME=VALUE",
         help="option of a built-in model, for example width=16; may be given several times",
     )
+    options.add_argument(
+        "--dropout",
+        choices=("refuse", "off"),
+        default="refuse",
+        help="off: take a PyTorch module without its dropout, as of a client that trained without (default refuse)",
+    )
+    options.add_argument("--head", metavar="NAME", help="name of the module's last dense layer (default the last one)")
+    options.add_argument(
+        "--layout", choices=("NHWC", "NCHW"), help="layout of the images that a module reads (default its library's)"
+    )
     if weights:
         options.add_argument("--weights", type=Path, required=True, help="safetensors, npz or .pt file of the weights")
         options.add_argument(
@@ -90,6 +106,9 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     )
     facts.add_argument("--local-steps", type=int, metavar="E", help="steps of gradient descent (default 1)")
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
+    facts.add_argument(
+        "--frozen", nargs="+", metavar="LAYER", help="layers or parameters that the client did not train"
+    )
     facts.add_argument("--batch-norm", choices=("train", "eval"), help="mode of normalisation layers (default train)")
     facts.add_argument(
         "--defense",

@@ -44,6 +44,9 @@ def test_state_dicts_of_pytorch_are_read_and_nothing_else_is_unpickled(tmp_path)
     net = torch.nn.Linear(4, 3).to(torch.bfloat16)
     torch.save({"state_dict": net.state_dict(), "epoch": 3}, tmp_path / "w.pt")
     assert _names(tmp_path / "w.pt") == {"weight": (3, 4), "bias": (3,)}
+    torch.save({"net": net.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="a state dict, names with tensors, it holds net, epoch"):
+        capture.load(tmp_path / "checkpoint.pt")
     torch.save(net, tmp_path / "module.pt")
     with pytest.raises(ValueError, match="more than tensors") as refused:
         capture.load(tmp_path / "module.pt")
@@ -64,8 +67,57 @@ def test_a_list_takes_the_models_names_in_order(tmp_path):
     names = ["norm.num_batches_tracked", "head.bias", "conv.kernel"]
     tree = capture.fit(capture.load(tmp_path / "l").arrays, ARRAYS, names=names, what="l")
     np.testing.assert_array_equal(tree["conv"]["kernel"], ARRAYS["conv"]["kernel"])
-    with pytest.raises(ValueError, match="a list of 3 arrays, but the model has 2 names"):
+    with pytest.raises(ValueError, match="a list of 3 arrays, but the model has 2 names, 2 of parameters"):
+        capture.fit(capture.load(tmp_path / "l").arrays, ARRAYS, names=names[1:], what="l")
+    with pytest.raises(ValueError, match="a list of 3 arrays, whose order is not known"):
         capture.fit(capture.load(tmp_path / "l").arrays, ARRAYS, what="l")
+
+
+@pytest.mark.parametrize("left_out", [(), ("norm.num_batches_tracked",), ("norm.mean", "norm.num_batches_tracked")])
+def test_a_list_may_leave_out_counters_or_all_but_the_parameters(left_out):
+    whole = {
+        "norm.mean": np.zeros(3, np.float32),
+        "norm.num_batches_tracked": np.zeros(1, np.int64),
+        "second": np.ones((2, 2), np.float32),
+        "first": np.full((2, 2), 2.0, np.float32),
+    }
+    sent = [array for name, array in whole.items() if name not in left_out]
+    like = {"first": np.zeros((2, 2), np.float32), "second": np.zeros((2, 2), np.float32)}
+    for prefix in ("", "arr_"):  # NumPy's savez calls what it is given arr_0, arr_1, ...
+        tree = capture.fit({f"{prefix}{i}": a for i, a in enumerate(sent)}, like, names=list(whole), what="l")
+        np.testing.assert_array_equal(tree["first"], whole["first"])
+        np.testing.assert_array_equal(tree["second"], whole["second"])
+
+
+def test_names_that_differ_by_a_wrappers_prefix_belong_to_the_network_where_it_has_both():
+    like = {"model.fc": np.zeros(2, np.float32), "fc": np.zeros(2, np.float32)}
+    sent = {"model.fc": np.ones(2, np.float32), "fc": np.full(2, 2.0, np.float32)}
+    for prefix in ("", "module.", "module._orig_mod."):
+        tree = capture.fit({prefix + name: array for name, array in sent.items()}, like, what="u")
+        np.testing.assert_array_equal(tree["model.fc"], 1)
+        np.testing.assert_array_equal(tree["fc"], 2)
+    with pytest.raises(ValueError, match="differ only by a prefix"):
+        capture.fit(sent, {"module.fc": np.zeros(2, np.float32)}, what="u")
+
+
+def test_what_a_module_does_not_train_is_named_in_the_header(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+    net[1].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"2\.weight has no gradient: call loss.backward"):
+        capture.save(tmp_path / "u", net)
+    net(torch.ones(2, 2, 2)).sum().backward()
+    capture.save(tmp_path / "u", net, batch_size=2)
+    update = capture.load(tmp_path / "u")
+    assert list(update.arrays) == ["2.bias", "2.weight"]
+    assert update.facts.frozen == ("1.weight", "1.bias")
+    with pytest.raises(ValueError, match="frozen must hold names"):
+        capture.save(tmp_path / "u", net, frozen="fc")
+
+
+def test_an_unknown_fact_is_named_with_those_that_there_are(tmp_path):
+    with pytest.raises(TypeError, match=r"^batchsize is not a fact about a client; they are kind, .*batch_size"):
+        capture.save(tmp_path / "u", ARRAYS, batchsize=1)
 
 
 @pytest.mark.parametrize(("kind", "sign"), [("difference", -1), ("weights", -1)])
@@ -93,6 +145,16 @@ def test_weights_become_a_gradient(kind, sign):
 def test_another_models_arrays_are_named(arrays, message):
     with pytest.raises(ValueError, match=message):
         capture.fit(arrays, ARRAYS, what="u")
+
+
+def test_a_header_of_any_length_is_read(tmp_path):
+    """A safetensors file begins with the length of its header, which may look like the begin of a pickle."""
+    for length in range(1, 300):
+        capture.save(tmp_path / "u", {"n" * length: np.ones(2, np.float32)}, batch_size=3)
+        if (tmp_path / "u").read_bytes()[:1] == b"\x80":
+            break
+    assert (tmp_path / "u").read_bytes()[:1] == b"\x80"
+    assert capture.load(tmp_path / "u").facts.batch_size == 3
 
 
 def test_damaged_and_hostile_files_get_one_line(tmp_path):
@@ -179,3 +241,6 @@ def test_flowers_server_records_what_it_sends_and_every_reply(tmp_path):
     np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)
     with pytest.raises(TypeError, match=r"must be one of flwr.serverapp.strategy, got object"):
         capture.flower_strategy(object(), tmp_path)
+    older = type("FedAvg", (), {"configure_fit": lambda *_: [], "aggregate_fit": lambda *_: None})
+    with pytest.raises(TypeError, match=r"FedAvg is a strategy of the older flwr.server.strategy.*capture.flower_mod"):
+        capture.flower_strategy(older(), tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import failed
+from jaxleak.audit._checks import check_known_images, failed
 
 
 class Client:
@@ -111,6 +111,34 @@ def test_one_samples_equations_give_the_scale_and_the_weights():
     assert "0.01 times" in scaled[0].cause
     other = client.model.init(jax.random.key(9))
     assert {"one sample's equations"} <= {f.name for f in failed(client.check(variables=other))}
+
+
+def test_of_two_rounds_updates_the_one_of_these_weights_passes(plain):
+    step = lambda w, g: w - 0.01 * g  # noqa: E731
+    later = {**plain.variables, "params": jax.tree.map(step, plain.variables["params"], plain.gradient)}
+    next_update = jax.jit(plain.share)(later, plain.batch)
+    for variables, right, wrong in (
+        (plain.variables, plain.gradient, next_update),
+        (later, next_update, plain.gradient),
+    ):
+        assert not failed(plain.check(right, variables=variables))
+        assert any("another round" in f.cause for f in failed(plain.check(wrong, variables=variables)))
+
+
+def test_known_images_may_be_channels_first_and_order_matters_after_several_steps(plain):
+    x = np.asarray(plain.batch.x[:, 0])
+    found = audit.check_client(
+        plain.model, plain.variables, plain.gradient, x.transpose(0, 3, 1, 2), np.asarray(plain.batch.y)
+    )
+    assert found[-1].status == "passed"
+    two_steps = protocols.ClientShare(plain.model, local_steps=2, learning_rate=0.1)
+    payload = jax.jit(two_steps)(plain.variables, plain.batch)
+    for order, status in (([0, 1, 2, 3], "passed"), ([2, 3, 0, 1], "suspicious")):
+        truth = x[order], np.asarray(plain.batch.y)[order]
+        (finding,) = check_known_images(two_steps, plain.variables, payload, truth, defended=False)
+        assert finding.status == status
+    assert "another order" in finding.cause
+    assert check_known_images(two_steps, plain.variables, payload, truth, defended=True) == []
 
 
 def test_fewer_samples_than_stated_are_suspicious(plain):

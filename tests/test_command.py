@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxleak import Batch, capture, models, protocols
+from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.__main__ import main
+from jaxleak._command.audit import read_weights
+from jaxleak.audit import Answer, Finding, Verdict
 from jaxleak.checkpoint import ConfigMismatchError
 
 
@@ -46,6 +48,8 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     assert "LEAKS" in capsys.readouterr().out
     report = (tmp_path / "run" / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 2
+    assert "<h1>Leaks images and labels</h1>" in report
+    assert results["headline"] == "leaks images and labels"
     assert "http" not in report  # opens offline
     with np.load(tmp_path / "run" / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 4, 4, 1)
@@ -56,6 +60,24 @@ def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
     assert main([*command, str(tmp_path / "out"), "--seed", str(2**32)]) == 1
     assert "seed must be whole numbers in [0, 2^32), got 4294967296" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_report_of_what_is_not_certified_says_so(tmp_path):
+    x, labels = np.zeros((1, 4, 4, 1)), np.eye(10, dtype=int)[3]
+    far = Answer(
+        "fedleak_400", x, np.zeros(1, int), 0.9, 0.3, agreement=np.array([0.87]), iterations=50, finished=False
+    )
+    finding = Finding("batch", "suspicious", "Evidence <1>.", "a cause", "--batch-norm eval")
+    notes = ("kinks that are not smoothed: 1 x sort",)
+    verdict = Verdict("leaks", (), (finding,), (far,), far, labels, "", {"verdict": "leaks"}, notes=notes)
+    text = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
+    assert "<h1>Leaks labels</h1>" in text
+    assert "which the budget ended" in text
+    assert "only the truth can say whether they are right" in text
+    assert "0.87" not in text  # starts that agree on another gradient
+    assert notes[0] in text
+    assert '<span class="option">--batch-norm</span> eval' in text  # a line does not end inside of it
+    assert "Evidence &lt;1&gt;." in text
 
 
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
@@ -165,7 +187,10 @@ def test_a_truth_that_cannot_be_that_of_the_update_is_refused(files, tmp_path, c
         ("\n1 / 0\n", r"net.py cannot be imported: ZeroDivisionError: division by zero \(line 2\)"),
         ("import nosuchmodule\n", r"ModuleNotFoundError: No module named 'nosuchmodule' \(line 1\)"),
         ("import os\nclass Other: pass\n", r"net.py has no 'Net'; it has Other$"),
-        ("Net = 7\n", "must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got int"),
+        ("Net = 7\n", "must be a jaxleak Classifier or a module of PyTorch, Flax or Equinox, got int"),
+        ("def Net(width, depth=2): pass\n", r"Net needs arguments \(width\): write a function without any that makes"),
+        ("def Net():\n    return 1 / 0\n", r"Net cannot be made: ZeroDivisionError: division by zero \(line 2\)$"),
+        ("from jaxleak import models\nNet = models.mlp((4, 4, 1), 10, widths=(8,)), 0\n", "w.safetensors"),
     ],
 )
 def test_a_models_file_that_is_of_no_use_is_refused_in_a_line(files, tmp_path, capsys, text, message, monkeypatch):
@@ -206,6 +231,135 @@ def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(
     assert main(fits) == 0
     assert main([*fits, "--classes", "7"]) == 1
     assert "the model was built for --image 4 4 3 and --classes 7" in capsys.readouterr().err
+
+
+#: Networks of other libraries as their owners write them, each without arguments.
+NETWORKS = """
+import equinox as eqx, flax.linen as nn, jax
+from flax import nnx
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(4, (3, 3))(x))
+        return nn.Dense(10, name="last")(x.mean((1, 2)))
+
+
+class Normed(eqx.Module):
+    conv: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.conv, self.norm = eqx.nn.Conv2d(3, 4, 3, key=key), eqx.nn.BatchNorm(4, "batch", mode="batch")
+        self.last = eqx.nn.Linear(4, 10, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.conv(x), state)
+        return self.last(x.mean((1, 2))), state
+
+
+def equinox():
+    return eqx.nn.make_with_state(Normed)(jax.random.key(0))
+
+
+class Dropped(nnx.Module):
+    def __init__(self):
+        self.drop, self.last = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.Linear(48, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(self.drop(x.reshape(len(x), -1)))
+
+
+class Sorted(nnx.Module):
+    def __init__(self):
+        self.last = nnx.Linear(48, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(jax.numpy.sort(x.reshape(len(x), -1), axis=1))
+
+
+class Needs(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.last = nnx.Linear(width, 10, rngs=rngs)
+
+
+class Twice(nnx.Module):
+    def __init__(self):
+        self.first, self.last = (nnx.Linear(n, 10, rngs=nnx.Rngs(0)) for n in (48, 10))
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.first(x.reshape(len(x), -1))))
+"""
+
+
+def _shown(tmp_path, capsys, name, *options):
+    """What `jaxleak models` says of one of these networks: its exit status, output and errors."""
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    model = ["models", "--model", f"{tmp_path / 'networks.py'}:{name}", "--image", "4", "4", "3"]
+    status = main([*model, *options])
+    return (status, *capsys.readouterr())
+
+
+def test_linen_modules_and_equinox_modules_with_a_state_are_taken(tmp_path, capsys):
+    status, out, _ = _shown(tmp_path, capsys, "Linen")
+    assert status == 0
+    assert re.search(r"params/last/kernel +\(4, 10\)", out)
+    assert "batch_stats/BatchNorm_0/mean" in out
+    status, out, _ = _shown(tmp_path, capsys, "equinox")
+    assert status == 0
+    assert re.search(r"params/conv/weight +\(4, 3, 3, 3\)", out)
+    assert "batch_stats/" in out
+
+
+@pytest.mark.parametrize("name", ["Sorted", "equinox"])
+def test_weights_of_jaxs_libraries_are_written_and_read_by_the_names_of_a_door(tmp_path, name):
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    scope = {}
+    exec(NETWORKS, scope)
+    found = scope[name]()
+    door = models.from_equinox if name == "equinox" else models.from_flax
+    model, variables = door(*(found if name == "equinox" else (found,)), image_shape=(4, 4, 3))
+    models.save_weights(tmp_path / "w.safetensors", variables)
+    read = read_weights(tmp_path / "w.safetensors", model)
+    assert jax.tree.structure(read) == jax.tree.structure(variables)
+    for a, b in zip(*map(jax.tree.leaves, (read, variables)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_an_attack_has_to_take_as_it_is_is_printed(tmp_path, capsys):
+    assert "note: kinks that are not smoothed: 1 x sort" in _shown(tmp_path, capsys, "Sorted")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Dropped", (), "dropout with rate 0.5"),
+        ("Dropped", ("--dropout", "off"), "--dropout off is for PyTorch alone"),
+        ("Needs", (), "Needs needs arguments (width, rngs): write a function without any that makes the network"),
+        ("Twice", ("--head", "nosuch"), "head must be a dense layer with 10 outputs (last, first), got 'nosuch'"),
+    ],
+)
+def test_what_has_nothing_to_do_with_shapes_gets_no_hint_at_them(tmp_path, capsys, name, options, message):
+    status, _, error = _shown(tmp_path, capsys, name, *options)
+    assert status == 1
+    assert message in error
+    assert "--classes" not in error
+
+
+@pytest.mark.parametrize(("image", "said"), [(("5", "4", "3"), "--image 5 4 3 and --classes 10"), ((), None)])
+def test_another_image_is_named_in_one_line(tmp_path, capsys, image, said):
+    status, _, error = _shown(tmp_path, capsys, "Twice", *(["--image", *image] if image else []))
+    assert status == (1 if said else 0)
+    assert (said or "") in error
+    assert len(error.splitlines()) == status
+
+
+@pytest.mark.parametrize("option", [["--head", "head"], ["--layout", "NCHW"], ["--dropout", "off"]])
+def test_options_of_modules_are_refused_for_built_in_models(capsys, option):
+    assert main(["models", "--model", "lenet", *option]) == 1
+    assert f"{option[0]} is for modules of other libraries" in capsys.readouterr().err
 
 
 def test_a_model_finds_its_neighbours_before_installed_modules_of_their_name(tmp_path, capsys, monkeypatch):

@@ -96,20 +96,30 @@ def test_the_builtin_and_its_plain_twin_agree_with_kinks_and_without(convnets):
     assert twin.notes == ()
 
 
-def test_an_attack_takes_the_same_first_steps_through_the_door(convnets):
-    """Of the preset, with the homotopy, which takes second derivatives of every layer."""
+#: One attack of each mechanism, with the steps that are compared and the images. FedLeak with the homotopy takes second
+#: derivatives of every layer, row spaces read the rows of linear layers, a baseline infers labels by another rule.
+ATTACKS = {
+    "fedleak": (presets.fedleak(10), 10, 2),
+    "row_space": (presets.row_space(20)._replace(shifts=()), 3, 1),
+    "inverting_gradients": (presets.inverting_gradients(20)._replace(labels="yin"), 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_takes_the_same_first_steps_through_the_door(convnets, name):
     built_in, twin, variables = convnets
-    gradient = gradient_of(built_in, variables)
+    settings, steps, count = ATTACKS[name]
+    gradient = gradient_of(built_in, variables, X[:count])
     seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient)
-    template = Batch(jnp.zeros((2, 1, *IMAGE)), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
+    template = Batch(jnp.zeros((count, 1, *IMAGE)), jnp.zeros(count, jnp.int32), jnp.zeros(count, jnp.int32))
     answers = []
     for model in (built_in, twin):
         share = protocols.ClientShare(model)
-        attack = attacks.inversion(model, share, presets.fedleak(10), batch_size=2)
+        attack = attacks.inversion(model, share, settings, batch_size=count)
         step = jax.jit(attack.step)
         state = attack.init(jax.random.key(3), template)
         losses = []
-        for i in range(10):
+        for i in range(steps):
             state, info = step(jax.random.key(i), state, seen)
             losses.append(info["loss"])
         answers.append((np.array(losses), np.asarray(attack.reconstruct(state, seen).x)))
@@ -179,6 +189,25 @@ def test_gradients_lie_in_the_rows_whatever_the_layout(normalised, which):
         left = np.linalg.norm(matrix - read.T @ best)
         if len(read) < read.shape[1]:
             assert left < 1e-4 * np.linalg.norm(matrix), name
+
+
+@pytest.mark.parametrize("rule", attacks.LABEL_RULES)
+def test_label_rules_read_a_head_of_any_layout(rule):
+    module = ChannelsFirst(jax.random.key(0))
+    model, variables = models.from_equinox(module, image_shape=IMAGE)
+    gradient = gradient_of(model, variables, X[:1])
+    key, samples = jax.random.key(1), CLASSES + 1 if rule == "counting_rule" else 1
+
+    def labels(kernel, bias, weight, shift):
+        return attacks.infer_labels(rule, kernel, bias, samples, kernel=weight, bias=shift, key=key)
+
+    ours, weights = model.head_of(gradient), model.head_of(variables["params"])
+    found = labels(ours.kernel, ours.bias, weights.kernel, weights.bias)
+    dense = gradient["dense"]
+    wanted = labels(dense["weight"].T, dense["bias"], module.dense.weight.T, module.dense.bias)
+    np.testing.assert_array_equal(found, wanted)
+    if rule not in ("random", "counting_rule"):  # which know less than the one label
+        np.testing.assert_array_equal(found, [0])
 
 
 def test_the_head_of_any_layout_reads_as_features_by_classes():

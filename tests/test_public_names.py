@@ -61,7 +61,8 @@ NAMES = {
         template_of update Verdict watch write_report
     """,
     "jaxleak.capture": """
-        Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays read_npz_array save Update
+        as_update Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays
+        read_npz_array save Update
     """,
     "jaxleak.checkpoint": """
         Checkpoints ConfigMismatchError FolderInUseError
@@ -90,10 +91,10 @@ NAMES = {
     "jaxleak.models": """
         Activation activation ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
         cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS Conv conv2d convnet convnet_ig Dense
-        densenet121 describe from_equinox from_flax from_function from_torch frozen_features global_avg_pool
-        HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp mobilenet_v2
-        normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights smooth_max
-        soft_relu split_model SplitModel Style vit vit_small vit_tiny
+        densenet121 describe freeze from_equinox from_flax from_function from_torch frozen_features
+        global_avg_pool HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp
+        mobilenet_v2 normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights
+        smooth_max soft_relu split_model SplitModel Style vit vit_small vit_tiny
     """,
     "jaxleak.objectives": """
         activation_penalty activation_statistics_distance apply_mask batch_norm_distance bn_objective

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,8 @@ import pytest
 
 from jaxleak import Batch, Observation, audit, capture, defenses, metrics, models, protocols
 from jaxleak._lock import FolderInUseError
+from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.head import Labels
 from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.store import Store
 from jaxleak.audit._verdict.update import _identity
@@ -41,10 +44,10 @@ def test_a_dense_layer_on_pixels_is_solved_and_the_verdict_is_leaks(perceptron):
     assert list(np.flatnonzero(verdict.labels)) == [3]
 
 
-def test_the_truth_changes_nothing_but_scores(perceptron):
+def test_a_truth_without_labels_changes_nothing_but_scores(perceptron):
     model, variables, batch, gradient = perceptron
     plain = audit.update(model, variables, gradient, batch_size=1)
-    wrong = audit.update(model, variables, gradient, batch_size=1, truth=(1 - batch.x[:, 0], batch.y))
+    wrong = audit.update(model, variables, gradient, batch_size=1, truth=(1 - batch.x[:, 0], None))
     np.testing.assert_array_equal(plain.best.x, wrong.best.x)
     assert plain.verdict == wrong.verdict
     assert "psnr" not in plain.metrics
@@ -74,19 +77,20 @@ def test_a_file_with_weights_after_a_step_is_an_update(perceptron, tmp_path):
         audit.update(model, variables, gradient, batch_size=1, truth=(np.zeros((1, 5, 5, 1)), None))
 
 
-def test_a_search_stops_with_its_budget_and_goes_on(tmp_path):
+def test_a_search_stops_with_its_budget_and_goes_on(tmp_path, monkeypatch):
     model = models.convnet((4, 4, 1), 10, channels=(4,), strides=(1,))
     variables, _, gradient = _sent(model, images=2)
     options = {"batch_size": 2, "out": tmp_path}
-    first = audit.update(model, variables, gradient, minutes=1e-4, **options)
-    assert not first.answers[-1].finished
-    assert "--minutes" in " ".join(first.reasons) or first.verdict == "leaks"
     shown = []
-    spent = json.loads((tmp_path / "audit.json").read_text())["seconds"]
-    audit.update(
-        model, variables, gradient, minutes=spent / 60 + 0.01, show=lambda *told: shown.append(told), **options
-    )
-    assert shown[0][1] > first.answers[-1].iterations > 0
+    done = lambda: [told[1] for told in shown if told[0].startswith("FedLeak") and told[1]]  # noqa: E731
+    monkeypatch.setattr(Store, "left", property(lambda _: -1.0 if done() else 60.0))  # a clock that a test can stop
+    show = lambda *told: shown.append(told)  # noqa: E731
+    first = audit.update(model, variables, gradient, show=show, **options)
+    assert not first.answers[-1].finished
+    assert 0 < done()[-1] == first.answers[-1].iterations < 400
+    shown.clear()
+    audit.update(model, variables, gradient, show=show, **options)
+    assert done()[0] > first.answers[-1].iterations
     with pytest.raises(ValueError, match=r"another audit|other inputs \(seed\)"):
         audit.update(model, variables, gradient, minutes=1, seed=1, **options)
 
@@ -184,7 +188,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     from jaxleak.audit._checks.symmetry import SYMMETRIES
     from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
 
-    x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), np.zeros(10, int)
+    x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), Labels.none(10)
     far = Answer("far", x, y, misfit=0.7, cosine_distance=0.3, agreement=np.ones(2))
     near = Answer("near", x, y, misfit=0.05, cosine_distance=0.001, agreement=np.array([0.94, 0.96]))
     assert not far.shown.any()  # starts that agree on an image whose gradient is another one's show nothing
@@ -214,7 +218,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
 def test_what_shows_an_image_is_said_in_words_and_rounding_is_no_distance(fields, said):
     from jaxleak.audit._verdict.verdict import Answer, decide
 
-    image, nothing = np.zeros((1, 4, 4, 1)), np.zeros(10, int)
+    image, nothing = np.zeros((1, 4, 4, 1)), Labels.none(10)
     found = Answer(**{"attack": "dense_inputs", "x": image, "y": np.zeros(1, int), "misfit": 0.0} | fields,
                    cosine_distance=-1.2e-07)  # fmt: skip
     _, (reason,) = decide([], nothing, found, [], [])
@@ -232,6 +236,103 @@ def test_a_stated_defense_is_known_to_the_attacker_or_refused(perceptron):
     ):
         with pytest.raises(ValueError, match=message):
             audit.update(model, variables, gradient, batch_size=1, **facts)
+
+
+def test_the_budget_is_over_before_an_attack_where_checks_and_compiling_have_spent_it(perceptron):
+    model, variables, _, _ = perceptron
+    variables, _, gradient = _sent(model, images=2)
+    late = time.monotonic() - 60
+    verdict = audit.update(model, variables, gradient, batch_size=2, minutes=0.9, since=late)
+    assert not verdict.answers
+    assert any("was not tried: the time was spent" in reason for reason in verdict.reasons)
+
+
+def test_one_image_that_is_taken_for_four_proves_one_label(perceptron):
+    model, variables, _, gradient = perceptron
+    verdict = audit.update(model, variables, gradient, batch_size=4, minutes=1e-3)
+    assert verdict.metrics["label_count"] == 1
+    assert list(np.flatnonzero(verdict.labels)) == [3]
+    assert "proves 1 label: 1 of class 3." in verdict.reasons[0]
+    assert not any("4 of class 3" in reason for reason in verdict.reasons)
+    assert any("the batch holds 1 sample," in reason for reason in verdict.reasons)
+
+
+def test_labels_beyond_the_rank_are_conditional_on_the_batch_size():
+    """Five images of one class, of three: the rank of two proves two samples, and the others have to be believed."""
+    from jaxleak.audit._checks.head import Head, labels_of
+
+    rng = np.random.default_rng(0)
+    features, logits, y = rng.normal(size=(5, 6)), rng.normal(size=(5, 3)), np.eye(3)[np.full(5, 1)]
+    outputs = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - y) / 5
+    labels = labels_of(Head(features.T @ outputs, outputs.sum(axis=0), np.zeros((6, 3)), np.zeros(3)), 5)
+    assert labels.proven.sum() <= 2
+    assert labels.proven[1] >= 1
+    assert labels.proven.sum() < labels.if_stated.sum() <= 5
+
+
+def test_known_images_are_compared_before_any_attack_and_never_reach_it(perceptron):
+    model, variables, batch, gradient = perceptron
+    x = np.asarray(batch.x[:, 0])
+    plain = audit.update(model, variables, gradient, batch_size=1)
+    right = audit.update(model, variables, gradient, batch_size=1, truth=(x.transpose(0, 3, 1, 2), batch.y))
+    assert right.findings[-1].name == "known images"
+    assert right.findings[-1].status == "passed"
+    np.testing.assert_array_equal(plain.best.x, right.best.x)
+    later = jax.tree.map(lambda w, g: w - 0.02 * g, variables["params"], gradient)
+    another_round = audit.update(model, {**variables, "params": later}, gradient, batch_size=1, truth=(x, batch.y))
+    for wrong in (another_round, audit.update(model, variables, gradient, batch_size=1, truth=(1 - x, batch.y))):
+        (finding,) = [finding for finding in wrong.findings if finding.name == "known images"]
+        assert (wrong.verdict, finding.status) == ("inputs inconsistent", "failed")
+        assert "another round" in finding.cause
+        assert not wrong.answers
+
+
+def test_the_headline_says_what_leaks():
+    from jaxleak.audit._verdict.verdict import Answer, Verdict
+
+    x, labels = np.zeros((1, 4, 4, 1)), np.eye(10, dtype=int)[3]
+    shown = Answer("near", x, np.zeros(1, int), misfit=0.0, cosine_distance=0.0, solved=True)
+    hidden = shown._replace(solved=False)
+    for best, proven, headline in (
+        (shown, labels, "leaks images and labels"),
+        (shown, 0 * labels, "leaks images"),
+        (hidden, labels, "leaks labels"),
+    ):
+        assert Verdict("leaks", (), (), (), best, proven, "", {}).headline == headline
+    for other in ("not shown to leak", "inputs inconsistent"):
+        assert Verdict(other, (), (), (), None, 0 * labels, "", {}).headline == other
+
+
+def test_starts_that_agree_on_another_gradient_get_no_number():
+    from jaxleak.audit._verdict.update import _numbers, _told
+    from jaxleak.audit._verdict.verdict import Answer
+
+    near = Answer("near", np.zeros((1, 4, 4, 1)), np.zeros(1, int), 0.1, 0.005, agreement=np.array([0.9]))
+    far = near._replace(cosine_distance=0.3)
+    assert _numbers("leaks", Labels.none(10), near, None)[0]["agreement"] == pytest.approx(0.9)
+    assert "agreement" not in _numbers("leaks", Labels.none(10), far, None)[0]
+    assert "SSIM of 0.90" in _told(near)
+    assert "SSIM" not in _told(far)
+
+
+@pytest.mark.parametrize("frozen", [("conv_0",), ("conv_0", "conv_1"), ("head/kernel",)])
+def test_what_the_client_does_not_train_is_a_constant(frozen):
+    model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 2))
+    variables, batch, gradient = _sent(model)
+    kept = {
+        name.replace("/", "."): leaf for name, leaf in named_leaves(gradient).items() if not name.startswith(frozen)
+    }
+    sent = capture.as_update(kept, batch_size=1, frozen=frozen)
+    verdict = audit.update(model, variables, sent, minutes=0.02, truth=(batch.x[:, 0], batch.y))
+    assert verdict.verdict != "inputs inconsistent", verdict.reasons
+    assert {finding.status for finding in verdict.findings if finding.name == "known images"} == {"passed"}
+    assert any("parameters are constants" in note for note in verdict.notes)
+    assert (verdict.metrics["label_count"] == 1) == (frozen != ("head/kernel",))
+    refused = audit.update(model, variables, sent._replace(facts=capture.Facts(batch_size=1)))
+    assert refused.verdict == "inputs inconsistent"
+    assert "--frozen" in refused.findings[0].option
+    with pytest.raises(ValueError, match="no layer 'conv_7'"):
+        audit.update(model, variables, sent, frozen=("conv_7",))
 
 
 @pytest.mark.slow

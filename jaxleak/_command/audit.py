@@ -18,7 +18,9 @@ from jaxleak import _validate, capture
 from jaxleak._base import PyTree
 from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
+from jaxleak._tree import named_leaves
 from jaxleak.audit import EXIT_STATUS, update, write_report
+from jaxleak.capture._names import in_order
 from jaxleak.models import Classifier
 from jaxleak.study import Progress, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
@@ -28,7 +30,7 @@ _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 
 def audit(options: argparse.Namespace) -> int:
     """Run the audit, print the verdict, and write results.json, reconstruction.npz and report.html."""
-    begin = time.perf_counter()
+    begin = time.monotonic()
     require_own_folder(options.out)
     _validate.seeds(seed=options.seed)
     if options.out.exists() and not options.out.is_dir():
@@ -37,26 +39,28 @@ def audit(options: argparse.Namespace) -> int:
         path = getattr(options, name)
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"--{name} {path} does not exist or is not a file")
-    model = model_of(options)
-    variables = read_weights(options.weights, model)
-    sent = capture.load(options.update)
-    truth = None if options.truth is None else read_truth(options.truth)
-    facts = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(capture.Facts)
-        if getattr(options, field.name, None) is not None
-    }
-    with naming(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(options.out)  # held until the report is written
     with Progress() as progress:
+        model = model_of(options)
+        variables = read_weights(options.weights, model)
+        sent = capture.load(options.update)
+        truth = None if options.truth is None else read_truth(options.truth)
+        facts = {
+            field.name: getattr(options, field.name)
+            for field in dataclasses.fields(capture.Facts)
+            if getattr(options, field.name, None) is not None
+        }
+        with naming(options.out):
+            options.out.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(options.out)  # held until the report is written
         verdict = update(
             model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
-            fresh=options.fresh, show=progress.update, **facts,
+            fresh=options.fresh, show=progress.update, since=begin, **facts,
         )  # fmt: skip
-    print(f"\n{verdict.verdict.upper()}")
+    print(f"\n{verdict.headline.upper()}")
     for reason in verdict.reasons:
         print(f"  {reason}")
+    for note in verdict.notes:
+        print(f"  Note on the network: {note}.")
     if verdict.best is not None:
         write_npz(options.out / "reconstruction.npz", {"x": verdict.best.x, "y": verdict.best.y})
     provenance = {
@@ -67,13 +71,15 @@ def audit(options: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
         "command": " ".join(sys.argv),
-        "seconds": round(time.perf_counter() - begin, 1),
+        "seconds": round(time.monotonic() - begin, 1),
     }
     results = {
         "experiment": "audit",
         "status": "complete",
         "metrics": verdict.metrics,
         "reasons": verdict.reasons,
+        "headline": verdict.headline,
+        "notes": verdict.notes,
         "threat": verdict.threat,
         "findings": [finding._asdict() for finding in verdict.findings],
         "attacks": [_without_images(answer) for answer in verdict.answers],
@@ -95,6 +101,7 @@ def read_weights(path: Path, model: Classifier) -> PyTree:
     """
     arrays, _ = capture.read_arrays(path)
     like = jax.eval_shape(model.init, jax.random.key(0))
+    arrays = in_order(arrays, model.listed, list(named_leaves(like["params"])), what=str(path))
     variables = {name: capture.fit(arrays, tree, what=str(path)) if tree else tree for name, tree in like.items()}
     for leaf in jax.tree.leaves(variables):
         if not np.isfinite(np.asarray(leaf)).all():
@@ -112,7 +119,9 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _without_images(answer: Any) -> dict[str, Any]:
-    return {name: value for name, value in answer._asdict().items() if name != "x"}
+    """What results.json says of an answer; an agreement that does not count is not in it."""
+    kept = {name: value for name, value in answer._asdict().items() if name != "x"}
+    return kept | {"agreement": answer.counted_agreement}
 
 
 def _sha256(path: Path) -> str:

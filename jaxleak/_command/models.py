@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,16 +15,20 @@ import jax
 
 from jaxleak._tree import named_leaves
 from jaxleak.models import CLASSIFIERS, Classifier, build, from_equinox, from_flax, from_torch, normalized
+from jaxleak.models._door.flax import drawn
+from jaxleak.models._door.refused import RefusedError
 
 
 def models(options: argparse.Namespace) -> int:
-    """Print the names and shapes that a model expects."""
+    """Print the names and shapes that a model expects, and what of it an attack has to take as it is."""
     model = model_of(options)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     rows = {name: str(tuple(leaf.shape)) for name, leaf in named_leaves(shapes).items()}
     width = max(map(len, rows))
     for name, shape in rows.items():
         print(f"{name:<{width}}  {shape}")
+    for note in model.notes:
+        print(f"note: {note}")
     return 0
 
 
@@ -39,9 +44,10 @@ def model_of(options: argparse.Namespace) -> Classifier:
     if ":" not in options.model:
         if options.model not in CLASSIFIERS:
             raise ValueError(f"--model must be FILE.py:NAME or one of {', '.join(CLASSIFIERS)}, got {options.model!r}")
+        _refuse_options_of_modules(options, "a built-in model")
         model = build(options.model, shape, classes, **_named_values(options.option))
     else:
-        model = _classifier(_from_file(options.model), shape, classes)
+        model = _classifier(_made(_from_file(options.model), options.model), options)
     if getattr(options, "mean", None) or getattr(options, "std", None):
         model = normalized(model, options.mean or [0.0] * shape[2], options.std or [1.0] * shape[2])
     return model
@@ -75,34 +81,97 @@ def _where(error: Exception, path: Path) -> str:
     return f"{type(error).__name__}: {error}{line}"
 
 
-def _classifier(found: Any, shape: tuple[int, int, int], classes: int) -> Classifier:
-    """A Classifier as it is, or made of a module; a class or factory is called first."""
-    modules = {
-        library: getattr(sys.modules[library], name)
-        for library, name in (("torch.nn", "Module"), ("flax.nnx", "Module"), ("equinox", "Module"))
-        if library in sys.modules
+def _kinds() -> dict[str, type]:
+    """What a module may be, by the library that it is of, for the libraries that somebody's file has imported."""
+    names = {
+        "torch.nn": "Module",
+        "torch.export": "ExportedProgram",
+        "flax.linen": "Module",
+        "flax.nnx": "Module",
+        "equinox": "Module",
     }
-    kinds = tuple(modules.values())
-    if callable(found) and not isinstance(found, (Classifier, *kinds)):
-        found = found()
-    if isinstance(found, Classifier):
+    return {library: getattr(sys.modules[library], name) for library, name in names.items() if library in sys.modules}
+
+
+def _made(found: Any, spec: str) -> Any:
+    """What stands under the name; a class or a function is called.
+
+    Raises:
+        ValueError: if it needs arguments, or fails.
+    """
+    if not callable(found) or isinstance(found, (Classifier, *_kinds().values())):
         return found
-    doors: dict[str, Callable[..., tuple[Classifier, Any]]] = {
-        "torch.nn": from_torch,
-        "flax.nnx": from_flax,
-        "equinox": from_equinox,
+    file, _, name = spec.rpartition(":")
+    if needed := _arguments(found):
+        raise ValueError(
+            f"--model: {name} needs arguments ({', '.join(needed)}): write a function without any that makes the "
+            f"network, such as 'def net(): return {name}(...)', and give {file}:net"
+        )
+    try:
+        return found()
+    except Exception as error:  # whatever somebody's code does
+        raise ValueError(f"--model: {name} cannot be made: {_where(error, Path(file))}") from error
+
+
+def _arguments(found: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a call needs."""
+    is_class = isinstance(found, type)
+    try:  # not of the class itself: the libraries' metaclasses take any arguments
+        parameters = list(inspect.signature(found.__init__ if is_class else found).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters[is_class:] if p.default is p.empty and p.kind not in anything]
+
+
+def _classifier(found: Any, options: argparse.Namespace) -> Classifier:
+    """A Classifier as it is, or made of a module; of a pair, the second is what a door gives or asks for beside it."""
+    found, beside = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if isinstance(found, Classifier):
+        _refuse_options_of_modules(options, "a jaxleak Classifier")
+        return found
+    library = next((library for library, kind in _kinds().items() if isinstance(found, kind)), None)
+    if library is None:
+        raise ValueError(
+            f"--model: must be a jaxleak Classifier or a module of PyTorch, Flax or Equinox, got {type(found).__name__}"
+        )
+    try:
+        return _through_a_door(library, found, beside, options)
+    except RefusedError:
+        raise
+    except (ValueError, TypeError) as error:
+        taken = f"--image {' '.join(map(str, options.image))} and --classes {options.classes}"
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"{reason} (the model was built for {taken}: are they those of the client?)") from error
+
+
+def _through_a_door(library: str, found: Any, beside: Any, options: argparse.Namespace) -> Classifier:
+    height, width, channels = options.image
+    known: dict[str, Any] = {
+        "image_shape": (height, width, channels),
+        "num_classes": options.classes,
+        "head": options.head,
     }
-    for library, kind in modules.items():
-        if isinstance(found, kind):
-            try:
-                model, _ = doors[library](found, image_shape=shape, num_classes=classes)
-            except ValueError as error:
-                taken = f"--image {' '.join(map(str, shape))} and --classes {classes}"
-                raise ValueError(f"{error} (the model was built for {taken}: are they those of the client?)") from error
-            return model
-    raise ValueError(
-        f"--model: must be a jaxleak Classifier or a module of PyTorch, Flax NNX or Equinox, got {type(found).__name__}"
-    )
+    if library.startswith("torch"):
+        if options.layout == "NHWC":
+            raise RefusedError("--layout NHWC is not for PyTorch, whose images are (channels, H, W)")
+        return from_torch(found, dropout=options.dropout, **known)[0]
+    if options.dropout == "off":
+        raise RefusedError("--dropout off is for PyTorch alone: set the rate to 0 in the module's own code")
+    if options.layout is not None:
+        known["layout"] = options.layout
+    if library == "equinox":
+        return from_equinox(found, beside, **known)[0]
+    if library == "flax.linen":
+        beside = drawn(found, known["image_shape"], options.layout or "NHWC") if beside is None else beside
+    return from_flax(found, beside, **known)[0]
+
+
+def _refuse_options_of_modules(options: argparse.Namespace, what: str) -> None:
+    given = {"--head": options.head, "--layout": options.layout, "--dropout": options.dropout == "off"}
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name} is for modules of other libraries, and --model is {what}")
 
 
 def _named_values(options: list[str]) -> dict[str, Any]:

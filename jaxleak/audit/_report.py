@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from jaxleak.audit._verdict import Verdict
 from jaxleak.audit._verdict.verdict import called
 
 _MEANING = {
-    "leaks": "Private data of this client can be read from its update.",
+    "leaks images and labels": "Private images of this client and their labels can be read from its update.",
+    "leaks images": "Private images of this client can be read from its update.",
+    "leaks labels": "Labels of this client's data can be read from its update. No image is certified.",
     "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
 }
@@ -21,7 +24,7 @@ _NUMBERS = {
     "verdict": "verdict",
     "label_count": "labels proven to be in the batch",
     "gradient_misfit": "difference between the update and the answer's gradient, relative to the update",
-    "agreement": "agreement: SSIM between independent starts (1: the same image)",
+    "agreement": "agreement: mean SSIM between independent starts (1: the same image)",
     "psnr": "PSNR to the truth, in dB (30 and more show an image's detail)",
     "ssim": "SSIM to the truth (1: the same image)",
     "label_accuracy": "share of the true labels found",
@@ -45,6 +48,7 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["with_options"] = _with_options
     best = verdict.best
     pictures = []
     if best is not None:
@@ -55,12 +59,12 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
                     "truth": None if verdict.truth is None else _picture(verdict.truth[i]),
                     "label": int(best.y[i]),
                     "shown": bool(best.shown[i]),
-                    "agreement": None if best.agreement is None else float(best.agreement[i]),
+                    "agreement": None if best.counted_agreement is None else float(best.counted_agreement[i]),
                 }
             )
     text = environment.from_string(template).render(
         verdict=verdict,
-        meaning=_MEANING[verdict.verdict],
+        meaning=_MEANING[verdict.headline],
         kind={"leaks": "bad", "not shown to leak": "open", "inputs inconsistent": "wrong"}[verdict.verdict],
         pictures=pictures,
         called=called,
@@ -73,6 +77,13 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
     return path
+
+
+def _with_options(text: str) -> Any:
+    """The text as HTML, in which no line ends inside of an option such as --batch-norm."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _picture(image: np.ndarray) -> str:

@@ -8,12 +8,13 @@ from jaxleak.capture._arrays import read_arrays, read_npz_array
 from jaxleak.capture._facts import KINDS, Facts
 from jaxleak.capture._flower import flower_mod, flower_strategy
 from jaxleak.capture._names import fit
-from jaxleak.capture._update import Update, gradient_of, load, named_arrays, save
+from jaxleak.capture._update import Update, as_update, gradient_of, load, named_arrays, save
 
 __all__ = [
     "KINDS",
     "Facts",
     "Update",
+    "as_update",
     "fit",
     "flower_mod",
     "flower_strategy",

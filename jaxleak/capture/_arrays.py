@@ -35,7 +35,9 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
         begin = file.read(16)
     header: dict[str, str] = {}
     try:
-        if begin[:1] == b"\x80" or (zipfile.is_zipfile(path) and _is_torch_archive(path)):
+        if _is_safetensors(begin, path.stat().st_size):
+            arrays, header = _read_safetensors(path)
+        elif begin[:1] == b"\x80" or (zipfile.is_zipfile(path) and _is_torch_archive(path)):
             arrays = _read_torch(path)
         elif begin[:2] == b"PK":
             arrays = _read_npz(path)
@@ -102,6 +104,11 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
         return {name: _single(file.get_tensor(name)) for name in names}, dict(file.metadata() or {})
 
 
+def _is_safetensors(begin: bytes, size: int) -> bool:
+    """Whether the first eight bytes are the length of a header that the file can hold; 0x80 also begins a pickle."""
+    return 8 + int.from_bytes(begin[:8], "little") <= size and begin[8:9] == b"{"
+
+
 def _is_torch_archive(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         return any(name.endswith("/data.pkl") for name in archive.namelist())
@@ -124,7 +131,8 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     if isinstance(stored, list | tuple):
         stored = {str(i): value for i, value in enumerate(stored)}
     if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
-        raise ValueError("it must hold a state dict: names with tensors")
+        there = f", it holds {', '.join(map(str, list(stored)[:5]))}" if isinstance(stored, dict) else ""
+        raise ValueError(f"it must hold a state dict, names with tensors{there}")
     return {str(name): tensor_to_numpy(value) for name, value in stored.items()}
 
 

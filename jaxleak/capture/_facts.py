@@ -31,6 +31,7 @@ class Facts:
         defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
             none, and "other" for any other.
         strength: how strong that defense is, >= 0, in its own unit.
+        frozen: names of layers or parameters that the client did not train, so that they have no gradient.
 
     Raises:
         ValueError: naming the field, on a value out of its range.
@@ -46,6 +47,7 @@ class Facts:
     batch_norm: str | None = None
     defense: str | None = None
     strength: float | None = None
+    frozen: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -56,12 +58,29 @@ class Facts:
         for name in ("framework", "loss", "defense"):
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a text, got {getattr(self, name)!r}")
+        if self.frozen is not None:
+            if isinstance(self.frozen, str) or not all(isinstance(name, str) and name for name in self.frozen):
+                raise ValueError(f"frozen must hold names of layers, got {self.frozen!r}")
+            object.__setattr__(self, "frozen", tuple(self.frozen))  # JSON has lists
         _validate.count(**self._given("local_steps", "batch_size"))
         _validate.positive(**self._given("learning_rate"))
         _validate.non_negative(**self._given("strength"))
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @staticmethod
+    def of(**facts: Any) -> "Facts":
+        """Facts by name.
+
+        Raises:
+            TypeError: naming a fact that there is not, and those that there are.
+            ValueError: as `Facts`.
+        """
+        known = [field.name for field in dataclasses.fields(Facts)]
+        if unknown := sorted(facts.keys() - set(known)):
+            raise TypeError(f"{unknown[0]} is not a fact about a client; they are {', '.join(known)}")
+        return Facts(**facts)
 
     def as_text(self) -> str:
         """The facts that are known, as JSON."""

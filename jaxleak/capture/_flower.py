@@ -62,13 +62,20 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Str
         The same strategy.
 
     Raises:
-        TypeError: if it has no such methods; and on a fact that `Facts` does not have, when the first reply arrives.
+        TypeError: if it has no such methods, as strategies of the older flwr.server.strategy; and on a fact that
+            `Facts` does not have, when the first reply arrives.
     """
     recorded: Any = strategy
     try:
         configure, aggregate = recorded.configure_train, recorded.aggregate_train
     except AttributeError as error:
-        raise TypeError(f"strategy must be one of flwr.serverapp.strategy, got {type(strategy).__name__}") from error
+        name = type(strategy).__name__
+        if hasattr(recorded, "configure_fit"):
+            raise TypeError(
+                f"{name} is a strategy of the older flwr.server.strategy, which is not recorded: take the one of that "
+                "name in flwr.serverapp.strategy, or record in the client, by ClientApp(mods=[capture.flower_mod(...)])"
+            ) from error
+        raise TypeError(f"strategy must be one of flwr.serverapp.strategy, got {name}") from error
 
     def configure_train(server_round: int, arrays: Any, *arguments: Any, **named: Any) -> Any:
         _write(folder, f"{server_round}-received", _arrays(arrays))

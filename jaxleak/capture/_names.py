@@ -1,8 +1,9 @@
 """Arrays by somebody's names as the tree that a model expects."""
 
 import difflib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,43 +14,46 @@ from jaxleak._tree import named_leaves
 
 #: What wrappers put in front of the names: a tree of variables, PyTorch's parallel and compiled modules.
 _PREFIXES = ("params.", "batch_stats.", "module.", "_orig_mod.", "model.")
+#: With so many of them off, the model's own names are compared without theirs too.
+_MOST_PREFIXES = 4
+#: The end of the name of a counter of PyTorch's, which some frameworks leave out of a state dict.
+_COUNTER = "num_batches_tracked"
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] | None = None, what: str) -> PyTree:
     """The arrays as a tree of the structure and the shapes of `like`.
 
-    Names agree where their parts do, whether a dot or a slash separates them, and without what wrappers put in front
-    ("params", "module"). Arrays that are called 0, 1, 2, ... are a list, as Flower sends it, and take `names` in order.
+    Names agree where their parts do, whether a dot or a slash separates them. Where names are missing, they are
+    compared without what wrappers put in front ("params", "module"). A list of arrays, as Flower sends it, takes
+    `names` in order; see `in_order`.
 
     Args:
         arrays: by name, for example from `read_arrays`.
         like: a tree of arrays or shapes, for example a model's parameters.
-        names: names for the entries of a list, in order. There may be more than `like` has, since a state dict also
-            holds running statistics. None takes the names of `like` in order.
+        names: names for the entries of a list, in order, which may be more than `like` has (a state dict also holds running
+            statistics): `listed` of a `jaxleak.models.Classifier`, or `list(net.state_dict())`. None refuses lists.
         what: what the arrays are and where they come from, begins every message.
 
     Returns:
         The tree of `like` with arrays of the dtypes of `like`.
 
     Raises:
-        ValueError: naming the first leaf that is missing or of another shape, and what is there instead.
+        ValueError: naming the first leaf that is missing or of another shape, and what is there instead; for a list,
+            as `in_order`.
     """
     expected = named_leaves(like)
-    if set(arrays) == {str(i) for i in range(len(arrays))}:
-        arrays = _listed(arrays, list(expected) if names is None else list(names), what)
-    found = {_plain(name): name for name in arrays}
-    if len(found) != len(arrays):
-        raise ValueError(f"{what}: two of its names differ only by a prefix")
+    arrays = in_order(arrays, names, list(expected), what=what)
+    found, plain = _by_name(arrays, list(expected), what)
     leaves = []
-    missing = [name for name in expected if _plain(name) not in found]
+    missing = [name for name in expected if plain(name) not in found]
     if missing:
-        there = difflib.get_close_matches(_plain(missing[0]), found, n=1) or sorted(found)[:1]
+        there = difflib.get_close_matches(plain(missing[0]), found, n=1) or sorted(found)[:1]
         raise ValueError(
             f"{what}: {missing[0]} is missing ({len(missing)} of {len(expected)} are); it holds {len(arrays)} arrays, "
             f"such as {found[there[0]]}"
         )
     for name, leaf in expected.items():
-        array = arrays[found[_plain(name)]]
+        array = arrays[found[plain(name)]]
         if array.shape != tuple(leaf.shape):
             hint = _hint(array.shape, tuple(leaf.shape))
             raise ValueError(f"{what}: {name} must have shape {tuple(leaf.shape)}, got {array.shape}{hint}")
@@ -63,14 +67,90 @@ def _hint(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     return ""
 
 
-def _listed(arrays: Mapping[str, np.ndarray], names: list[str], what: str) -> dict[str, np.ndarray]:
-    if len(arrays) != len(names):
-        raise ValueError(f"{what}: it is a list of {len(arrays)} arrays, but the model has {len(names)} names")
-    return {name: arrays[str(i)] for i, name in enumerate(names)}
+def in_order(
+    arrays: Mapping[str, np.ndarray], names: Sequence[str] | None, parameters: Sequence[str], *, what: str
+) -> dict[str, np.ndarray]:
+    """A list of arrays by the names of its entries; arrays that have names stay as they are.
+
+    A list is what has the names 0, 1, 2, ..., or arr_0, arr_1, ..., as `numpy.savez` gives them.
+
+    Args:
+        arrays: by name.
+        names: of all that a list may hold, in its order: parameters, running statistics, counters.
+        parameters: names of those that are parameters. A list may hold these alone, or all but PyTorch's counters.
+        what: begins every message.
+
+    Raises:
+        ValueError: if it is a list and the names are not known, or are more or fewer than the list has entries.
+    """
+    listed = next((p for p in ("", "arr_") if set(arrays) == {f"{p}{i}" for i in range(len(arrays))}), None)
+    if listed is None:
+        return dict(arrays)
+    if names is None:
+        raise ValueError(
+            f"{what}: it is a list of {len(arrays)} arrays, whose order is not known: give names, such as the listed "
+            "of a model"
+        )
+    own = {dotted(name) for name in parameters}
+    choices = [list(names), [n for n in names if not n.endswith(_COUNTER)], [n for n in names if dotted(n) in own]]
+    fitting = next((choice for choice in choices if len(choice) == len(arrays)), None)
+    if fitting is None:
+        raise ValueError(
+            f"{what}: it is a list of {len(arrays)} arrays, but the model has {len(names)} names, {len(choices[-1])} "
+            "of parameters"
+        )
+    return {name: arrays[f"{listed}{i}"] for i, name in enumerate(fitting)}
 
 
-def _plain(name: str) -> str:
-    plain = name.replace("/", ".")
-    while plain.startswith(_PREFIXES):
-        plain = plain.split(".", 1)[1]
+def matching(layers: Iterable[str], names: Sequence[str], *, what: str) -> list[str]:
+    """The names that are those of these layers or parameters, or lie below one.
+
+    Raises:
+        ValueError: naming a layer that no name belongs to.
+    """
+    found: dict[str, None] = {}
+    for layer in layers:
+        for most in range(_MOST_PREFIXES + 1):
+            top = _without_prefixes(layer, most)
+            below = [name for name in names if f"{dotted(name)}.".startswith(f"{top}.")]
+            if below:
+                break
+        else:
+            raise ValueError(f"{what}: the model has no layer {layer!r}; its names are such as {', '.join(names[:3])}")
+        found.update(dict.fromkeys(below))
+    return list(found)
+
+
+def dotted(name: str) -> str:
+    """The name with a dot between its parts."""
+    return name.replace("/", ".")
+
+
+def _by_name(
+    arrays: Mapping[str, np.ndarray], expected: list[str], what: str
+) -> tuple[dict[str, str], Callable[[str], str]]:
+    """The arrays' names by what is compared of them, and what that is of an expected name.
+
+    Prefixes belong to the names in some networks ("model.fc" beside "fc"), so as few as possible are taken off.
+    """
+    for most in range(_MOST_PREFIXES):
+        found = {_without_prefixes(name, most): name for name in arrays}
+        if all(dotted(name) in found for name in expected):
+            break
+    else:
+        most = _MOST_PREFIXES
+        found = {_without_prefixes(name, most): name for name in arrays}
+    plain = dotted if most < _MOST_PREFIXES else functools.partial(_without_prefixes, most=most)
+    wanted = set(map(plain, expected))
+    for name in arrays:
+        same = _without_prefixes(name, most)
+        if same in wanted and found[same] != name:
+            raise ValueError(f"{what}: {name} and {found[same]} differ only by a prefix")
+    return found, plain
+
+
+def _without_prefixes(name: str, most: int) -> str:
+    plain = dotted(name)
+    while most and plain.startswith(_PREFIXES):
+        plain, most = plain.split(".", 1)[1], most - 1
     return plain

@@ -35,24 +35,38 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
 
     Args:
         path: the file to write; an existing one is replaced once the new one is complete.
-        update: a PyTorch module, whose parameters' `.grad` are written; a dictionary of names with tensors or arrays,
-            which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such as those of Flax
-            and Equinox.
+        update: a PyTorch module, whose parameters' `.grad` are written, and in the header the names of those that do
+            not require one (`frozen`); a dictionary of names with tensors or arrays, which may be nested; a list of
+            arrays, as Flower sends it; or any PyTree of arrays, such as those of Flax and Equinox.
         facts: what is known of the client, the fields of `Facts`.
 
     Raises:
-        TypeError: on a fact that `Facts` does not have.
+        TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, or if there are no arrays, or a module's gradients are missing.
+    """
+    taken = as_update(update, **{"framework": _framework(update), **facts})
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    contiguous = {name: np.ascontiguousarray(array) for name, array in taken.arrays.items()}
+    safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
+    partial.replace(path)
+
+
+def as_update(update: Any, **facts: Any) -> Update:
+    """What `save` would write, without a file.
+
+    Args:
+        update: as in `save`.
+        facts: what is known of the client, the fields of `Facts`.
+
+    Raises:
+        TypeError: on a fact that `Facts` does not have, which it names.
+        ValueError: as `save`.
     """
     arrays = named_arrays(update)
     if not arrays:
         raise ValueError("update must hold arrays, got none")
-    known = Facts(**{"framework": _framework(update), **facts})
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: known.as_text()})
-    partial.replace(path)
+    return Update(arrays, Facts.of(**{"frozen": _frozen(update), **facts}))
 
 
 def load(path: str | Path) -> Update:
@@ -83,7 +97,8 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
         names: as in `fit`.
 
     Raises:
-        ValueError: as `fit`; and for differences and weights if the learning rate is not known.
+        ValueError: as `fit`, also for a list without names; and for differences and weights if the learning rate is
+            not known.
     """
     tree = fit(update.arrays, params, names=names, what=update.source)
     facts = update.facts
@@ -97,6 +112,13 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
     return jax.tree.map(lambda difference: -difference * scale, tree)
 
 
+def _frozen(update: Any) -> tuple[str, ...] | None:
+    """Names of a PyTorch module's parameters that are not trained; None where there are none, or it is no module."""
+    if not hasattr(update, "named_parameters"):
+        return None
+    return tuple(name for name, p in update.named_parameters() if not p.requires_grad) or None
+
+
 def _framework(update: Any) -> str:
     leaves = [update] if hasattr(update, "named_parameters") else jax.tree.leaves(update)
     return next((type(leaf).__module__.split(".")[0].removesuffix("lib") for leaf in leaves if _is_torch(leaf)), "jax")
@@ -108,13 +130,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def named_arrays(update: Any) -> dict[str, np.ndarray]:
-    """What `save` would write of an update: arrays by name.
+    """What `save` would write of an update: arrays by name; of a PyTorch module, without what it does not train.
 
     Raises:
-        ValueError: if a parameter of a PyTorch module has no gradient, or two arrays have the same name.
+        ValueError: if a parameter of a PyTorch module requires a gradient and has none, or an entry is no array.
     """
     if hasattr(update, "named_parameters"):
-        gradients = {name: parameter.grad for name, parameter in update.named_parameters()}
+        gradients = {name: p.grad for name, p in update.named_parameters() if p.requires_grad}
         if missing := [name for name, gradient in gradients.items() if gradient is None]:
             raise ValueError(f"{missing[0]} has no gradient: call loss.backward() before")
         return {name: tensor_to_numpy(gradient) for name, gradient in gradients.items()}

@@ -29,6 +29,7 @@ from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
 from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
 from jaxleak.models._door import describe, from_equinox, from_flax, from_function, from_torch
+from jaxleak.models._frozen import freeze
 from jaxleak.models._mobilenet import mobilenet_v2
 from jaxleak.models._networks import all_dense, cafe_horizontal, cafe_vertical, logistic
 from jaxleak.models._normalized import IMAGENET_MEAN, IMAGENET_STD, normalized
@@ -104,6 +105,7 @@ __all__ = [
     "convnet_ig",
     "densenet121",
     "describe",
+    "freeze",
     "from_equinox",
     "from_flax",
     "from_function",

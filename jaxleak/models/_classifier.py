@@ -85,6 +85,14 @@ class Classifier(NamedTuple):
     # Names of the head's kernel and, if it has one, bias; () stands for "kernel" and "bias" below `head`.
     head_leaves: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what of the network an attack has to take as it is, in words
+    # Names of all that the owner's framework lists of the network, in its order: for PyTorch that of the state dict,
+    # with running statistics and counters; () stands for the order of JAX's trees.
+    order: tuple[str, ...] = ()
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Names of the arrays of a list of this network, in order, as in `jaxleak.capture.fit`."""
+        return self.order or tuple(_tree.named_leaves(jax.eval_shape(self.init, jax.random.key(0))["params"]))
 
     @property
     def head_names(self) -> tuple[str, ...]:

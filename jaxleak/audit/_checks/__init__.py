@@ -4,7 +4,7 @@ import jax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.audit._checks.client import check_client
+from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import check_head, head_of
@@ -54,4 +54,4 @@ def check_update(
     return findings + check_symmetries(share, variables, payload, batch_size, key)
 
 
-__all__ = ["Finding", "check_client", "check_update", "failed"]
+__all__ = ["Finding", "check_client", "check_known_images", "check_update", "failed"]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxleak._base import Batch, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.contents import check_contents
-from jaxleak.audit._checks.finding import Finding, failed
+from jaxleak.audit._checks.finding import Finding, Status, failed
 from jaxleak.audit._checks.symmetry import other_layouts
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -18,6 +18,9 @@ from jaxleak.protocols import ClientShare
 _TIMES_ROUNDING = 100.0
 _ROUNDING = 1e-6
 _RELATIVE = 1e-3
+#: Multiple of what is allowed up to which another machine's rounding, which may flip a kink, could explain the rest.
+_FAILED_ABOVE = 10.0
+_NAME = "known images"
 
 
 def check_client(
@@ -38,7 +41,8 @@ def check_client(
         model: the network.
         variables: the weights at which the client began.
         payload: the update, a tree like `variables["params"]`, in units of a gradient.
-        images: (B, H, W, channels) in the units that the model reads, of all local steps in order.
+        images: (B, H, W, channels) or (B, channels, H, W) in the units that the model reads, of all local steps in
+            order; whole batches, since every image has a part in the gradient.
         labels: (B,) integers.
         batch_norm: mode of the client's normalisation layers.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
@@ -46,8 +50,9 @@ def check_client(
         learning_rate: step size of the local steps, > 0.
 
     Returns:
-        Findings on the arrays, and one on the gradient: passed, or failed with the leaf that is furthest off and the
-        mistake that explains it. A leaf that is zero in theory is compared with what rounding leaves in it.
+        Findings on the arrays, and one on the gradient: passed; failed, with the leaf that is furthest off and the
+        mistake that explains it; or suspicious, if it is off by no more than a few times what is allowed. A leaf that
+        is zero in theory is compared with what rounding leaves in it.
 
     Raises:
         ValueError: on arguments out of range, or images and labels of other shapes.
@@ -56,6 +61,8 @@ def check_client(
     if failed(findings):
         return findings
     x, y = jnp.asarray(images, jnp.float32), jnp.asarray(labels, jnp.int32)
+    if x.shape[1:] != tuple(model.image_shape) and x.shape[1:] == (*model.image_shape[2:], *model.image_shape[:2]):
+        x = x.transpose(0, 2, 3, 1)  # PyTorch's order
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     batch = Batch(x[:, None], y, jnp.arange(len(x)))
@@ -66,23 +73,58 @@ def check_client(
         )  # fmt: skip
 
     factor = len(x) / local_steps if reduction == "sum" else 1.0
-    expected = _scaled(jax.jit(share(batch_norm))(variables, batch), factor)
+    sent = jax.jit(share(batch_norm))  # compiled once, for both
+    expected = _scaled(sent(variables, batch), factor)
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
-    rounding = jax.tree.map(jnp.subtract, _scaled(jax.jit(share(batch_norm))(variables, shaken), factor), expected)
-    name = "known images"
+    rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
     worst, leaf, error = _furthest(payload, expected, rounding)
     evidence = (
         f"The leaf furthest off is {leaf}, whose relative error is {error:.1e}, {worst:.2g} times what is allowed."
     )
     if worst <= 1:
-        return [*findings, Finding(name, "passed", evidence)]
+        return [*findings, Finding(_NAME, "passed", evidence)]
     other = "eval" if batch_norm == "train" else "train"
     if model.has_batch_norm and (other == "train" or variables.get("batch_stats")):
         mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
         if _furthest(payload, mirrored, rounding)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
-            return [*findings, Finding(name, "failed", evidence, cause, f"--batch-norm {other}")]
-    return [*findings, Finding(name, "failed", evidence, *_explained(payload, expected, rounding, len(x)))]
+            return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
+    status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
+    return [*findings, Finding(_NAME, status, evidence, *_explained(payload, expected, rounding, len(x)))]
+
+
+def check_known_images(
+    share: ClientShare,
+    variables: PyTree,
+    payload: PyTree,
+    truth: tuple[np.ndarray, np.ndarray | None] | None,
+    *,
+    defended: bool,
+) -> list[Finding]:
+    """One finding: whether the update is that of the images which are said to be behind it.
+
+    Args:
+        share: what the client computes, as is claimed.
+        variables: at which it did, as is claimed.
+        payload: the update, in units of a gradient of the mean loss.
+        truth: images (B, H, W, channels) and labels (B,); without images, or without labels, there is no finding.
+        defended: whether the client defends its update, which breaks exact equations; then there is none either.
+
+    Returns:
+        The last finding of `check_client`. After several local steps it fails no update: the truth may list its
+        images in another order than that in which the client took them.
+    """
+    if truth is None or truth[1] is None or defended:
+        return []
+    *_, found = check_client(
+        share.model, variables, payload, *truth, batch_norm=share.batch_norm, local_steps=share.local_steps,
+        learning_rate=share.learning_rate,
+    )  # fmt: skip
+    if found.name != _NAME or found.status != "failed":
+        return [found] if found.name == _NAME else []
+    if share.local_steps > 1:
+        return [found._replace(status="suspicious", cause=f"images in another order; or {found.cause}")]
+    return [found._replace(option=f"--truth, {found.option}")]
 
 
 def _explained(payload: PyTree, expected: PyTree, rounding: PyTree, samples: int) -> tuple[str, str]:
@@ -95,7 +137,10 @@ def _explained(payload: PyTree, expected: PyTree, rounding: PyTree, samples: int
     for leaf, layout, changed in other_layouts(expected, payload):
         if _furthest(changed, expected, rounding)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
-    return "other weights, another loss, other images than those of the update, or a defense", "--weights, --loss"
+    return (
+        "weights of another round or model, another loss, other images than those of the update, or a defense",
+        "--weights, --loss",
+    )
 
 
 def _furthest(payload: PyTree, expected: PyTree, rounding: PyTree) -> tuple[float, str, float]:

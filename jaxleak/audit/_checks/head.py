@@ -32,8 +32,23 @@ class Head(NamedTuple):
     bias: np.ndarray | None  # (C,)
 
 
-def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head:
-    """The gradient and the weights of the model's last dense layer, as float64."""
+class Labels(NamedTuple):
+    """How many samples of every class there are at least, (C,) integers each."""
+
+    proven: np.ndarray  # by the head's gradient alone, whatever the batch size is said to be
+    if_stated: np.ndarray  # if the batch holds as many samples as is said; nowhere less than what is proven
+    samples: int  # n, as is said
+
+    @staticmethod
+    def none(classes: int) -> "Labels":
+        """Nothing is known of any of `classes`."""
+        return Labels(np.zeros(classes, int), np.zeros(classes, int), 0)
+
+
+def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head | None:
+    """The gradient and the weights of the model's last dense layer, as float64; None where it is not known."""
+    if not model.head:
+        return None
     gradient, weights = model.head_of(payload), model.head_of(variables["params"])
 
     def read(leaf: jax.Array | None) -> np.ndarray | None:
@@ -47,13 +62,16 @@ def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head:
     )
 
 
-def check_head(head: Head, samples: int) -> list[Finding]:
+def check_head(head: Head | None, samples: int) -> list[Finding]:
     """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
     """
+    if head is None:
+        why = "The network ends in no dense layer that is known and trained, such as one with a convolution at its end."
+        return [Finding("equations of the head", "not applicable", why)]
     found = [_sums_over_classes(head), _size_of_the_bias_gradient(head, samples), _rank(head, samples)]
     if head.bias_gradient is None:
         return found
@@ -62,12 +80,38 @@ def check_head(head: Head, samples: int) -> list[Finding]:
     return found
 
 
-def proven_labels(bias_gradient: np.ndarray, samples: int) -> np.ndarray:
-    """How many samples of every class there must be at least: (C,) integers.
+def labels_of(head: Head, samples: int) -> Labels:
+    """The labels that a bias gradient proves; none without one.
 
-    The mean softmax output is positive, so that `n_c > -n db_c`.
+    The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch. How
+    often it is grows with n, of which the rank of the kernel's gradient is a lower bound that nobody has to state.
+
+    Args:
+        head: from `head_of`, of a gradient of the mean loss.
+        samples: n >= 1 that are stated.
     """
+    if head.bias_gradient is None:
+        return Labels.none(head.kernel.shape[1])
+    at_least = _rank_of(head)
+    stated = max(samples, at_least) if at_least == _highest_rank(head, samples) else at_least
+    return Labels(_counted(head.bias_gradient, at_least), _counted(head.bias_gradient, stated), samples)
+
+
+def _counted(bias_gradient: np.ndarray, samples: int) -> np.ndarray:
+    """(C,) how many samples of every class there must be among so many, at least."""
     return np.ceil(np.maximum(-samples * bias_gradient - _SLACK, 0)).astype(int)
+
+
+def _rank_of(head: Head) -> int:
+    """The rank of the kernel's gradient, to which every sample adds one at most."""
+    values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
+    return int((values > _RANK_ABOVE * values[0]).sum())
+
+
+def _highest_rank(head: Head, samples: int) -> int:
+    """The rank that so many different samples give."""
+    features, classes = head.kernel_gradient.shape
+    return min(samples, classes - 1, features)
 
 
 def _sums_over_classes(head: Head) -> Finding:
@@ -103,27 +147,30 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
 
 def _rank(head: Head, samples: int) -> Finding:
     name = "batch size by rank"
-    features, classes = head.kernel_gradient.shape
-    values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
-    rank, most = int((values > _RANK_ABOVE * values[0]).sum()), min(classes - 1, features)
-    evidence = f"The head's gradient has rank {rank}, so that at least {rank} samples are behind it"
+    rank, most = _rank_of(head), _highest_rank(head, samples)
+    evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(rank)} behind it"
     if rank > samples:
         cause = f"the batch is larger than {samples}, or the update is noisy"
         return Finding(name, "failed", f"{evidence}, but {samples} are stated.", cause, f"--batch-size {rank} or more")
-    if rank < min(samples, most):
-        evidence += f"; {samples} different samples would give {min(samples, most)}."
-        cause = f"the batch holds {rank} samples, or some of its samples are equal or fitted already"
+    if rank < most:
+        evidence += f"; {samples} different samples would give {most}."
+        held = "1 sample" if rank == 1 else f"{rank} samples"
+        cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
         return Finding(name, "suspicious", evidence, cause, f"--batch-size {rank}")
-    return Finding(name, "passed", f"{evidence}; it can show {most} at most.")
+    return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")
+
+
+def _of_samples(count: int) -> str:
+    return "1 sample is" if count == 1 else f"{count} samples are"
 
 
 def _labels_fit(bias_gradient: np.ndarray, samples: int) -> Finding:
     name = "labels in the batch"
-    least = int(proven_labels(bias_gradient, samples).sum())
+    least = int(_counted(bias_gradient, samples).sum())
     evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
     if least <= samples:
         return Finding(name, "passed", evidence)
-    if int(proven_labels(-bias_gradient, samples).sum()) <= samples:
+    if int(_counted(-bias_gradient, samples).sum()) <= samples:
         return Finding(name, "failed", evidence, "the sign of the update is reversed", "--kind difference")
     cause = "the batch is larger, the loss is a sum, or the update was not divided by the learning rate and the steps"
     return Finding(name, "failed", evidence, cause, "--batch-size, --reduction, --learning-rate, --local-steps")

@@ -24,7 +24,10 @@ from jaxleak.protocols import ClientShare
 #: Called as `(attack, iterations done, of how many, note)`.
 Show = Callable[[str, int, int, str], None]
 STARTS = 2
-_CHUNK = 50
+#: Iterations between two looks at the clock, the most that take less than a share of what the budget has left.
+_CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
+#: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
+_GRADIENTS_PER_ITERATION = 4
 
 
 class Case(NamedTuple):
@@ -62,6 +65,17 @@ def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -
     return Answer(name, x, np.asarray(y), float(misfit), float(cosine), **fields)
 
 
+def _chunk(case: Case) -> int:
+    """How many iterations a search may do before it looks at the clock; no result depends on it."""
+    empty = jnp.zeros((case.samples, 1, *case.share.model.image_shape)), jnp.zeros(case.samples, jnp.int32)
+    once = functools.partial(_misfits, case.share, case.observation.params, case.observation.payload, *empty)
+    jax.block_until_ready(once())  # compiles
+    begin = time.monotonic()
+    jax.block_until_ready(once())
+    iteration = STARTS * _GRADIENTS_PER_ITERATION * (time.monotonic() - begin)
+    return next((n for n in _CHUNKS if n * iteration < _SHARE_OF_LEFT * case.store.left), _CHUNKS[-1])
+
+
 def search(
     case: Case, name: str, attack: Attack, observation: Observation, *, y: np.ndarray | None = None
 ) -> tuple[Answer | None, float]:
@@ -75,11 +89,15 @@ def search(
         y: labels (B,) of the answer where the attack infers none.
 
     Returns:
-        The answer of the best start by the attack's own score, None where not one chunk was done; and the seconds of
-        an iteration of all starts.
+        The answer of the best start by the attack's own score, None where the budget was spent before the search had
+        begun; and the seconds of an iteration of all starts.
     """
     total = attack.iterations
     assert total is not None
+    chunk = _chunk(case)
+    if case.store.left <= 0:
+        return None, 0.0
+    case.show(f"compiling {called(name)}", 0, 1, "")
     begin = time.monotonic()
     last: list[tuple[int, InversionRun]] = []
     pace: list[float] = []
@@ -97,7 +115,7 @@ def search(
     finished = True
     try:
         _, run, _ = invert(
-            attack, observation, case.template, key=case.key, iterations=total, chunk=min(_CHUNK, total),
+            attack, observation, case.template, key=case.key, iterations=total, chunk=min(chunk, total),
             restarts=STARTS, callbacks=(callback,), checkpoints=case.store.checkpoints(name),
         )  # fmt: skip
         last[:] = [(total, run)]

@@ -47,6 +47,9 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
 
 def _closed_forms(case: Case) -> Iterator[Answer | str]:
     model, seen, begin = case.share.model, case.observation, time.monotonic()
+    if not model.head:
+        yield "Closed forms of one exact gradient were not tried: they read the label off a dense layer at the end."
+        return
     try:
         attack = patch_embedding(model)
     except ValueError:
@@ -102,6 +105,8 @@ def _peeling(peeled: Peeled) -> Attack:
 def _known(case: Case, iterations: int) -> tuple[Share, attacks.Settings]:
     """FedLeak with the homotopy, by an attacker who knows the defense where there is one to know."""
     model, settings = case.share.model, presets.fedleak(iterations)
+    if not model.head:  # which rules read labels off
+        settings = settings._replace(labels="joint")
     if case.defense is None:
         return case.share, settings
     known = adaptive.informed(
@@ -159,10 +164,12 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     if case.store.left <= 0:
         yield "Row spaces were not tried: the time was spent."
         return
+    if not model.head:
+        yield "Row spaces were not tried: they say nothing of labels, and no dense layer at the end does."
+        return
+    settings = presets.row_space(_ROW_SPACE)._replace(labels="calibrated")
     try:
-        attack = attacks.inversion(
-            model, case.share, presets.row_space(_ROW_SPACE)._replace(labels="calibrated"), batch_size=case.samples
-        )
+        attack = attacks.inversion(model, case.share, settings, batch_size=case.samples)
     except ValueError as error:
         yield f"Row spaces were not tried: {error}."
         return

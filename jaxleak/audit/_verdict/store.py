@@ -31,7 +31,15 @@ class SpentError(Exception):
 class Store:
     """Answers by attack, and the clock that all sittings share."""
 
-    def __init__(self, folder: Path | None, identity: dict[str, Any], minutes: float, *, fresh: bool = False):
+    def __init__(
+        self,
+        folder: Path | None,
+        identity: dict[str, Any],
+        minutes: float,
+        *,
+        fresh: bool = False,
+        since: float | None = None,
+    ):
         """Reopen what an earlier sitting left; while the object lives no other process can.
 
         Args:
@@ -39,13 +47,14 @@ class Store:
             identity: what the inputs are. Answers of other inputs are refused.
             minutes: budget of all sittings.
             fresh: start over, whatever is there.
+            since: when this sitting began, by `time.monotonic()`; None: now.
 
         Raises:
             ValueError: if the folder belongs to other inputs, or its audit.json is damaged.
             FolderInUseError: if another process writes to the folder.
         """
         self.folder, self.identity, self._limit, self._fresh = folder, identity, 60 * minutes, fresh
-        self._begin, self._before = time.monotonic(), 0.0
+        self._begin, self._before = time.monotonic() if since is None else since, 0.0
         self._notes: dict[str, Any] = {"identity": identity, "seconds": 0.0, "answers": {}}
         if folder is None:
             return

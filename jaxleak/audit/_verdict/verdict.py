@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
+from jaxleak.audit._checks.head import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 
 Outcome = Literal["leaks", "not shown to leak", "inputs inconsistent"]
@@ -54,9 +55,19 @@ class Answer(NamedTuple):
     finished: bool = True  # False where the budget ended it
 
     @property
+    def matched(self) -> bool:
+        """Whether the answer's gradient is that of the update, without which nothing else about it counts."""
+        return self.cosine_distance < MATCHED_BELOW
+
+    @property
+    def counted_agreement(self) -> np.ndarray | None:
+        """(B,) the agreement where it counts: starts that agree on images with another gradient tell nothing."""
+        return self.agreement if self.matched else None
+
+    @property
     def shown(self) -> np.ndarray:
         """(B,) bool: images that have a certificate which needs no truth."""
-        if self.cosine_distance >= MATCHED_BELOW:
+        if not self.matched:
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
@@ -74,8 +85,10 @@ class Verdict(NamedTuple):
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
-        metrics: verdict, label_count, gradient_misfit, agreement; with truth psnr, ssim and label_accuracy.
+        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; with truth psnr, ssim
+            and label_accuracy.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
+        notes: what of the network the attacks had to take as it is.
     """
 
     verdict: Outcome
@@ -87,6 +100,19 @@ class Verdict(NamedTuple):
     threat: str
     metrics: dict[str, Any]
     truth: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def leaked(self) -> tuple[str, ...]:
+        """What leaks: "images", "labels", both or neither."""
+        images = self.best is not None and bool(self.best.shown.any())
+        found = (("images", images), ("labels", bool(self.labels.any())))
+        return tuple(name for name, leaks in found if leaks and self.verdict == "leaks")
+
+    @property
+    def headline(self) -> str:
+        """The verdict with what leaks: "leaks images and labels"."""
+        return f"{self.verdict} {' and '.join(self.leaked)}".strip()
 
 
 def best_of(answers: list[Answer]) -> Answer | None:
@@ -102,7 +128,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[F
         best: the answer that `best_of` chose, or None.
         findings: what the checks before the attacks found.
     """
-    if best is None or best.cosine_distance >= MATCHED_BELOW:
+    if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
             evidence = (
@@ -119,7 +145,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[F
 
 
 def decide(
-    findings: list[Finding], labels: np.ndarray, best: Answer | None, tried: list[str], not_tried: list[str]
+    findings: list[Finding], labels: Labels, best: Answer | None, tried: list[str], not_tried: list[str]
 ) -> tuple[Outcome, tuple[str, ...]]:
     """The verdict and its reasons.
 
@@ -134,10 +160,14 @@ def decide(
     if wrong:
         return "inputs inconsistent", tuple(str(finding) for finding in wrong)
     reasons = []
-    if labels.any():
-        classes = ", ".join(f"{count} of class {c}" for c, count in enumerate(labels) if count)
-        many = "label" if labels.sum() == 1 else "labels"
-        reasons.append(f"The head's gradient proves {labels.sum()} {many}: {classes}.")
+    if labels.proven.any():
+        many = "label" if labels.proven.sum() == 1 else "labels"
+        reasons.append(f"The head's gradient proves {labels.proven.sum()} {many}: {_listed(labels.proven)}.")
+        if labels.if_stated.sum() > labels.proven.sum():
+            reasons.append(
+                f"If the batch holds {labels.samples} samples, as is stated, at least {labels.if_stated.sum()} labels "
+                f"follow: {_listed(labels.if_stated)}."
+            )
     if best is not None and best.shown.any():
         count, total = int(best.shown.sum()), len(best.x)
         which = (
@@ -154,8 +184,12 @@ def decide(
             "the update."
         )
     elif reasons:
-        reasons += ["No image is shown.", *tried, *not_tried]
+        reasons += ["No image is certified.", *tried, *not_tried]
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     if reasons:
         return "leaks", (*reasons, *warnings)
     return "not shown to leak", (*tried, *not_tried, *warnings)
+
+
+def _listed(labels: np.ndarray) -> str:
+    return ", ".join(f"{count} of class {c}" for c, count in enumerate(labels) if count)

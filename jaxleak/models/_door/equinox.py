@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 
+from jaxleak import _tree
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._door.function import Computed, Function, Layout, assemble
+from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.trees import as_dict, filled
 
 
@@ -64,7 +66,7 @@ def from_equinox(
         return function
 
     functions: dict[BatchNormMode, Function] = {"train": called(False), "eval": called(True)}
-    return assemble(
+    model, variables = assemble(
         functions,
         {"params": as_dict(arrays), "batch_stats": {} if state is None else as_dict(stats)},
         image_shape=image_shape,
@@ -72,13 +74,15 @@ def from_equinox(
         layout=layout,
         head=head,
     )
+    # `jax.tree.leaves` of a module goes by its fields, and not by their names.
+    return model._replace(order=tuple(_tree.named_leaves(arrays))), variables
 
 
 def _refuse_dropout(eqx: Any, module: Any) -> None:
     is_dropout = lambda part: isinstance(part, eqx.nn.Dropout)  # noqa: E731
     for part in jax.tree.leaves(module, is_leaf=is_dropout):
         if is_dropout(part) and part.p > 0 and not part.inference:
-            raise ValueError(
+            raise RefusedError(
                 f"the module has dropout with p = {part.p:g}, whose random masks no attacker knows: set p to 0, if the "
                 "client trained without"
             )

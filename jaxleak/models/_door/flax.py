@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import flax.errors
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._door.function import Computed, Function, Layout, assemble
+from jaxleak.models._door.refused import RefusedError
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -70,13 +72,26 @@ def from_flax(
     return assemble(functions, known, image_shape=image_shape, num_classes=num_classes, layout=layout, head=head)
 
 
+def drawn(module: nn.Module, image_shape: tuple[int, int, int], layout: Layout = "NHWC") -> PyTree:
+    """Variables of a Linen module for images (H, W, channels), for their names and shapes: their values are random."""
+    height, width, channels = image_shape
+    x = jnp.zeros((1, height, width, channels) if layout == "NHWC" else (1, channels, height, width))
+    name = _training_argument(module)
+    arguments: dict[str, Any] = {name: not _TRAINING[name]} if name else {}
+    return module.init(jax.random.key(0), x, **arguments)
+
+
+def _training_argument(module: nn.Module) -> str | None:
+    taken = inspect.signature(type(module).__call__).parameters
+    return next((name for name in _TRAINING if name in taken), None)
+
+
 def _of_linen(
     module: nn.Module, variables: PyTree, train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None
 ) -> tuple[dict[BatchNormMode, Function], PyTree]:
     if not isinstance(variables, Mapping) or "params" not in variables:
         raise ValueError('variables of a Linen module must hold "params", as its init gives them')
-    taken = inspect.signature(type(module).__call__).parameters
-    name = next((name for name in _TRAINING if name in taken), None)
+    name = _training_argument(module)
     train = ({name: _TRAINING[name]} if name else {}) if train is None else train
     evaluate = ({name: not _TRAINING[name]} if name else {}) if evaluate is None else evaluate
     others = {key: value for key, value in variables.items() if key not in ("params", "batch_stats")}
@@ -92,7 +107,7 @@ def _of_linen(
                 logits = module.apply(known, x, **arguments)
                 return Computed(cast(jax.Array, logits))
             except flax.errors.InvalidRngError as error:
-                raise ValueError(
+                raise RefusedError(
                     "the module draws random numbers in training, which no attacker knows: set its dropout rate to 0, "
                     f"if the client trained without ({error})"
                 ) from error

@@ -13,6 +13,7 @@ from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifi
 from jaxleak.models._door.facts import Facts, slots_of_batch
 from jaxleak.models._door.plan import Head, Plan
 from jaxleak.models._door.program import Program, flattened
+from jaxleak.models._door.refused import RefusedError
 
 Layout = Literal["NHWC", "NCHW"]
 LAYOUTS: tuple[Layout, ...] = ("NHWC", "NCHW")
@@ -227,7 +228,7 @@ class _Network:
             if head in (candidate.kernel, layer_of(candidate.kernel)):
                 return candidate
         known = ", ".join(layer_of(candidate.kernel) for candidate in found) or "none"
-        raise ValueError(f"head must be a dense layer with {classes} outputs ({known}), got {head!r}")
+        raise RefusedError(f"head must be a dense layer with {classes} outputs ({known}), got {head!r}")
 
     def find_weights(self, variables: PyTree) -> None:
         """How much of the old running statistics the new ones keep: `a` in `a * old + (1 - a) * of this batch`.

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.models._door.function import Computed, Function
+from jaxleak.models._door.refused import RefusedError
 
 #: Kinds of NNX variables in the order in which they are split: parameters, running statistics, all others.
 _KINDS: Any = (nnx.Param, nnx.BatchStat, ...)
@@ -58,7 +59,7 @@ def of_nnx(
 def _refuse_dropout(module: nnx.Module) -> None:
     for path, part in nnx.iter_graph(module):
         if isinstance(part, nnx.Dropout) and part.rate > 0:
-            raise ValueError(
+            raise RefusedError(
                 f"{'/'.join(map(str, path))} is dropout with rate {part.rate:g}, whose random masks no attacker knows: "
                 "set its rate to 0, if the client trained without"
             )

@@ -14,6 +14,7 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._door.function import Computed, Function, assemble
+from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
 from jaxleak.models._door.torch_layers import ActiveDropoutError
 
@@ -77,14 +78,16 @@ def from_torch(
         "batch_stats": {name: graph.tensors[name] for name in names},
     }
     try:
-        return assemble(
+        model, variables = assemble(
             functions, variables, image_shape=image_shape, num_classes=num_classes, layout="NCHW", head=head
         )
     except ActiveDropoutError as error:
-        raise ValueError(
+        raise RefusedError(
             f"{error}: nobody outside of the client knows its random masks. If the client trained without it, say "
-            'dropout="off"'
+            'dropout="off" (--dropout off)'
         ) from None
+    state = module.state_dict() if isinstance(module, torch.nn.Module) else module.state_dict
+    return model._replace(order=tuple(state)), variables
 
 
 class _Graphs:

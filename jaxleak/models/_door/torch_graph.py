@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak.models._door import torch_entries, torch_shapes  # noqa: F401, they fill the table of operators
+from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_layers import WITHOUT_DROPOUT, ActiveDropoutError, normalised
 from jaxleak.models._door.torch_table import OPERATORS, PYTHON
 
@@ -128,7 +129,7 @@ class Graph:
             except ActiveDropoutError as error:
                 raise ActiveDropoutError(f"{error}, in {where(node)}") from None
             except (TypeError, NotImplementedError) as error:
-                raise ValueError(
+                raise RefusedError(
                     f"operator {node.target} in {where(node)} is not known in this form: {error}"
                 ) from error
             if in_place(node):
@@ -172,7 +173,7 @@ class Graph:
         return y if name == "batch_norm" else (y, None, None, new_mean, new_var)
 
 
-class UnknownOperatorsError(ValueError):
+class UnknownOperatorsError(RefusedError):
     """Operators for which there is no rule."""
 
     def __init__(self, names: list[str]):

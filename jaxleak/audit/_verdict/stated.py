@@ -1,0 +1,86 @@
+"""What a client says of itself, in the forms that an audit needs: its update, its network, its defense."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jaxleak import capture
+from jaxleak._base import PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.capture._names import matching
+from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
+from jaxleak.models import Classifier, freeze
+from jaxleak.protocols import ClientShare
+
+#: What a client states whose defense no attacker here knows.
+OTHER_DEFENSE = "other"
+
+
+def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
+    """The update with all that is known of its client; `facts` that are not None go before those of the file.
+
+    Raises:
+        ValueError: on facts that are unknown, out of range, missing, or such that no audit takes them.
+        FileNotFoundError: if the update is a path and there is no such file.
+    """
+    if isinstance(update, str | Path):
+        update = capture.load(update)
+    if not isinstance(update, capture.Update):
+        update = capture.as_update(update)
+    unknown = sorted(facts.keys() - {field.name for field in dataclasses.fields(capture.Facts)})
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not a fact about a client; see capture.Facts")
+    known = dataclasses.replace(update.facts, **{name: fact for name, fact in facts.items() if fact is not None})
+    if known.strength is not None and known.defense in (None, "none"):
+        raise ValueError(f"strength must be given with the defense that it is of, got {known.strength:g} alone")
+    if known.batch_size is None:
+        raise ValueError("batch_size must be given: the update does not say how many samples are behind it")
+    if known.loss not in (None, "cross_entropy"):
+        raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
+    return update._replace(facts=known)
+
+
+def trained_part(model: Classifier, variables: PyTree, frozen: tuple[str, ...] | None) -> tuple[Classifier, PyTree]:
+    """The network with what the client did not train as constants.
+
+    Raises:
+        ValueError: naming a layer that the network does not have, or if nothing is left.
+    """
+    if not frozen:
+        return model, variables
+    names = matching(frozen, list(named_leaves(variables["params"])), what="frozen")
+    return freeze(model, variables, names)
+
+
+def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
+    """The defense that the client states, or None where it has none or says only that it has one.
+
+    Raises:
+        ValueError: on a defense that no attacker knows, without a strength, or that such a client cannot have.
+    """
+    if not is_defended(known) or known.defense == OTHER_DEFENSE:
+        return None
+    kinds = ", ".join(CLIENT_DEFENSES)
+    if known.defense not in CLIENT_DEFENSES:
+        raise ValueError(
+            f"defense must be one that an attacker can know ({kinds}), none, or {OTHER_DEFENSE} for any other; "
+            f"got {known.defense!r}"
+        )
+    if known.strength is None:
+        raise ValueError(f"strength of {known.defense} must be given: its {CLIENT_DEFENSES[known.defense].unit}")
+    mixes = share.model.has_batch_norm and share.batch_norm == "train"
+    return client_defense(known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes)
+
+
+def is_defended(known: capture.Facts) -> bool:
+    """Whether the client states a defense of any kind."""
+    return known.defense not in (None, "none")
+
+
+def threat_of(known: capture.Facts, samples: int) -> str:
+    """What the attacker is granted, in a sentence."""
+    defended = f", the defense ({known.defense}) and its strength" if is_defended(known) else ""
+    return (
+        f"The attacker knows the network and its weights, one update of {samples} "
+        f"sample{'s' if samples > 1 else ''}, and how the client computed it{defended}; it knows no image and no label."
+    )

@@ -1,0 +1,68 @@
+"""Networks of which a client trains a part only, as in transfer learning: the rest are constants."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jaxleak import _tree
+from jaxleak._base import PyTree
+from jaxleak.models._classifier import Classifier, Outputs
+
+
+def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[Classifier, PyTree]:
+    """The same network with some of its parameters as constants, so that gradients do not hold them.
+
+    Args:
+        model: any classifier.
+        variables: its weights; the constants are taken from here.
+        names: of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight".
+
+    Returns:
+        The classifier, and its variables: None stands in the place of a constant, which JAX counts as no leaf. Linear
+        layers whose kernel is a constant have no rows, and a head whose kernel is one is no head.
+
+    Raises:
+        ValueError: naming a parameter that the model does not have, or if nothing is left to train.
+    """
+    whole = variables["params"]
+    leaves, fixed = _tree.named_leaves(whole), frozenset(names)
+    if unknown := sorted(fixed - leaves.keys()):
+        raise ValueError(f"the model has no parameter {unknown[0]}; it has {', '.join(list(leaves)[:5])}, ...")
+    if fixed == leaves.keys():
+        raise ValueError("a client that trains nothing sends nothing: a parameter must be left that is not frozen")
+
+    def trained(tree: PyTree) -> PyTree:
+        return _tree.replaced(tree, dict.fromkeys(fixed))
+
+    def filled(variables: PyTree) -> PyTree:
+        return {**variables, "params": _tree.replaced(whole, _tree.named_leaves(variables["params"]))}
+
+    def init(key: jax.Array) -> PyTree:
+        drawn = model.init(key)
+        return {**drawn, "params": trained(drawn["params"])}
+
+    def apply(variables: PyTree, x: jax.Array, **options: Any) -> Outputs:
+        return model.apply(filled(variables), x, **options)
+
+    def rows(variables: PyTree, x: jax.Array, **options: Any) -> dict[str, jax.Array]:
+        read = model.rows(filled(variables), x, **options)
+        return {name: rows for name, rows in read.items() if name not in fixed}
+
+    def bias_of(kernel: str) -> str:
+        bias = model.bias_of(kernel)
+        return "" if bias in fixed else bias
+
+    kernel, *bias = model.head_names if model.head else ("",)
+    has_head = bool(model.head) and kernel not in fixed
+    changed = model._replace(
+        init=init,
+        apply=apply,
+        rows=rows,
+        bias_of=bias_of,
+        head=model.head if has_head else "",
+        head_leaves=(kernel, *(name for name in bias if name not in fixed)) if has_head else (),
+        order=model.listed,
+        notes=(*model.notes, f"{len(fixed)} of {len(leaves)} parameters are constants"),
+    )
+    return changed, {**variables, "params": trained(whole)}

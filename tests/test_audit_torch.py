@@ -1,0 +1,193 @@
+"""Updates of PyTorch's clients through `jaxleak audit`: the order of lists, frozen layers, other heads."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxleak import audit, capture, models
+from jaxleak.__main__ import main
+from jaxleak.audit._verdict import stages
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+RATE = 0.1
+#: Networks on 8 x 8 x 3 images, whose state dict is in another order than its sorted names.
+NETWORKS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.second, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.first = nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.first(F.relu(self.norm(self.second(x))).flatten(1))
+
+
+class Alike(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b, self.a = nn.Linear(192, 192, bias=False), nn.Linear(192, 192, bias=False)
+        self.head = nn.Linear(192, 10)
+
+    def forward(self, x):
+        return self.head(F.relu(self.a(F.relu(self.b(x.flatten(1))))))
+
+
+class Dropped(Alike):
+    def forward(self, x):
+        return self.head(F.dropout(F.relu(self.a(F.relu(self.b(x.flatten(1))))), 0.5, self.training))
+
+
+class AllConvolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 10, 1)
+
+    def forward(self, x):
+        return self.last(F.relu(self.conv(x))).mean((2, 3))
+"""
+
+
+class Client:
+    """One image, and a network of the file."""
+
+    def __init__(self, folder, name):
+        self.folder = folder
+        (folder / "nets.py").write_text(NETWORKS)
+        scope = {}
+        exec(NETWORKS, scope)
+        torch.manual_seed(0)
+        self.name, self.net = name, scope[name]()
+        self.x, self.y = torch.rand(1, 3, 8, 8), torch.tensor([3])
+        np.savez(folder / "truth.npz", x=self.x.numpy(), y=self.y.numpy())
+
+    def backward(self):
+        """The gradient of the one image; the weights go to a file first."""
+        torch.save(self.net.state_dict(), self.folder / "w.pt")
+        F.cross_entropy(self.net(self.x), self.y).backward()
+
+    def step(self):
+        """The state dict as a list before and after a step, as a `NumPyClient` of Flower receives and sends it."""
+        before = self._listed()
+        self.backward()
+        torch.optim.SGD(self.net.parameters(), RATE).step()
+        return before, self._listed()
+
+    def _listed(self):
+        return [value.detach().numpy().copy() for value in self.net.state_dict().values()]
+
+    def audit(self, update="u.safetensors", weights="w.pt", *options):
+        """What results.json says of an audit with the truth at hand."""
+        files = {"--weights": weights, "--update": update, "--truth": "truth.npz"}
+        words = [word for option, file in files.items() for word in (option, str(self.folder / file))]
+        model = ["--model", f"{self.folder / 'nets.py'}:{self.name}", "--image", "8", "8", "3"]
+        out = self.folder / "out"
+        main(["audit", *model, *words, "--out", str(out), "--minutes", "0.05", "--fresh", *options])
+        return json.loads((out / "results.json").read_text())
+
+
+def known_images(results):
+    return next(finding["status"] for finding in results["findings"] if finding["name"] == "known images")
+
+
+@pytest.mark.parametrize("name", ["Normed", "Alike"])
+def test_a_list_in_the_order_of_the_state_dict_is_the_clients_update(tmp_path, name):
+    client = Client(tmp_path, name)
+    before, after = client.step()
+    capture.save(tmp_path / "u.safetensors", after, kind="weights", learning_rate=RATE, local_steps=1, batch_size=1)
+    capture.save(tmp_path / "w.safetensors", before, kind="weights")
+    for weights in ("w.pt", "w.safetensors"):
+        assert known_images(client.audit("u.safetensors", weights)) == "passed"
+    gradients = [p.grad.numpy() for p in client.net.parameters()]
+    capture.save(tmp_path / "g.safetensors", gradients, batch_size=1)
+    assert known_images(client.audit("g.safetensors")) == "passed"
+
+
+def test_leaves_of_one_shape_are_not_exchanged():
+    net = nn.Sequential()
+    net.b, net.a = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
+    net = nn.Sequential(nn.Flatten(), net)
+    model, variables = models.from_torch(net, image_shape=(2, 2, 3))
+    assert model.listed == ("1.b.weight", "1.a.weight")
+    sent = capture.as_update([p.detach().numpy() for p in net.parameters()])
+    tree = capture.gradient_of(sent, variables["params"], names=model.listed)
+    np.testing.assert_array_equal(tree["1.a.weight"], net[1].a.weight.detach())
+    with pytest.raises(ValueError, match="whose order is not known"):
+        capture.gradient_of(sent, variables["params"])
+
+
+class _Array:
+    def __init__(self, values):
+        self.values = values
+
+    def numpy(self):
+        return self.values
+
+
+class _Message:
+    """What the mod reads of a message whose weights are a list without names."""
+
+    def __init__(self, record, values):
+        records = {record: {str(i): _Array(value) for i, value in enumerate(values)}}
+        self.content = type("Content", (), {"array_records": records, "config_records": {"c": {"server-round": 1}}})
+        self.metadata = type("Metadata", (), {"group_id": "1", "src_node_id": 7})
+
+    def has_content(self):
+        return True
+
+
+@pytest.mark.parametrize("name", ["Normed", "Alike"])
+def test_a_numpy_client_of_flower_is_recorded_and_audited(tmp_path, name):
+    client = Client(tmp_path, name)
+    before, after = client.step()
+    mod = capture.flower_mod(tmp_path, learning_rate=RATE, local_steps=1, batch_size=1)
+    context = type("Context", (), {"node_id": 7})
+    mod(_Message("fitins.parameters", before), context, lambda *_: _Message("fitres.parameters", after))
+    assert known_images(client.audit("1-7-sent.safetensors", "1-7-received.safetensors")) == "passed"
+
+
+def test_layers_that_are_not_trained_are_constants_through_the_command(tmp_path):
+    client = Client(tmp_path, "Normed")
+    client.net.second.requires_grad_(False)
+    client.backward()
+    capture.save(tmp_path / "u.safetensors", client.net, batch_size=1)
+    results = client.audit()
+    assert known_images(results) == "passed"
+    assert results["metrics"]["label_count"] == 1
+    gradients = {name: p.grad for name, p in client.net.named_parameters() if p.grad is not None}
+    capture.save(tmp_path / "g.safetensors", gradients, batch_size=1)
+    assert client.audit("g.safetensors")["metrics"]["verdict"] == "inputs inconsistent"
+    assert known_images(client.audit("g.safetensors", "w.pt", "--frozen", "second")) == "passed"
+
+
+def test_dropout_is_taken_off_where_the_client_says_so(tmp_path, capsys):
+    client = Client(tmp_path, "Dropped")
+    client.net.eval()
+    client.backward()
+    capture.save(tmp_path / "u.safetensors", client.net, batch_size=1)
+    with pytest.raises(FileNotFoundError):
+        client.audit()
+    error = capsys.readouterr().err
+    assert "--dropout off" in error
+    assert "--classes" not in error
+    assert known_images(client.audit("u.safetensors", "w.pt", "--dropout", "off")) == "passed"
+
+
+def test_a_network_that_ends_in_a_convolution_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "_FIRST", 20)
+    client = Client(tmp_path, "AllConvolutions")
+    client.backward()
+    model, variables = models.from_torch(client.net, image_shape=(8, 8, 3))
+    verdict = audit.update(model, variables, client.net, batch_size=1, truth=(client.x, client.y), minutes=5)
+    status = {finding.name: finding.status for finding in verdict.findings}
+    assert status["equations of the head"] == "not applicable"
+    assert status["known images"] == "passed"
+    assert verdict.answers[0].attack == "fedleak_20"
+    assert "label_accuracy" in verdict.metrics
