@@ -76,7 +76,7 @@ def in_order(
 
     Args:
         arrays: by name.
-        names: of all that a list may hold, in its order: parameters, running statistics, counters.
+        names: names of all that a list may hold, in its order: parameters, running statistics, counters.
         parameters: names of those that are parameters. A list may hold these alone, or all but PyTorch's counters.
         what: begins every message.
 

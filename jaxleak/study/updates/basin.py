@@ -38,7 +38,7 @@ def distances(
     variables: PyTree | None = None,
     compare: str = "gradients",
 ) -> np.ndarray:
-    """Distances (batches, len(sharpness), len(CANDIDATES)) from the exact gradient of the truth.
+    """Distances from the exact gradient of the truth, (batches, S, K) for S values of sharpness and the K `CANDIDATES`.
 
     Args:
         case: model, data, batch size and mode of the batch normalisation.

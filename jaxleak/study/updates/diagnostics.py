@@ -265,7 +265,7 @@ def parabola_path(case: Case) -> np.ndarray:
         case: has these, and the iterations.
 
     Returns:
-        x before the first step and after each of `case.iterations` ones.
+        (iterations + 1,), x before the first step and after each one.
     """
     regularization = resolved(case).settings.regularization
     path = [jnp.float32(0.5)]
