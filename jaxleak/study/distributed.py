@@ -86,7 +86,7 @@ def together(step: Callable[[], Opened]) -> Opened:
     """Do `step`, which may be refused in one process, in all of them: no process waits for one that is gone.
 
     Raises:
-        What `step` raises, and `ValueError` in the processes where it succeeded while it failed elsewhere.
+        ValueError: in the processes where `step` succeeded while it failed elsewhere; what `step` raises otherwise.
     """
     import jax
 
