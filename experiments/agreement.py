@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxleak import _validate, metrics
-from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command
+from jaxleak.study import Progress, RunFolder, default_out, digest, plots, print_metrics, run_command, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
-from jaxleak.study.updates import RECOGNISED_ABOVE, Case, attack, sources_of_update
+from jaxleak.study.updates import Case, attack, sources_of_update
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -85,7 +85,7 @@ class Images(NamedTuple):
     @property
     def right(self) -> np.ndarray:
         """(I,) bool."""
-        return self.ssim > RECOGNISED_ABOVE
+        return self.ssim > updates.RECOGNISED_ABOVE
 
     def where(self, rows: np.ndarray) -> "Images":
         """Some of them."""
@@ -262,7 +262,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for name in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == name]
         agreement, ssim = (np.concatenate([row[key] for row in mine]) for key in ("agreement", "ssim"))
-        right = ssim > RECOGNISED_ABOVE
+        right = ssim > updates.RECOGNISED_ABOVE
         table.add_row(
             name, str(len(mine)), str(len(ssim)), str(right.sum()), _range(agreement[right]), _range(agreement[~right]),
             str(sum(row["gradient_matched"] == 1 for row in mine)),
@@ -284,7 +284,9 @@ def draw(folder: RunFolder, images: Images, threshold: float) -> None:
         if len(some.seed)
     }
     points = {group: (some.agreement, some.ssim) for group, some in groups.items() if len(some.seed)}
-    plots.certificate(folder.figure("agreement.png"), points, curves, threshold=threshold, right=RECOGNISED_ABOVE)
+    plots.certificate(
+        folder.figure("agreement.png"), points, curves, threshold=threshold, right=updates.RECOGNISED_ABOVE
+    )
 
 
 if __name__ == "__main__":

@@ -20,23 +20,22 @@ for the ResNet10: by what share of their distance, at the best sharpness, images
 import functools
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from experiments._smoothing import ROWS
-from jaxleak import _validate, models, objectives, protocols
+from jaxleak import _validate
 from jaxleak._base import Batch, PyTree
-from jaxleak.attacks import client_updates
-from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import Case, Training, require_memory_of_update, sources_of_update, trained, victim
+
+if TYPE_CHECKING:  # JAX and what needs it are imported where they are used, after the options were read
+    from jaxleak import models, protocols
 
 #: Noise of this PSNR in dB, images in [0, 1].
 NOISE = (40, 30, 20)
@@ -140,6 +139,9 @@ def distances(
         variables: the model's parameters and statistics; None draws them.
         compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
     """
+    import jax
+    import jax.numpy as jnp
+
     side = victim(case, seed)
     gradient = _gradient(side.share)
     distance = _distance(side.model, side.share, compare, case.batch_size)
@@ -162,7 +164,10 @@ def distances(
 
 
 @functools.cache
-def _gradient(share: protocols.ClientShare) -> Any:
+def _gradient(share: "protocols.ClientShare") -> Any:
+    import jax
+    import jax.numpy as jnp
+
     @jax.jit
     def gradient(variables: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array | None) -> PyTree:
         return share(variables, Batch(x, y, jnp.arange(len(y))), sharpness=sharpness)
@@ -171,7 +176,13 @@ def _gradient(share: protocols.ClientShare) -> Any:
 
 
 @functools.cache
-def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
+def _distance(model: "models.Classifier", share: "protocols.ClientShare", compare: str, batch_size: int) -> Any:
+    import jax
+
+    from jaxleak import objectives
+    from jaxleak.attacks import client_updates
+    from jaxleak.attacks._inversion.row_space import distance_of_rows, informative_layers
+
     if compare == "row_spaces":
         plan = client_updates.RowSpaces()
         of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)

@@ -21,7 +21,7 @@ Runs resume; `--fresh` starts over.
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -35,7 +35,6 @@ from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.sources import drawn
 from jaxleak.study.updates import (
-    Outcome,
     Training,
     attack,
     captions,
@@ -44,6 +43,9 @@ from jaxleak.study.updates import (
     sources_of_update,
     trained,
 )
+
+if TYPE_CHECKING:
+    from jaxleak.study.updates import Outcome
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -180,7 +182,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     return cells
 
 
-def summary(row: str, variant: str, outcomes: list[Outcome]) -> dict[str, Any]:
+def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]:
     """Means over the seeds, the spread of the PSNR, and every seed's own."""
     mean = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in outcomes[0].scores}
     psnr = [o.scores["psnr"] for o in outcomes]
@@ -188,7 +190,7 @@ def summary(row: str, variant: str, outcomes: list[Outcome]) -> dict[str, Any]:
     return cell | {"each": psnr} | mean
 
 
-def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> None:
+def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> None:
     """One contact sheet per variant, and the gradient distance along the first seed's runs."""
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))

@@ -4,12 +4,9 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak._tree import named_leaves
 
 #: What wrappers put in front of the names: a tree of variables, PyTorch's parallel and compiled modules.
 _PREFIXES = ("params.", "batch_stats.", "module.", "_orig_mod.", "model.")
@@ -34,6 +31,11 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
     Raises:
         ValueError: naming the first leaf that is missing or of another shape, and what is there instead.
     """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxleak._tree import named_leaves
+
     expected = named_leaves(like)
     if set(arrays) == {str(i) for i in range(len(arrays))}:
         arrays = _listed(arrays, list(expected) if names is None else list(names), what)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
-    from jaxleak.study.updates._federation import Federation, Training, Utilities, Utility, trained, utility_of
+    from jaxleak.study.updates._federation import Federation, Utilities, Utility, trained, utility_of
     from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._problem import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
+    from jaxleak.study.updates._training import Training
 
 _MODULE_OF = {
     "ATTACKS": "_names",
@@ -49,7 +50,8 @@ _MODULE_OF = {
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
-    **dict.fromkeys(("Federation", "Training", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
+    **dict.fromkeys(("Federation", "Utilities", "Utility", "trained", "utility_of"), "_federation"),
+    "Training": "_training",
     **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
     **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
     **dict.fromkeys(
@@ -111,7 +113,11 @@ __all__ = [
     "where_seen",
 ]
 
-__getattr__ = lazy(__name__, _MODULE_OF)
+#: What studies import beside their options, which are read before JAX is imported.
+_FUNCTIONS = (
+    "attack", "build_model", "captions", "check", "require_memory_of_update", "sources_of_update", "trained", "victim",
+)  # fmt: skip
+__getattr__ = lazy(__name__, _MODULE_OF, functions=_FUNCTIONS)
 
 
 def __dir__() -> list[str]:
