@@ -1,22 +1,32 @@
 """The smoothing homotopy, ablated: the same attack with and without it, and FedLeak's own terms under it.
 
+    # a minute and a half on two cores: about 36 dB for one image with the
+    # homotopy and 45 without it, and about 29 for four images either way
     python -m experiments.homotopy
-    python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 --seeds 3 4 5
-    python -m experiments.homotopy --data cifar10 --rows resnet10-b1 --iterations 3500 --seeds 3 4 5 --variants homotopy
-    python -m experiments.homotopy --data cifar10 --rows resnet10-b16 --iterations 2000 --seeds 4 --variants homotopy
-    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b4 --iterations 6000 --terms
-    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b1 --iterations 4000 --weights warm
+    # the same on CIFAR-10
+    python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 \\
+        --seeds 3 4 5
+    # five minutes a seed: 28 to 40 dB by how bright the image is, and about
+    # 45 up to one factor, which batch normalisation leaves open
+    python -m experiments.homotopy --data cifar10 --rows resnet10-b1 \\
+        --iterations 3500 --seeds 3 4 5 --variants homotopy
+    # sixteen images, 15 to 45 minutes on one core; 41 dB for seed 3 with half
+    # the iterations
+    python -m experiments.homotopy --data cifar10 --rows resnet10-b16 \\
+        --iterations 2000 --seeds 4 --variants homotopy
+    # FedLeak's own terms, left out or added one by one
+    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b4 \\
+        --iterations 6000 --terms
+    # weights of a later round in place of drawn ones
+    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b1 \\
+        --iterations 4000 --weights warm
 
 Every run of a row has the same iterations and sees the same gradients; labels are inferred, never given. Beside every
 PSNR (one-to-one matched) stand that of a grey image and the cosine distance that is left on the exact model: where the
 first is not far above the second, nothing was recovered, whatever the picture looks like.
 
-The first line takes about a minute and a half on two cores and should print, for one image, about 36 dB with the
-homotopy and 45 without (which is why the recommended settings leave it out there), and about 29 with four either way.
-The third takes about five minutes per seed and should print 28 to 40 dB, by how bright the image is, and about 45 up to
-one factor, which is all that batch normalisation leaves open. The fourth takes 15 to 45 minutes on one core; with half
-the iterations and seed 3 it should print 41 dB.
-Runs resume; `--fresh` starts over.
+Exact kinks are better for a single image of a network without batch normalisation, which is why the recommended
+settings leave the homotopy out there. Runs resume; `--fresh` starts over.
 """
 
 from dataclasses import asdict, dataclass, field, replace

@@ -12,8 +12,8 @@ def lazy(package: str, module_of: Mapping[str, str], *, functions: Collection[st
     Args:
         package: the package's full name.
         module_of: public name to the submodule that has it; a submodule's own name stands for the submodule.
-        functions: public names of functions whose submodules take long to import. As long as nobody has imported the
-            submodule, such a name is a function that does so when it is called.
+        functions: public names of functions whose submodules need JAX. As long as nobody has imported JAX, such a name
+            is a function that imports the submodule when it is called.
 
     Returns:
         A function from a name to what it stands for, which raises `AttributeError` on any other name.
@@ -23,7 +23,7 @@ def lazy(package: str, module_of: Mapping[str, str], *, functions: Collection[st
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         path = f"{package}.{module_of[name]}"
-        if name in functions and path not in sys.modules:
+        if name in functions and "jax" not in sys.modules:
             return _when_called(path, name)
         module = importlib.import_module(path)
         return module if module_of[name] == name else getattr(module, name)
@@ -36,4 +36,5 @@ def _when_called(path: str, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(path), name)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{name}` of `{path}`, which is imported when this is called."
     return call

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib.util
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,15 +16,41 @@ import jax
 from jaxleak._tree import named_leaves
 from jaxleak.models import CLASSIFIERS, Classifier, build, from_equinox, from_flax, from_torch, normalized
 
+#: What `jaxleak models` says of every built-in model.
+BUILT_IN = {
+    "lenet": "convolutions of 12 channels and sigmoids, as in Deep Leakage",
+    "convnet": "a small stack of convolutions and a dense layer",
+    "convnet_ig": "eight convolutions, as in Inverting Gradients",
+    "mlp": "a perceptron of three layers",
+    "resnet10": "ResNet of 10 layers with batch normalisation",
+    "resnet10_x3": "ResNet10 with three times the channels",
+    "resnet10_x5": "ResNet10 with five times the channels",
+    "resnet18": "ResNet of 18 layers",
+    "resnet34": "ResNet of 34 layers",
+    "densenet121": "DenseNet of 121 layers",
+    "mobilenet_v2": "MobileNetV2 at width 1",
+    "vit_tiny": "vision transformer, tiny",
+    "vit_small": "vision transformer, small",
+}
+
 
 def models(options: argparse.Namespace) -> int:
-    """Print the names and shapes that a model expects."""
+    """Print the names and shapes that a model expects, or the built-in models if none is named."""
+    if options.model is None:
+        width = max(map(len, BUILT_IN))
+        for name, text in BUILT_IN.items():
+            print(f"{name:<{width}}  {text}")
+        print("\n--model NAME prints what one of them expects, --model FILE.py:NAME one of yours.")
+        return 0
     model = model_of(options)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    rows = {name: str(tuple(leaf.shape)) for name, leaf in named_leaves(shapes).items()}
-    width = max(map(len, rows))
-    for name, shape in rows.items():
-        print(f"{name:<{width}}  {shape}")
+    leaves = named_leaves(shapes)
+    width = max(map(len, leaves))
+    for name, leaf in leaves.items():
+        print(f"{name:<{width}}  {tuple(leaf.shape)}")
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+    print(f"\ninput       {' x '.join(map(str, model.image_shape))}, pixels in [0, 1]")
+    print(f"parameters  {count:,}")
     return 0
 
 

@@ -99,6 +99,13 @@ class Progress:
             signal.signal(number, handler)
         self._handlers = {}
 
+    def begin(self, phase: str) -> None:
+        """Say that the program of a phase is being made: its first update may be a minute away."""
+        if self._shown():
+            self._bar.update(self._task, description=f"{phase}: {COMPILING}", completed=0, total=None, pace="", note="")
+        elif _processes.is_writer():
+            print(f"{phase}: {COMPILING}", file=sys.stderr, flush=True)
+
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Say where we are: phase, done of total, time left at the pace of this sitting, and a note.
 
