@@ -144,4 +144,7 @@ def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Out
         if len(o.curve)
     }
     if series:
-        plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
+        plots.curves(
+            folder.figure("distance.png"), series, title="How close the gradient came", xlabel="iteration",
+            ylabel="gradient distance", log_y=True,
+        )  # fmt: skip
