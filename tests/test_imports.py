@@ -141,8 +141,8 @@ def test_nothing_needs_modules_that_windows_lacks():
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
 LIGHT = (
     "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
-    "jaxleak._command.sweep.options", "experiments.agreement", "experiments.audited", "experiments.basin", "experiments.cafe_scale",
-    "experiments.homotopy", "experiments.invert", "experiments.mistakes", "experiments.numbers",
+    "jaxleak._command.sweep.options", "experiments.agreement", "experiments.audited", "experiments.basin",
+    "experiments.cafe_scale", "experiments.homotopy", "experiments.invert", "experiments.mistakes", "experiments.numbers",
     "experiments.reproduce", "experiments.sweep", "experiments.vflrecon",
 )  # fmt: skip
 
