@@ -251,7 +251,8 @@ def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None
     """One curve per candidate over the sharpness."""
     x = np.array(sharpness, float)
     series = {name: (x, np.array(cell["distance"][name])) for name in CANDIDATES}
-    plots.curves(path, series, xlabel="sharpness", ylabel="distance from the observed gradient", log_x=True)
+    ylabel = "distance from the observed gradient"
+    plots.curves(path, series, title=f"{cell['id']}: candidates", xlabel="sharpness", ylabel=ylabel, log_x=True)
 
 
 if __name__ == "__main__":

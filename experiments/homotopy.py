@@ -211,7 +211,8 @@ def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> N
     }
     path = folder.figure(f"{row}-distance.png")
     if series:  # an attack without iterations has none
-        plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
+        ylabel = "gradient distance, as smoothed"
+        plots.curves(path, series, title=f"{row}: variants", xlabel="iteration", ylabel=ylabel, log_y=True)
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:

@@ -48,7 +48,7 @@ def join_devices(options: Devices) -> "Mesh | None":
     """
     import jax  # --help shows the options above without it
 
-    from jaxleak import _processes
+    from jaxleak import _mesh, _processes
 
     named = (options.coordinator, options.num_processes, options.process_id)
     several = options.distributed or any(value is not None for value in named)
@@ -62,7 +62,7 @@ def join_devices(options: Devices) -> "Mesh | None":
         return None
     if not _processes.is_writer():  # one process's messages are enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return _processes.device_processes(jax.local_device_count() if options.devices is None else options.devices)
+    return _mesh.device_mesh(jax.local_device_count() if options.devices is None else options.devices)
 
 
 def _join_processes(options: Devices) -> None:

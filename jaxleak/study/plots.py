@@ -278,7 +278,7 @@ def _label(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
     scale = axes.figure.dpi / 72
     at = {(x, y): axes.transData.transform((x, y)) / scale for x, y, _ in points}
     taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in at.values()]
-    panel = axes.get_window_extent().extents / scale
+    panel = np.asarray(axes.get_window_extent().extents) / scale
     for x, y, text in dict.fromkeys(points):
         across, up = at[x, y]
         width, height = len(text) * _LETTERS * _LETTER_WIDTH, _LETTERS * 1.1
