@@ -52,6 +52,8 @@ def test_a_terminal_gets_a_bar_of_its_width_that_first_says_what_takes_so_long(m
     monkeypatch.setattr(_progress, "Console", lambda **_: screen)
     with Progress() as progress:
         progress._bar.refresh()
+        progress.begin("seed 0")
+        progress._bar.refresh()
         progress.update("seed 0", 300, 1000, "gradient distance 0.0123 and [markup] that is none")
         progress._bar.refresh()
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).replace("\r", "\n").splitlines()

@@ -102,7 +102,7 @@ class Progress:
     def begin(self, phase: str) -> None:
         """Say that the program of a phase is being made: its first update may be a minute away."""
         if self._shown():
-            self._bar.update(self._task, description=f"{phase}: {COMPILING}", completed=0, total=None, pace="", note="")
+            self._bar.update(self._task, description=COMPILING, completed=0, total=None, pace="", note=phase)
         elif _processes.is_writer():
             print(f"{phase}: {COMPILING}", file=sys.stderr, flush=True)
 
