@@ -142,8 +142,8 @@ HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "ski
 LIGHT = (
     "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
     "jaxleak._command.sweep.options", "experiments.agreement", "experiments.audited", "experiments.basin",
-    "experiments.cafe_scale", "experiments.homotopy", "experiments.invert", "experiments.mistakes", "experiments.numbers",
-    "experiments.reproduce", "experiments.sweep", "experiments.vflrecon",
+    "experiments.cafe_scale", "experiments.homotopy", "experiments.invert", "experiments.mistakes",
+    "experiments.numbers", "experiments.reproduce", "experiments.sweep", "experiments.vflrecon",
 )  # fmt: skip
 
 
