@@ -33,7 +33,7 @@ class Measure(NamedTuple):
     """How reports and the terminal say a score of results.json."""
 
     name: str  # what a person calls it
-    key: str  # its name in results.json
+    key: str  # the name in results.json
     unit: str = ""  # such as dB; % for a share in [0, 1]; empty where there is none
     form: str = ".1f"  # format of the number; shares have one of their own
 
