@@ -1,4 +1,4 @@
-"""Pages of the site whose text stands elsewhere in the repository."""
+"""Pages of the site whose text stands elsewhere in the repository, and a look at every page that was built."""
 
 import json
 import re
@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 from _notebooks import OUTPUTS, cells  # noqa: E402
+from _offline import loaded_from_elsewhere  # noqa: E402
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -28,6 +30,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_path == "extending.md":
         return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
     return markdown
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """The page as it is; one that would load something from another host ends the build."""
+    if found := loaded_from_elsewhere(output):
+        raise PluginError(f"{page.file.src_path} would load {', '.join(found)}; the site is read without a network")
+    return output
 
 
 def as_page(notebook: str, printed: list[str]) -> str:

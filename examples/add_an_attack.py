@@ -90,7 +90,10 @@ sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photograp
 # compared; what can be seen is whether an attack still descends when its iterations are used up.
 
 # %%
-plots.curves(Path("pictures/distances.png"), curves, xlabel="iteration", ylabel="the attack's own distance", log_y=True)
+plots.curves(
+    Path("pictures/distances.png"), curves, title="What each attack brings down", xlabel="iteration",
+    ylabel="the attack's own distance", log_y=True,
+)  # fmt: skip
 
 # %% [markdown]
 # ![The distance of each attack over its iterations](pictures/distances.png)

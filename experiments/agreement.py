@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxleak import _validate, metrics
-from jaxleak.study import Progress, RunFolder, default_out, plots, print_metrics, run_command
+from jaxleak.study import Progress, RunFolder, default_out, plots, print_metrics, run_command, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import Result, runner_in
-from jaxleak.study.updates import RECOGNISED_ABOVE, Case, Inversion, Inversions
+from jaxleak.study.updates import Case
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -86,7 +86,7 @@ class Images(NamedTuple):
     @property
     def right(self) -> np.ndarray:
         """(I,) bool."""
-        return self.ssim > RECOGNISED_ABOVE
+        return self.ssim > updates.RECOGNISED_ABOVE
 
     def where(self, rows: np.ndarray) -> "Images":
         """Some of them."""
@@ -125,12 +125,14 @@ def main(args: Args) -> dict[str, float]:
     )
     rows, columns = list[dict[str, Any]](), list[Images]()
     with Progress() as progress:
-        runner = runner_in(folder, Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
+        runner = runner_in(
+            folder, updates.Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh
+        )
         jobs = [
-            (name, Inversion(case), seed)
+            (name, updates.Inversion(case), seed)
             for name, case in cases.items()
             for seed in args.seeds[: MOST_SEEDS[name]]
-            if not args.finished_only or runner.done(Inversion(case), seed)
+            if not args.finished_only or runner.done(updates.Inversion(case), seed)
         ]
         if not jobs:
             raise ValueError(f"no run of these cases is finished in {folder.path}; leave finished_only out")
@@ -246,7 +248,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for name in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == name]
         agreement, ssim = (np.concatenate([row[key] for row in mine]) for key in ("agreement", "ssim"))
-        right = ssim > RECOGNISED_ABOVE
+        right = ssim > updates.RECOGNISED_ABOVE
         table.add_row(
             name, str(len(mine)), str(len(ssim)), str(right.sum()), _range(agreement[right]), _range(agreement[~right]),
             str(sum(row["gradient_matched"] == 1 for row in mine)),
@@ -268,7 +270,9 @@ def draw(folder: RunFolder, images: Images, threshold: float) -> None:
         if len(some.seed)
     }
     points = {group: (some.agreement, some.ssim) for group, some in groups.items() if len(some.seed)}
-    plots.certificate(folder.figure("agreement.png"), points, curves, threshold=threshold, right=RECOGNISED_ABOVE)
+    plots.certificate(
+        folder.figure("agreement.png"), points, curves, threshold=threshold, right=updates.RECOGNISED_ABOVE
+    )
 
 
 if __name__ == "__main__":

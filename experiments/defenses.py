@@ -1,17 +1,38 @@
 """What defenses cost in accuracy and what they save in privacy, against attackers who know them and who do not.
 
+    # four minutes on two free cores: digits and a ConvNet
     python -m experiments.defenses
-    python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 --seeds 0 1 2 --budget 120
-    python -m experiments.defenses --study fedleak-fig5 further --attacked-round 200 --seeds 0 1 2 --budget 120
-    python -m experiments.defenses --attacked-round 200 --unseen --only none --seeds 0 1 2
-    python -m experiments.defenses --study fedleak-fig8 --labels given --seeds 0 1 2 --budget 60
-    python -m experiments.defenses --study fedleak-fig5 --only dp_soteria --strengths dp_soteria=1000,100
-    python -m experiments.defenses --study cafe-fake-gradients cafe-table11 vfl-table5 vfl-table6 --budget 90
-    python -m experiments.defenses --study all --out runs/defenses/all --budget 600
+    # Figures 4 and 5 of FedLeak, over three seeds
+    python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 \\
+        --seeds 0 1 2 --budget 120
+    # an upload of a later round, of samples that the clients trained on
+    python -m experiments.defenses --study fedleak-fig5 further \\
+        --attacked-round 200 --seeds 0 1 2 --budget 120
+    # the same round without a defense, and of samples that nobody trained on
+    python -m experiments.defenses --attacked-round 200 --unseen --only none \\
+        --seeds 0 1 2
+    # an attacker who is granted the labels
+    python -m experiments.defenses --study fedleak-fig8 --labels given \\
+        --seeds 0 1 2 --budget 60
+    # one defense, at strengths of your own
+    python -m experiments.defenses --study fedleak-fig5 --only dp_soteria \\
+        --strengths dp_soteria=1000,100
+    # the vertical federations of the other papers
+    python -m experiments.defenses --study cafe-fake-gradients cafe-table11 \\
+        vfl-table5 vfl-table6 --budget 90
+    # everything, in ten hours at most
+    python -m experiments.defenses --study all --out runs/defenses/all \\
+        --budget 600
 
-The first line takes about four minutes on two free cores. Seed 0 should print, for digits and a ConvNet of accuracy
-.900 that leaks 38.9 dB undefended (grey image: 7.2), Soteria at 0.5 .945 and 38.9 dB, 4 bits .922 and 16.2, 1 bit .177
-and 7.3, the largest 10 % of the entries .925 and 16.5 (an attacker who knows: 32.4), DP-SGD at 1000 .820 and 10.2.
+Without options, seed 0 should print (PSNR in dB; a grey image has 7.2):
+
+    |                             | accuracy | PSNR                         |
+    | no defense                  | .900     | 38.9                         |
+    | Soteria at 0.5              | .945     | 38.9                         |
+    | 4 bits                      | .922     | 16.2                         |
+    | 1 bit                       | .177     | 7.3                          |
+    | largest 10 % of the entries | .925     | 16.5 (by who knows it: 32.4) |
+    | DP-SGD at 1000              | .820     | 10.2                         |
 
 Every point trains the same federation with the defense and attacks one upload with the recommended FedLeak, which
 infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. `--budget`

@@ -1,27 +1,37 @@
 """The smoothing homotopy, ablated: the same attack with and without it, and FedLeak's own terms under it.
 
+    # a minute and a half on two cores: about 36 dB for one image with the
+    # homotopy and 45 without it, and about 29 for four images either way
     python -m experiments.homotopy
-    python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 --seeds 3 4 5
-    python -m experiments.homotopy --data cifar10 --rows resnet10-b1 --iterations 3500 --seeds 3 4 5 --variants homotopy
-    python -m experiments.homotopy --data cifar10 --rows resnet10-b16 --iterations 2000 --seeds 4 --variants homotopy
-    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b4 --iterations 6000 --terms
-    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b1 --iterations 4000 --weights warm
+    # the same on CIFAR-10
+    python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 \\
+        --seeds 3 4 5
+    # five minutes a seed: 28 to 40 dB by how bright the image is, and about
+    # 45 up to one factor, which batch normalisation leaves open
+    python -m experiments.homotopy --data cifar10 --rows resnet10-b1 \\
+        --iterations 3500 --seeds 3 4 5 --variants homotopy
+    # sixteen images, 15 to 45 minutes on one core; 41 dB for seed 3 with half
+    # the iterations
+    python -m experiments.homotopy --data cifar10 --rows resnet10-b16 \\
+        --iterations 2000 --seeds 4 --variants homotopy
+    # FedLeak's own terms, left out or added one by one
+    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b4 \\
+        --iterations 6000 --terms
+    # weights of a later round in place of drawn ones
+    python -m experiments.homotopy --data cifar10 --rows resnet10_16-b1 \\
+        --iterations 4000 --weights warm
 
 Every run of a row has the same iterations and sees the same gradients; labels are inferred, never given. Beside every
 PSNR (one-to-one matched) stand that of a grey image and the cosine distance that is left on the exact model: where the
 first is not far above the second, nothing was recovered, whatever the picture looks like.
 
-The first line takes about a minute and a half on two cores and should print, for one image, about 36 dB with the
-homotopy and 45 without (which is why the recommended settings leave it out there), and about 29 with four either way.
-The third takes about five minutes per seed and should print 28 to 40 dB, by how bright the image is, and about 45 up to
-one factor, which is all that batch normalisation leaves open. The fourth takes 15 to 45 minutes on one core; with half
-the iterations and seed 3 it should print 41 dB.
-Runs resume; `--fresh` starts over.
+Exact kinks are better for a single image of a network without batch normalisation, which is why the recommended
+settings leave the homotopy out there. Runs resume; `--fresh` starts over.
 """
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -29,10 +39,13 @@ from rich.table import Table
 
 from experiments._smoothing import ROWS
 from jaxleak import _validate
-from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets
+from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import runner_in
-from jaxleak.study.updates import Inversion, Inversions, Outcome, Training, captions
+from jaxleak.study.updates import Training, captions
+
+if TYPE_CHECKING:
+    from jaxleak.study.updates import Outcome
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -108,7 +121,7 @@ def main(args: Args) -> list[dict[str, Any]]:
         common |= {"optimizer": "adam", "step_size": args.step_size}
     cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
     training = args.warm if args.weights == "warm" else None
-    jobs = {key: Inversion(case, training) for key, case in cases.items()}
+    jobs = {key: updates.Inversion(case, training) for key, case in cases.items()}
     folder = RunFolder(
         args.out or default_out("homotopy", "-".join(args.rows)),
         "homotopy",
@@ -118,20 +131,22 @@ def main(args: Args) -> list[dict[str, Any]]:
     )
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
-        runner = runner_in(folder, Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh)
+        runner = runner_in(
+            folder, updates.Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh
+        )
         # All that can be refused is refused before the first run.
         for job in jobs.values():
             runner.jobs.require(job, args.seeds[0])
         runner.check(jobs.values(), args.seeds)
         folder.log_again()
         for row in args.rows:
-            outcomes: dict[str, list[Outcome]] = {}
+            outcomes: dict[str, list[updates.Outcome]] = {}
             for name in changes:
                 for seed in args.seeds:
                     with folder.phase(f"{row}/{name}"):
                         result = runner(jobs[row, name], seed)
                     truth, estimate, curve = (result.arrays[part] for part in ("truth", "estimate", "curve"))
-                    outcomes.setdefault(name, []).append(Outcome(truth, estimate, dict(result.scores), curve))
+                    outcomes.setdefault(name, []).append(updates.Outcome(truth, estimate, dict(result.scores), curve))
                     folder.log(row=row, variant=name, seed=seed, **result.scores)
                 cells.append(summary(row, name, outcomes[name]))
             draw(folder, row, outcomes)
@@ -147,7 +162,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     return cells
 
 
-def summary(row: str, variant: str, outcomes: list[Outcome]) -> dict[str, Any]:
+def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]:
     """Means over the seeds, the spread of the PSNR, and every seed's own."""
     mean = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in outcomes[0].scores}
     psnr = [o.scores["psnr"] for o in outcomes]
@@ -155,7 +170,7 @@ def summary(row: str, variant: str, outcomes: list[Outcome]) -> dict[str, Any]:
     return cell | {"each": psnr} | mean
 
 
-def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> None:
+def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> None:
     """One contact sheet per variant, and the gradient distance along the first seed's runs."""
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
@@ -166,7 +181,8 @@ def draw(folder: RunFolder, row: str, outcomes: dict[str, list[Outcome]]) -> Non
     }
     path = folder.figure(f"{row}-distance.png")
     if series:  # an attack without iterations has none
-        plots.curves(path, series, xlabel="iteration", ylabel="gradient distance, as smoothed", log_y=True)
+        ylabel = "gradient distance, as smoothed"
+        plots.curves(path, series, title=f"{row}: variants", xlabel="iteration", ylabel=ylabel, log_y=True)
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 import importlib
 
-from jaxleak._command.invert.options import HELP, Args
+from jaxleak._command.invert.options import GROUPS, HELP, Args
 from jaxleak.study import run_command
 
 
@@ -12,4 +12,4 @@ def main(args: Args) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_command(main, Args, HELP.replace("jaxleak invert", "python -m experiments.invert"))
+    run_command(main, Args, HELP.replace("jaxleak invert", "python -m experiments.invert"), groups=GROUPS)

@@ -44,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     shown = commands.add_parser(
         "models",
         help="print the names and shapes that a model expects",
-        description="Print the names and shapes of a model's parameters, as an update and weights must have them.",
+        description="List the built-in models, or print the names and shapes of one model's parameters, as an update "
+        "and weights must have them.",
     )
     _model_options(shown, weights=False)
     for name, (_, text) in STUDIES.items():
@@ -54,7 +55,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) -> None:
     options.add_argument(
-        "--model", required=True, help="a built-in model's name, or FILE.py:NAME of a model, a module or a function"
+        "--model",
+        required=weights,
+        help="a built-in model's name, or FILE.py:NAME of a model, a module or a function"
+        + ("" if weights else "; without it, the built-in models are listed"),
     )
     options.add_argument("--classes", type=int, default=10, metavar="C", help="number of classes (default 10)")
     options.add_argument(
@@ -157,6 +161,7 @@ def _study(name: str, *words: str) -> int:
         options.HELP,
         name=f"jaxleak {name}",
         words=words,
+        groups=getattr(options, "GROUPS", None),
     )
     return 0
 

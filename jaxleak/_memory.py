@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
+if TYPE_CHECKING:  # JAX is imported where it is used: options are checked, and data found, without it
+    import jax
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -25,6 +26,8 @@ def within_memory(lowered: Any, advice: str) -> Iterator[None]:
     if lowered is None:
         yield
         return
+    import jax
+
     need, device = _needed_bytes(lowered.compile()), jax.local_devices()[0]
     if need is not None:
         require_bytes(need, device, advice)
@@ -36,7 +39,7 @@ def within_memory(lowered: Any, advice: str) -> Iterator[None]:
         raise MemoryError(_message(need, available_bytes(device), advice)) from error
 
 
-def require_bytes(need: int, device: jax.Device, advice: str) -> None:
+def require_bytes(need: int, device: "jax.Device", advice: str) -> None:
     """Raise `MemoryError` if `device` says that fewer than `need` bytes are free; `advice` as in `within_memory`."""
     free = available_bytes(device)
     if free is not None and need > free:
@@ -50,7 +53,7 @@ def require_host_bytes(need: int, advice: str) -> None:
         raise MemoryError(_message(need, free, advice))
 
 
-def available_bytes(device: jax.Device) -> int | None:
+def available_bytes(device: "jax.Device") -> int | None:
     """Bytes that a new program can get on `device`, or None if that is unknown."""
     if device.platform != "cpu":
         stats = device.memory_stats() or {}

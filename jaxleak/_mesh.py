@@ -1,4 +1,4 @@
-"""Several devices and processes: a mesh over all of them, arrays placed on it, and their values back on every host."""
+"""A mesh over the devices of all processes, arrays placed on it, and their values back on every host."""
 
 from typing import Any
 
@@ -70,21 +70,3 @@ def gather(array: Any) -> np.ndarray:
     if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         return multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
-
-
-def several_processes() -> bool:
-    """Whether this process is one of several that run the same program."""
-    # The first question does not start a backend, which options may still configure.
-    return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def is_writer() -> bool:
-    """Whether this process writes files and messages: the only one, or the first of several."""
-    return not several_processes() or jax.process_index() == 0
-
-
-def any_process(condition: bool) -> bool:
-    """Whether `condition` holds in any process; every process has to ask, and all get the same answer."""
-    if not several_processes():
-        return condition
-    return bool(multihost_utils.process_allgather(np.array(condition)).any())

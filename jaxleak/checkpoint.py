@@ -1,6 +1,6 @@
 """Checkpoints of long reconstructions: a thin wrapper of Orbax that knows which configuration it belongs to.
 
-Orbax is imported where it is used: it takes as long as all of jaxleak, and a command's --help needs none of it.
+Orbax and JAX are imported where they are used: they take seconds, and a command's --help needs none of them.
 """
 
 import contextlib
@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from jaxleak import _mesh
+from jaxleak import _processes
 from jaxleak._base import PyTree
 from jaxleak._lock import FolderInUseError, lock_folder
-from jaxleak._tree import named_leaves
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -46,6 +44,8 @@ def fingerprint(tree: PyTree) -> str:
 
     In the `config` of `Checkpoints` it binds them to the arrays that were attacked, whatever their file is called.
     """
+    from jaxleak._tree import named_leaves
+
     found = hashlib.sha256()
     for name, leaf in named_leaves(tree).items():
         array = np.ascontiguousarray(leaf)
@@ -82,7 +82,7 @@ class Checkpoints:
         self._config = json.loads(json.dumps(config))
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         try:
-            if _mesh.is_writer():
+            if _processes.is_writer():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.folder)
             _all_wait("checkpoints_opened")
@@ -97,7 +97,7 @@ class Checkpoints:
         return self._open()
 
     def _begin_anew(self) -> "ocp.CheckpointManager":
-        if _mesh.is_writer():
+        if _processes.is_writer():
             for name in (STEPS, DAMAGED):
                 if (self.folder / name).exists():
                     shutil.rmtree(self.folder / name)
@@ -106,7 +106,7 @@ class Checkpoints:
         return self._begin()
 
     def _open(self) -> "ocp.CheckpointManager":
-        if _mesh.is_writer():
+        if _processes.is_writer():
             # What a kill left of a save; the lock is ours, so nobody writes there. Orbax cleans up later, if at all.
             for leftover in (self.folder / STEPS).glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(leftover)
@@ -166,7 +166,7 @@ class Checkpoints:
                 f"{file} is missing, and its checkpoints belong to another configuration; "
                 "choose another folder or start over with fresh=True (--fresh)"
             )
-        if _mesh.is_writer():
+        if _processes.is_writer():
             partial = file.with_name(file.name + ".partial")
             partial.write_text(json.dumps(self._config, indent=2))
             os.replace(partial, file)
@@ -223,14 +223,15 @@ class Checkpoints:
 
     def restore_with_history(self, tree: PyTree) -> tuple[PyTree, dict[str, np.ndarray]]:
         """As `restore_latest`, and the history that was saved with that checkpoint, empty if there is none."""
+        import jax
         import orbax.checkpoint as ocp
 
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _storable(tree))
         while self._manager is not None and (step := self._manager.latest_step()) is not None:
             problem, restored, history = self._restore(self._manager, step, abstract)
-            if not _mesh.any_process(problem is not None):
+            if not _processes.any_process(problem is not None):
                 return jax.tree.map(lambda leaf, stored: leaf if _is_empty(leaf) else stored, tree, restored), history
-            if _mesh.is_writer():
+            if _processes.is_writer():
                 self._set_aside(step, problem or "in another process")
             _all_wait("damaged_checkpoint_moved")
             self._manager.close()
@@ -249,6 +250,7 @@ class Checkpoints:
                 f"checkpoint {step} in {self.folder} holds other arrays than this run has, as another version of the "
                 "program writes them; choose another folder or start over with fresh=True (--fresh)"
             )
+        import jax
         import orbax.checkpoint as ocp
 
         try:
@@ -294,17 +296,21 @@ def _quiet() -> Iterator[None]:
 
 
 def _all_wait(where: str) -> None:
-    if _mesh.several_processes():
+    if _processes.several_processes():
         import orbax.checkpoint as ocp
 
         ocp.utils.sync_global_processes(f"jaxleak:{where}")
 
 
 def _storable(tree: PyTree) -> PyTree:
+    import jax
+
     return jax.tree.map(lambda leaf: np.zeros(()) if _is_empty(leaf) else leaf, tree)
 
 
 def _shapes(tree: PyTree) -> str:
+    from jaxleak._tree import named_leaves
+
     shapes = {name: list(np.shape(leaf)) for name, leaf in named_leaves(tree).items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
 
@@ -316,6 +322,8 @@ def _is_empty(leaf: Any) -> bool:
 
 def _checksum(tree: PyTree) -> int | None:
     """CRC-32 of all leaves in order; None where this process does not hold all of them."""
+    import jax
+
     total = 0
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -20,6 +20,7 @@ from jaxleak.__main__ import main
 from jaxleak._command.audit import read_weights
 from jaxleak.audit import Answer, Finding, Verdict
 from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.models import CLASSIFIERS
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,20 @@ def test_a_models_names_and_shapes_are_printed(tmp_path, capsys):
     assert "params/dense_0/kernel  (16, 3)" in capsys.readouterr().out
     assert main(["models", "--model", f"{file}:other"]) == 1
     assert "has no 'other'" in capsys.readouterr().err
+
+
+def test_a_model_ends_with_its_input_and_its_number_of_parameters(capsys):
+    assert main(["models", "--model", "mlp", "--image", "4", "5", "1", "--option", "widths=(3,)"]) == 0
+    weights, biases = 4 * 5 * 3 + 3 * 10, 3 + 10
+    ending = f"\n\ninput       4 x 5 x 1, pixels in [0, 1]\nparameters  {weights + biases}\n"
+    assert capsys.readouterr().out.endswith(ending)
+
+
+def test_without_a_name_all_built_in_models_are_listed_with_a_line_each(capsys):
+    assert main(["models"]) == 0
+    listed = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == list(CLASSIFIERS)
+    assert all(len(line.split()) > 1 for line in listed)
 
 
 def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Programs in the documentation run and find what they say."""
 
+import importlib.util
 import re
 import types
 from pathlib import Path
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("_offline", ROOT / "docs" / "_offline.py")
+offline = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(offline)
 
 
 def programs(page):
@@ -64,3 +68,37 @@ def test_the_readmes_program_shows_that_the_update_leaks():
     assert verdict.verdict == "leaks"
     assert verdict.best.y.tolist() == names["secret"].y.tolist()
     assert verdict.metrics["psnr"] > 30
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<script src="https://unpkg.com/iframe-worker/shim"></script>',
+        "<script async src=https://example.org/a.js></script>",
+        '<img alt="a picture" src="//example.org/a.png">',
+        '<link rel="stylesheet" href="https://fonts.example.org/css">',
+    ],
+)
+def test_what_a_page_loads_from_another_host_is_found(tag):
+    assert len(offline.loaded_from_elsewhere(f"<html>{tag}</html>")) == 1
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<script src="../javascripts/iframe-worker.js"></script>',
+        '<a href="https://example.org">a link, which waits for its reader</a>',
+        '<link rel="canonical" href="https://example.org/page.html">',
+    ],
+)
+def test_links_and_what_stands_beside_the_page_are_no_load(tag):
+    assert offline.loaded_from_elsewhere(f"<html>{tag}</html>") == []
+
+
+def test_the_search_of_the_site_needs_no_other_host():
+    """The plugin `offline` would load this script from elsewhere, unless the settings name a copy."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    (named,) = re.findall(r"polyfills: \[(.*?iframe-worker.*?)\]", settings)
+    script = (ROOT / "docs" / named).read_text()
+    assert "Permission is hereby granted" in script
+    assert "window.IFrameWorker" in script

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import sys
 import typing
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import tyro
 
+from jaxleak._command.invert.options import GROUPS
+from jaxleak._command.invert.options import Args as Inverting
 from jaxleak.study import _command
 
 STUDIES = sorted(path.stem for path in (Path(__file__).parent.parent / "experiments").glob("[!_]*.py"))
@@ -68,9 +71,33 @@ def test_packed_options_have_their_defaults_and_the_prefix_with_which_they_are_t
     assert "  --help  --help-verbose  --table  --preset demo" in text
     assert "\nwarm options, with their defaults:\n  --warm.rounds 200" in text
     assert "  --no-features" in _command.packed(importlib.import_module("experiments.vflrecon").Args)
-    assert "\n  --attack fedleak  --iterations 400" in _command.packed(
-        importlib.import_module("experiments.invert").Args
-    )
+    # The command's own default goes before that of the dataclass which it contains.
+    assert "  --data photographs  --pool 256" in _command.packed(importlib.import_module("experiments.invert").Args)
+
+
+def test_groups_sort_the_options_and_say_what_the_most_used_are():
+    text = _command.packed(Inverting, {"data options": {"data": "whose images", "pool": ""}, "options": {"seeds": "s"}})
+    of_data = text[text.index("data options, with their defaults:") :]
+    assert of_data.startswith("data options, with their defaults:\n  --data photographs  whose images\n  --pool 256")
+    assert "options, with their defaults:\n  --seeds 0  s\n  --help  --help-verbose  --payload" in text
+    assert "case options, with their defaults:\n  --attack fedleak" in text  # what no group has stays where it was
+    with pytest.raises(ValueError, match="options that there are not: width_of"):
+        _command.packed(Inverting, {"options": {"width_of": ""}})
+
+
+def test_every_option_of_an_inversion_has_a_group_and_a_dozen_or_more_have_words():
+    text = _command.packed(Inverting, GROUPS)
+    assert "case options" not in text
+    words = [said for group in GROUPS.values() for said in group.values() if said]
+    assert len(words) >= 12
+    assert max(len(said.split()) for said in words) <= 6
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_what_to_expect_of_an_example_stands_above_it(study):
+    module = importlib.import_module(f"experiments.{study}")
+    doc = getattr(module, "HELP", module.__doc__)
+    assert not re.search(r"\bThe (first|second|third|\w+th|last)( line| two lines| takes| needs)\b", doc)
 
 
 def options(arguments, prefix=""):

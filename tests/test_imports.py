@@ -13,6 +13,7 @@ import experiments
 import jaxleak
 from experiments._vfl import cells, options
 from jaxleak import attacks, defenses, models
+from jaxleak._lazy import lazy
 from jaxleak.attacks import party_records, presets
 from jaxleak.study import parties, updates
 from jaxleak.study.updates import _names
@@ -20,7 +21,19 @@ from jaxleak.study.updates import _names
 ROOT = Path(jaxleak.__file__).parent
 FLOORS = {
     **dict.fromkeys(
-        ("_base", "_compiled", "_lazy", "_lock", "_magnitudes", "_memory", "_mesh", "_own_keys", "_tree", "_validate"),
+        (
+            "_base",
+            "_compiled",
+            "_lazy",
+            "_lock",
+            "_magnitudes",
+            "_memory",
+            "_mesh",
+            "_own_keys",
+            "_processes",
+            "_tree",
+            "_validate",
+        ),
         0,
     ),
     **dict.fromkeys(("capture", "models", "data", "objectives", "defenses", "metrics"), 1),
@@ -128,8 +141,9 @@ def test_nothing_needs_modules_that_windows_lacks():
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
 LIGHT = (
     "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
-    "jaxleak._command.sweep.options", "experiments.cafe_scale", "experiments.invert", "experiments.mistakes",
-    "experiments.numbers", "experiments.sweep", "experiments.vflrecon",
+    "jaxleak._command.sweep.options", "experiments.agreement", "experiments.audited", "experiments.basin",
+    "experiments.cafe_scale", "experiments.homotopy", "experiments.invert", "experiments.mistakes",
+    "experiments.numbers", "experiments.reproduce", "experiments.sweep", "experiments.vflrecon",
 )  # fmt: skip
 
 
@@ -139,6 +153,22 @@ def test_options_are_read_before_anything_heavy_is_imported():
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(ran.stdout.split())
     assert set(LIGHT) <= set(ran.stdout.split())
+
+
+def test_a_function_of_a_lazy_package_imports_its_module_when_it_is_called(monkeypatch, tmp_path):
+    (tmp_path / "slow_package").mkdir()
+    (tmp_path / "slow_package" / "_slow.py").write_text("def double(x, *, plus=0):\n    return 2 * x + plus\n")
+    (tmp_path / "slow_package" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    find = lazy("slow_package", {"double": "_slow"}, functions=("double",))
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "jax")
+        double = find("double")
+        assert "slow_package._slow" not in sys.modules
+        assert double(3, plus=1) == 7
+    assert find("double") is sys.modules["slow_package._slow"].double
+    with pytest.raises(AttributeError, match="has no attribute 'triple'"):
+        find("triple")
 
 
 def test_names_that_options_list_are_those_of_the_engine():

@@ -39,11 +39,20 @@ def test_a_log_gets_lines_with_pace_and_time_left_some_seconds_apart(capsys, clo
     ]
 
 
+def test_a_log_says_that_a_program_is_compiled_before_its_first_line(capsys):
+    with Progress() as progress:
+        progress.begin("Step III")
+        progress.update("Step III", 8, 100)
+    assert capsys.readouterr().err.splitlines() == [f"Step III: {_progress.COMPILING}", "Step III: 8/100, ..."]
+
+
 def test_a_terminal_gets_a_bar_of_its_width_that_first_says_what_takes_so_long(monkeypatch):
     shown = io.StringIO()
     screen = Console(file=shown, force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr(_progress, "Console", lambda **_: screen)
     with Progress() as progress:
+        progress._bar.refresh()
+        progress.begin("seed 0")
         progress._bar.refresh()
         progress.update("seed 0", 300, 1000, "gradient distance 0.0123 and [markup] that is none")
         progress._bar.refresh()

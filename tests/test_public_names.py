@@ -144,7 +144,7 @@ NAMES = {
         certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
     """,
     "jaxleak.study.reports": """
-        command_line markdown_table Section write_markdown
+        command_line markdown_table Measure measured print_measures Section write_markdown
     """,
     "jaxleak.study.rows": """
         Beside BEYOND_BUDGET console grouped NO_DATA NOT_ASKED print_grouped require_match require_runs show_cells

@@ -16,7 +16,10 @@ from experiments._defenses import report as defenses_report
 from experiments._fedleak import report as fedleak_report
 from experiments._vfl import study as vfl_study
 from jaxleak.__main__ import main
+from jaxleak._command.cafe_scale import report as demo_report
+from jaxleak._command.invert import report as invert_report
 from jaxleak.study import _command
+from jaxleak.study.reports import print_measures
 from jaxleak.study.rows import show_cells
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -60,8 +63,9 @@ def study(name, *words, monkeypatch):
     """Run a study with options as they are typed; its exit status."""
     module = importlib.import_module(f"experiments.{name}")
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", f"experiments.{name}", *words])
+    doc, groups = getattr(module, "HELP", module.__doc__), getattr(module, "GROUPS", None)
     with pytest.raises(SystemExit) as stop:
-        _command.run_command(module.main, module.Args, getattr(module, "HELP", module.__doc__), words=words)
+        _command.run_command(module.main, module.Args, doc, words=words, groups=groups)
     return stop.value.code
 
 
@@ -175,3 +179,24 @@ def test_table_of_the_defenses(capsys):
 def test_scores_have_the_names_that_a_person_would_say(capsys):
     _command.print_metrics({"psnr": 31.25, "psnr_spread": 0.0, "ssim": 0.93, "seeds": 1, "status": "complete"})
     compare("scores-of-one-seed", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one-seed", "seeds"])
+def test_scores_of_an_inversion_are_those_of_its_report(several, capsys):
+    found = {"psnr": 57.8739, "psnr_grey": 10.7113, "ssim": 0.9999, "recognised": 1.0, "label_accuracy": 1.0}
+    found |= {"gradient_matched": 1.0, "cosine_distance": 6.6e-06, "seconds": 44.5, "psnr_spread": 7.76, "seeds": 3}
+    print_measures((*invert_report.MEASURES, *(invert_report.SPREAD if several else ())), found)
+    compare("scores-of-invert" + "-seeds" * several, capsys.readouterr().out)
+
+
+def test_scores_of_the_demo_are_those_of_its_report(capsys):
+    found = {"answered_fraction": 1.0, "certified_fraction": 0.97, "label_accuracy": 1.0, "psnr_mean": 114.2137}
+    found |= {"psnr_min": 110.9, "ssim_mean": float("nan"), "output_condition": 812.3, "seconds_step_3": 21.7}
+    found |= {"output_gradient_relative_error": 4.1e-07, "feature_relative_error": 6.0e-07}
+    print_measures(demo_report.MEASURES, found)
+    compare("scores-of-demo", capsys.readouterr().out)
+
+
+def test_the_list_of_models(capsys):
+    assert main(["models"]) == 0
+    assert widest(compare("models", capsys.readouterr().out)) <= WIDTH

@@ -142,7 +142,9 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
             of_rate[_BLENDED[job.case.probe] if job.case.blend else "plain"] = (np.arange(len(x)), x)
     for rate, series in parabolas.items():
         xlabel = f"step of size {rate:g} down x^2"
-        plots.curves(folder.figure(f"parabola-{rate:g}.png"), series, xlabel=xlabel, ylabel="x")
+        plots.curves(
+            folder.figure(f"parabola-{rate:g}.png"), series, title="Descent on a parabola", xlabel=xlabel, ylabel="x"
+        )
     write_json(folder.path / "curves.json", stored)
 
 

@@ -2,9 +2,12 @@
 
 import argparse
 import ast
+import functools
 import importlib.util
 import inspect
+import math
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,16 +23,33 @@ from jaxleak.models._door.refused import RefusedError
 
 
 def models(options: argparse.Namespace) -> int:
-    """Print the names and shapes that a model expects, and what of it an attack has to take as it is."""
+    """Print the names and shapes that a model expects, or the built-in models if none is named."""
+    if options.model is None:
+        width = max(map(len, CLASSIFIERS))
+        for name, factory in CLASSIFIERS.items():
+            print(f"{name:<{width}}  {textwrap.shorten(_in_a_line(factory), 78 - width, placeholder=' ...')}")
+        print("\n--model NAME prints what one of them expects, --model FILE.py:NAME one of yours.")
+        return 0
     model = model_of(options)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    rows = {name: str(tuple(leaf.shape)) for name, leaf in named_leaves(shapes).items()}
-    width = max(map(len, rows))
-    for name, shape in rows.items():
-        print(f"{name:<{width}}  {shape}")
+    leaves = named_leaves(shapes)
+    width = max(map(len, leaves))
+    for name, leaf in leaves.items():
+        print(f"{name:<{width}}  {tuple(leaf.shape)}")
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+    print(f"\ninput       {' x '.join(map(str, model.image_shape))}, pixels in [0, 1]")
+    print(f"parameters  {count:,}")
     for note in model.notes:
         print(f"note: {note}")
     return 0
+
+
+def _in_a_line(factory: Callable[..., Classifier]) -> str:
+    """What a built-in model is: the first line of its factory's docstring, or the options that tell it from its kin."""
+    if not isinstance(factory, functools.partial):
+        return (inspect.getdoc(factory) or "").partition("\n")[0]
+    options = ", ".join(f"{name} {value}" for name, value in factory.keywords.items())
+    return f"{factory.func.__name__} with {options}"
 
 
 def model_of(options: argparse.Namespace) -> Classifier:

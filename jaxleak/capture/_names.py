@@ -5,12 +5,9 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak._tree import named_leaves
 
 #: What wrappers put in front of the names: a tree of variables, PyTorch's parallel and compiled modules.
 _PREFIXES = ("params.", "batch_stats.", "module.", "_orig_mod.", "model.")
@@ -30,8 +27,9 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
     Args:
         arrays: by name, for example from `read_arrays`.
         like: a tree of arrays or shapes, for example a model's parameters.
-        names: names for the entries of a list, in order, which may be more than `like` has (a state dict also holds running
-            statistics): `listed` of a `jaxleak.models.Classifier`, or `list(net.state_dict())`. None refuses lists.
+        names: names for the entries of a list, in order; more than `like` has are allowed, as a state dict also holds
+            running statistics. Take `listed` of a `jaxleak.models.Classifier` or `list(net.state_dict())`. None refuses
+            lists.
         what: what the arrays are and where they come from, begins every message.
 
     Returns:
@@ -41,6 +39,11 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
         ValueError: naming the first leaf that is missing or of another shape, and what is there instead; for a list,
             as `in_order`.
     """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxleak._tree import named_leaves
+
     expected = named_leaves(like)
     arrays = in_order(arrays, names, list(expected), what=what)
     found, plain = _by_name(arrays, list(expected), what)

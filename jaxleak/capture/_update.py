@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import safetensors.numpy
 
@@ -106,6 +105,8 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
         return tree
     if facts.learning_rate is None:
         raise ValueError(f"{update.source}: learning_rate must be given to turn {facts.kind} into a gradient")
+    import jax
+
     scale = 1 / (facts.learning_rate * (facts.local_steps or 1))
     if facts.kind == "weights":
         return jax.tree.map(lambda before, after: (before - after) * scale, params, tree)
@@ -120,7 +121,12 @@ def _frozen(update: Any) -> tuple[str, ...] | None:
 
 
 def _framework(update: Any) -> str:
-    leaves = [update] if hasattr(update, "named_parameters") else jax.tree.leaves(update)
+    if hasattr(update, "named_parameters"):
+        leaves = [update]
+    else:
+        import jax
+
+        leaves = jax.tree.leaves(update)
     return next((type(leaf).__module__.split(".")[0].removesuffix("lib") for leaf in leaves if _is_torch(leaf)), "jax")
 
 
@@ -140,6 +146,8 @@ def named_arrays(update: Any) -> dict[str, np.ndarray]:
         if missing := [name for name, gradient in gradients.items() if gradient is None]:
             raise ValueError(f"{missing[0]} has no gradient: call loss.backward() before")
         return {name: tensor_to_numpy(gradient) for name, gradient in gradients.items()}
+    import jax
+
     if isinstance(update, Mapping):
         update = dict(update)  # an OrderedDict's keys are paths of another form
     arrays = {}

@@ -65,7 +65,7 @@ class RankedNoise(NamedTuple):
     # and sign; "none": all entries are noise, and keep nothing but their order.
     kept: Literal["small", "none"]
     variance: float  # > 0, in squares of the unit
-    # The unit of the noise's standard deviation: 1 ("absolute"), or the root mean square of the tensor or the gradient.
+    # The unit of the noise's standard deviation: 1 ("absolute"), or the root mean square of a tensor or gradient.
     unit: Literal["absolute", "tensor", "gradient"]
 
 

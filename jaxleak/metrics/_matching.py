@@ -1,7 +1,6 @@
 """Which reconstruction is of which sample, where the attack could not know."""
 
 import numpy as np
-import scipy  # subpackages load when they are first used
 from numpy.typing import ArrayLike
 
 from jaxleak.metrics._images import psnr
@@ -25,6 +24,8 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         ValueError: if the shapes differ or a value is not finite.
     """
     truth, estimate = pair(truth, estimate)
+    import scipy  # here and below, since every command scores and its --help need not wait
+
     _, permutation = scipy.optimize.linear_sum_assignment(_squared_distances(truth, estimate))
     return permutation
 
@@ -72,6 +73,8 @@ def _squared_distances(truth: np.ndarray, estimates: np.ndarray) -> np.ndarray:
     for name, values in (("truth", truth), ("estimate", estimates)):
         if not np.all(np.isfinite(values)):
             raise ValueError(f"{name} must be finite to be matched")
+    import scipy
+
     return scipy.spatial.distance.cdist(
         truth.reshape(len(truth), -1), estimates.reshape(len(estimates), -1), "sqeuclidean"
     )

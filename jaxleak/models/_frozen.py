@@ -15,8 +15,8 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
 
     Args:
         model: any classifier.
-        variables: its weights; the constants are taken from here.
-        names: of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight".
+        variables: weights of the model; the constants are taken from here.
+        names: names of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight".
 
     Returns:
         The classifier, and its variables: None stands in the place of a constant, which JAX counts as no leaf. Linear

@@ -5,7 +5,8 @@ import signal
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jaxleak.study._streams import outlive_readers
@@ -16,6 +17,8 @@ Arguments = TypeVar("Arguments")
 MOST_OPTIONS_WITH_TEXT = 12
 #: Lines of examples that --help shows.
 MOST_EXAMPLES = 9
+#: Headings of --help to the options below them, as they are typed, each with a few words or with none.
+Groups = Mapping[str, Mapping[str, str]]
 #: Columns of what --help says.
 _WIDTH = 80
 
@@ -27,6 +30,7 @@ def run_command(
     *,
     name: str | None = None,
     words: Sequence[str] | None = None,
+    groups: Groups | None = None,
 ) -> None:
     """A study's main block: options from the command line, and one line instead of a traceback for what users can mend.
 
@@ -36,6 +40,8 @@ def run_command(
         doc: what --help says.
         name: the command's name in its help; None takes that of the program that runs.
         words: the options as they are typed; None takes those of the command line.
+        groups: how --help sorts the options, each without its dashes, and what it says of those that are used most;
+            options that no group has stand under the name of their dataclass.
     """
     import tyro
 
@@ -45,7 +51,8 @@ def run_command(
         whole = not {"-H", "--help-verbose"}.isdisjoint(typed)
         many = _options(arguments) > MOST_OPTIONS_WITH_TEXT
         if {"-h", "--help"} & set(typed) and many:
-            print(f"usage: {name or _started_as()} [-h] [OPTIONS]\n\n{summary(doc or '')}\n{packed(arguments)}")
+            print(f"usage: {name or _started_as()} [-h] [OPTIONS]\n\n{summary(doc or '')}")
+            print(packed(arguments, groups or {}))
             sys.exit(0)
         given = tyro.cli(
             arguments,
@@ -103,25 +110,56 @@ def _folded(command: str) -> list[str]:
     return [*lines[:-1], lines[-1] + (" \\" if continued else "")]
 
 
-def packed(arguments: type, prefix: str = "", heading: str = "options") -> str:
-    """The options of a dataclass with their defaults, several on a line, those of dataclasses in it in groups."""
+def packed(arguments: type, groups: Groups = MappingProxyType({})) -> str:
+    """The options of a dataclass with their defaults, in groups: those with words in lines of their own, others packed.
+
+    Args:
+        arguments: the dataclass; options of dataclasses in it have groups of their own.
+        groups: see `run_command`.
+
+    Raises:
+        ValueError: if `groups` has an option that there is not.
+    """
+    found = _by_heading(arguments, {}, "", "options")
+    shown = {name: text for options in found.values() for name, text in options.items()}
+    named = {name: words for group in groups.values() for name, words in group.items()}
+    if unknown := sorted(named.keys() - shown.keys()):
+        raise ValueError(f"the groups of the help have options that there are not: {', '.join(unknown)}")
+    parts = {heading: {n: t for n, t in options.items() if n not in named} for heading, options in found.items()}
+    for heading, group in groups.items():
+        parts[heading] = parts.get(heading, {}) | {name: shown[name] for name in group}
+    return "\n".join(_group(heading, options, named) for heading, options in parts.items() if options)
+
+
+def _by_heading(arguments: type, defaults: Mapping[str, Any], prefix: str, heading: str) -> dict[str, dict[str, str]]:
+    """Heading to the options below it, each by its name as it is typed; `defaults` go before those of the dataclass."""
     kinds = typing.get_type_hints(arguments)
-    words, groups = ["--help", "--help-verbose"] if heading == "options" else [], []
+    own = {"help": "--help", "help-verbose": "--help-verbose"} if heading == "options" else {}
+    found = {heading: own}
     for field in dataclasses.fields(arguments):
         name, kind = prefix + field.name.replace("_", "-"), kinds[field.name]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = defaults.get(field.name, default)
         if dataclasses.is_dataclass(kind):
-            shown = typing.get_type_hints(arguments, include_extras=True)[field.name]
-            inner = "" if _without_prefix(shown) else f"{name}."
-            groups.append(packed(kind, inner, f"{field.name.replace('_', ' ')} options"))  # type: ignore[arg-type]
+            hint = typing.get_type_hints(arguments, include_extras=True)[field.name]
+            inner = "" if _without_prefix(hint) else f"{name}."
+            found |= _by_heading(kind, vars(default), inner, f"{field.name.replace('_', ' ')} options")  # type: ignore[arg-type]
         else:
-            words.append(_with_default(name, default))
+            own[name] = _with_default(name, default)
+    return found
+
+
+def _group(heading: str, options: Mapping[str, str], words: Mapping[str, str]) -> str:
+    """One group of --help below its heading."""
+    said = {name: text for name, text in options.items() if words.get(name)}
+    width = max((len(text) for text in said.values()), default=0)
+    lines = [f"  {text:<{width}}  {words[name]}" for name, text in said.items()]
     # What belongs to one option stays on one line.
-    kept = textwrap.fill(
-        "  ".join(word.replace(" ", "\0") for word in words),
-        _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False,
-    )  # fmt: skip
-    return "\n".join([f"\n{heading}, with their defaults:", kept.replace("\0", " "), *groups])
+    rest = "  ".join(text.replace(" ", "\0") for name, text in options.items() if name not in said)
+    lines += textwrap.wrap(
+        rest, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join([f"\n{heading}, with their defaults:", *lines]).replace("\0", " ")
 
 
 def _without_prefix(kind: typing.Any) -> bool:

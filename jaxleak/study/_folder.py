@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxleak import _mesh, _validate
+from jaxleak import _processes, _validate
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak.study._out import require_own_folder
 from jaxleak.study._programs import forget_when_many
@@ -62,7 +62,7 @@ class RunFolder:
         require_own_folder(path)
         self.path = Path(path).absolute()
         self.experiment, self.config, self.program = experiment, config, program or experiment
-        self.writes, self._begun = _mesh.is_writer(), False
+        self.writes, self._begun = _processes.is_writer(), False
         self._forgotten, self._logs_again = set(OF_A_SITTING if fresh else ()), False
         self.sources = Sources(self.path, fresh=fresh, write=write_json if self.writes else lambda *_: None)
         timing = self.path / "timing.json"

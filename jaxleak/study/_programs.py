@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import jax
-
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
@@ -25,5 +23,7 @@ def forget_when_many(share: float = 0.5) -> bool:
         return False
     if used < share * limit:
         return False
+    import jax
+
     jax.clear_caches()
     return True

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from jaxleak import _mesh
+from jaxleak import _processes
 
 #: Seconds between two lines of a phase in a log.
 LOG_EVERY = 5.0
@@ -75,18 +75,18 @@ class Progress:
         self._give_back()
         late = self._stop() if error is None else None
         stopped = late or error
-        if isinstance(stopped, StoppedBySignal) and _mesh.is_writer():
+        if isinstance(stopped, StoppedBySignal) and _processes.is_writer():
             print(stopped_message(stopped.signal.name), file=sys.stderr, flush=True)
         if late is not None:
             raise late
 
     def _stop(self) -> StoppedBySignal | None:
-        if _mesh.any_process(self._signal != 0):
+        if _processes.any_process(self._signal != 0):
             return StoppedBySignal(self._signal or signal.SIGTERM)
         return None
 
     def _shown(self) -> bool:
-        return self._console.is_terminal and _mesh.is_writer()
+        return self._console.is_terminal and _processes.is_writer()
 
     def _wait_for_update(self, number: int, _: object) -> None:
         self._signal = number
@@ -98,6 +98,13 @@ class Progress:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+    def begin(self, phase: str) -> None:
+        """Say that the program of a phase is being made: its first update may be a minute away."""
+        if self._shown():
+            self._bar.update(self._task, description=COMPILING, completed=0, total=None, pace="", note=phase)
+        elif _processes.is_writer():
+            print(f"{phase}: {COMPILING}", file=sys.stderr, flush=True)
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Say where we are: phase, done of total, time left at the pace of this sitting, and a note.
@@ -113,7 +120,7 @@ class Progress:
         pace = f"{done}/{total}, " + (f"{_each(rate)}, {duration((total - done) / rate)} left" if rate > 0 else "...")
         if self._shown():
             self._bar.update(self._task, description=phase, completed=done, total=total, pace=pace, note=note)
-        elif _mesh.is_writer() and (begins or done == total or now - self._said >= LOG_EVERY):
+        elif _processes.is_writer() and (begins or done == total or now - self._said >= LOG_EVERY):
             self._said = now
             print(f"{phase}: {pace}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
         if (stop := self._stop()) is not None:

@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
 import psutil
 
 from jaxleak.study.files import jsonable
@@ -37,6 +36,8 @@ def provenance() -> dict[str, Any]:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         commit = f"version {metadata.version('jaxleak')}"
+    import jax
+
     device = jax.devices()[0]
     return {
         "commit": commit,

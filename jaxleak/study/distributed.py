@@ -48,7 +48,7 @@ def join_devices(options: Devices) -> "Mesh | None":
     """
     import jax  # --help shows the options above without it
 
-    from jaxleak import _mesh
+    from jaxleak import _mesh, _processes
 
     named = (options.coordinator, options.num_processes, options.process_id)
     several = options.distributed or any(value is not None for value in named)
@@ -60,7 +60,7 @@ def join_devices(options: Devices) -> "Mesh | None":
         _join_processes(options)
     elif options.devices is None:
         return None
-    if not _mesh.is_writer():  # one process's messages are enough
+    if not _processes.is_writer():  # one process's messages are enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return _mesh.device_mesh(jax.local_device_count() if options.devices is None else options.devices)
 
@@ -86,17 +86,17 @@ def together(step: Callable[[], Opened]) -> Opened:
     """Run `step` in every process; if it fails in one, all stop, so that none waits for another that has ended.
 
     Raises:
-        What `step` raises, and `ValueError` in the processes where it succeeded while it failed elsewhere.
+        ValueError: in the processes where `step` succeeded while it failed elsewhere; what `step` raises otherwise.
     """
     import jax
 
-    from jaxleak import _mesh
+    from jaxleak import _processes
 
     try:
         done = step()
     except Exception:
-        _mesh.any_process(True)
+        _processes.any_process(True)
         raise
-    if _mesh.any_process(False):
+    if _processes.any_process(False):
         raise ValueError(f"another process could not start, so process {jax.process_index()} stops too")
     return done

@@ -27,9 +27,11 @@ __all__ = [
 
 STYLE = Path(__file__).with_name("jaxleak.mplstyle")
 #: The shortest range that an axis of accuracies shows.
-LEAST_SPAN = 0.2
+LEAST_SPAN = 0.1
 #: Letters beside points: their size in points, and what a letter takes of it in width.
-_LETTERS, _LETTER_WIDTH = 6, 0.62
+_LETTERS, _LETTER_WIDTH = 7, 0.62
+#: What a point takes to each side, and what a legend's line takes in front of its text, in points.
+_POINT, _HANDLE = 3, 34
 #: How many colours the style has.
 _COLOURS = 8
 
@@ -59,6 +61,15 @@ def save_figure(figure: "Figure", path: Path) -> None:
     plt.close(figure)
 
 
+def _legend_below(figure: "Figure", axes: "Axes") -> None:
+    """A legend below the chart, which then keeps the whole width: as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    size = 8 if len(labels) <= 8 else 6
+    widest = max(map(len, labels), default=0) * size * _LETTER_WIDTH + _HANDLE
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 72 / widest)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=size)
+
+
 def residual_scatter(
     path: Path, residual: np.ndarray, psnr: np.ndarray, *, certified_below: float, unanswered: int = 0
 ) -> None:
@@ -69,21 +80,25 @@ def residual_scatter(
         residual: (I,) of the worst slice of each sample.
         psnr: (I,) dB.
         certified_below: the residual below which the attacker trusts a sample, a dotted line.
-        unanswered: samples without an answer, which have no point; the title says how many.
+        unanswered: samples without an answer, which have no point; the legend says how many.
     """
     figure, axes = subplots(size=(6, 4))
-    axes.semilogx(np.maximum(residual, 1e-9), np.minimum(psnr, 150), "o", alpha=0.6)
+    shown, certified = np.minimum(psnr, 150), residual < certified_below
+    for name, some, colour in (("certified", certified, "C0"), ("not certified", ~certified, "C1")):
+        axes.plot(
+            np.maximum(residual[some], 1e-9), shown[some], "o", color=colour, alpha=0.6, label=f"{name}: {some.sum()}"
+        )
+    axes.plot([], [], " ", label=f"no answer, hence no point: {unanswered}")
     axes.axvline(
         certified_below, color="black", linewidth=1, linestyle=":", label=f"certified below {certified_below:g}"
     )
-    # From nothing on, so that a few decibels among exact images do not fill the panel.
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.legend(loc="lower left")
+    axes.set_xscale("log")
+    # From nothing on, so that a few decibels among exact images do not fill the panel; and no point touches the frame.
+    axes.set_ylim(min(0.0, shown.min(initial=0.0)), 1.1 * max(shown.max(initial=0.0), 30.0))
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
     axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
-    axes.set_title(
-        f"{len(psnr)} samples; {unanswered} more without an answer" if unanswered else f"{len(psnr)} samples"
-    )
+    axes.set_title(f"Certificate against PSNR, {len(psnr) + unanswered} samples")
+    _legend_below(figure, axes)
     save_figure(figure, path)
 
 
@@ -107,11 +122,13 @@ def certificate(
     figure, panels = subplots(1, 2, size=(10, 4))
     for label, (agreement, ssim) in points.items():
         panels[0].plot(agreement, ssim, "o", alpha=0.5, label=label)
-    panels[0].axhline(right, color="grey", linewidth=1)
+    panels[0].axhline(right, color="grey", linewidth=1, label=f"right above {right:g}")
+    panels[0].set_title("Agreement against the truth, a point per image")
     panels[0].set_xlabel("agreement: SSIM between two starts (needs no truth)")
     panels[0].set_ylabel("SSIM of the answer to the truth")
     for label, (along, rate) in curves.items():
         panels[1].plot(along, rate, label=label)
+    panels[1].set_title("What a threshold costs")
     panels[1].set_xlabel("images are believed from this agreement on")
     panels[1].set_ylabel("share of images")
     for axes in panels:
@@ -151,6 +168,7 @@ def curves(
     *,
     xlabel: str,
     ylabel: str,
+    title: str = "",
     log_x: bool = False,
     log_y: bool = False,
     levels: Mapping[str, float] | None = None,
@@ -162,6 +180,7 @@ def curves(
         series: label to (x, y), each (n,).
         xlabel: text at the horizontal axis.
         ylabel: text at the vertical axis.
+        title: what the curves show.
         log_x: horizontal axis in logarithms.
         log_y: vertical axis in logarithms.
         levels: label to a height at which a dashed line stands, to compare the curves with.
@@ -177,7 +196,8 @@ def curves(
         axes.set_yscale("log")
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    figure.legend(loc="outside right upper", fontsize=6 if len(series) > 8 else None)
+    axes.set_title(title)
+    _legend_below(figure, axes)
     save_figure(figure, path)
 
 
@@ -203,7 +223,7 @@ def trade_off(
         xlabel: what the leak is measured in, where it is not the PSNR.
         ylabel: what the utility is measured in.
     """
-    figure, axes = subplots(size=(7.5, 4.5))
+    figure, axes = subplots(size=(7, 5))
     marked: list[tuple[float, float, str]] = []
     edge = _outlier_edge(
         [p[name] for points in curves.values() for p in points for name in _LEAKS if _number(p.get(name))]
@@ -222,18 +242,20 @@ def trade_off(
         trained = any(_number(p.get("accuracy")) for p in points)
         axes.plot([], [], "o-", label=label if trained else f"{label} (diverged)", **look)
     if undefended is not None:
-        axes.plot(*undefended, "k*", markersize=10, label="no defense")
+        axes.plot(*undefended, "k*", markersize=10, label="no defense", clip_on=False)
     if grey is not None:
         axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="grey image")
     axes.plot([], [], "k--o", markersize=4, label="attacker who does not know the defense")
     axes.plot([], [], "k-s", markersize=4, label="attacker who knows it")
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(title)
+    axes.margins(0.06, 0.1)
     # Differences of a few samples shall not fill the panel.
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, high - LEAST_SPAN), high)
-    figure.legend(loc="outside right upper")
+    lacking = max(0.0, LEAST_SPAN - (high - low)) / 2
+    axes.set_ylim(low - lacking, high + lacking)
+    _legend_below(figure, axes)
     figure.draw_without_rendering()  # which settles where the points stand on the page
     _label(axes, marked)
     save_figure(figure, path)
@@ -252,18 +274,30 @@ def _outlier_edge(values: Sequence[float]) -> float:
 
 
 def _label(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
-    """Write a text beside every point, where it covers no other text; one that finds no place is left out."""
-    taken: list[tuple[float, float, float, float]] = []
+    """Write a text beside every point, where it covers no text, point or frame; one without a place is left out."""
     scale = axes.figure.dpi / 72
-    for x, y, text in points:
-        across, up = axes.transData.transform((x, y)) / scale
+    at = {(x, y): axes.transData.transform((x, y)) / scale for x, y, _ in points}
+    taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in at.values()]
+    panel = np.asarray(axes.get_window_extent().extents) / scale
+    for x, y, text in dict.fromkeys(points):
+        across, up = at[x, y]
         width, height = len(text) * _LETTERS * _LETTER_WIDTH, _LETTERS * 1.1
-        for right, above in ((3, 3), (3, -3 - height), (-3 - width, 3), (-3 - width, -3 - height), (3, 11), (3, -19)):
+        for right, above in _places(width, height):
             box = (across + right, up + above, across + right + width, up + above + height)
-            if all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in taken):
+            inside = panel[0] <= box[0] and panel[1] <= box[1] and box[2] <= panel[2] and box[3] <= panel[3]
+            if inside and all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in taken):
                 axes.annotate(text, (x, y), fontsize=_LETTERS, xytext=(right, above), textcoords="offset points")
                 taken.append(box)
                 break
+
+
+def _places(width: float, height: float) -> list[tuple[float, float]]:
+    """Where a text of this size may stand, from its point: the corners, above, below and beside, and then further."""
+    near = _POINT + 1
+    corners = [(near, near), (near, -near - height), (-near - width, near), (-near - width, -near - height)]
+    straight = [(-width / 2, near + 1), (-width / 2, -near - 1 - height), (near + 1, -height / 2)]
+    further = [(near, near + height + 2), (near, -near - 2 * height - 2), (-near - width - 1, -height / 2)]
+    return [*corners, *straight, *further]
 
 
 def _number(value: float | None) -> bool:

@@ -1,6 +1,7 @@
 """A study's report.md, for a colleague: the answer, its numbers and pictures, what was not run, and how it was made."""
 
 import dataclasses
+import math
 import shlex
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from jaxleak.study._folder import RunFolder
 from jaxleak.study._provenance import provenance
 from jaxleak.study.files import write_text
 
-__all__ = ["Section", "command_line", "markdown_table", "write_markdown"]
+__all__ = ["Measure", "Section", "command_line", "markdown_table", "measured", "print_measures", "write_markdown"]
 
 #: Options that say where a run lies and not what it is.
 _WHERE = ("out", "fresh")
@@ -28,6 +29,37 @@ class Section(NamedTuple):
     rows: Sequence[Sequence[str]] = ()  # rows of the table, each as long as the header
 
 
+class Measure(NamedTuple):
+    """How reports and the terminal say a score of results.json."""
+
+    name: str  # what a person calls it
+    key: str  # the name in results.json
+    unit: str = ""  # such as dB; % for a share in [0, 1]; empty where there is none
+    form: str = ".1f"  # format of the number; shares have one of their own
+
+    def text(self, value: float) -> str:
+        """The value with its unit, such as `114.2 dB` or `100 %`."""
+        number = f"{100 * value:.4g}" if self.unit == "%" else f"{value:{self.form}}"
+        return f"{number} {self.unit}".rstrip()
+
+
+def measured(measures: Iterable[Measure], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Name and value in words of every measure that `scores` have; NaN says that there is nothing to say."""
+    return [
+        (measure.name, measure.text(scores[measure.key]))
+        for measure in measures
+        if measure.key in scores and not math.isnan(scores[measure.key])
+    ]
+
+
+def print_measures(measures: Iterable[Measure], scores: Mapping[str, float]) -> None:
+    """Print what `measured` gives, a line each."""
+    rows = measured(measures, scores)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, text in rows:
+        print(f"  {name:<{width}}  {text}")
+
+
 def command_line(program: str, options: Any) -> str:
     """The command that gives these options, with those that differ from their defaults, for a report.
 
@@ -35,22 +67,24 @@ def command_line(program: str, options: Any) -> str:
         program: as a person types it, such as `python -m experiments.fedleak`.
         options: an instance of the dataclass of a command; where the run lies, and `fresh`, are left out.
     """
-    return shlex.join([*program.split(), *_words(options, "")])
+    return shlex.join([*program.split(), *_words(options, {}, "")])
 
 
-def _words(options: Any, prefix: str) -> list[str]:
+def _words(options: Any, defaults: Mapping[str, Any], prefix: str) -> list[str]:
+    """The options that differ from `defaults`, or from those of their dataclass where `defaults` lack them."""
     words = []
     hints = typing.get_type_hints(type(options), include_extras=True)
     for field in dataclasses.fields(options):
         value, default = getattr(options, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+        default = defaults.get(field.name, default)
         name = prefix + field.name.replace("_", "-")
         if value == default or field.name in _WHERE:
             continue
         if dataclasses.is_dataclass(value):
             unnamed = tyro.conf.OmitArgPrefixes in getattr(hints[field.name], "__metadata__", ())
-            words += _words(value, prefix if unnamed else f"{name}.")
+            words += _words(value, vars(default), prefix if unnamed else f"{name}.")
         elif isinstance(value, bool):
             words.append(f"--{name}" if value else f"--{prefix}no-{name.removeprefix(prefix)}")
         else:

@@ -126,7 +126,7 @@ def drawn_name(spec: str, n: int | None, seed: int) -> str:
     return f"the data {spec} ({'all samples' if n is None else f'{n} samples'} drawn with seed {seed})"
 
 
-def arrays_of(dataset: data.Dataset) -> dict[str, Any]:
+def arrays_of(dataset: "data.Dataset") -> dict[str, Any]:
     """What attacks and scores use of a data set: samples, labels and the names of the classes."""
     return {"x": dataset.x, "y": dataset.y, "classes": np.array(dataset.classes)}
 

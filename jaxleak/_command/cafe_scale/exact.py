@@ -60,6 +60,7 @@ def run(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh | No
             folder.log(round=done, phase=phase, bias_gradient_norm=float(infos["bias_gradient_norm"].mean()))
             progress.update(f"Step {phase}", done, plan.rounds)
 
+        progress.begin("Step I")
         with folder.phase("steps_1_2"):
             recovery = observe_and_recover(
                 problem,
@@ -108,6 +109,7 @@ def _step_three(
     folder.keep_log_before(samples=done)
     if done == len(wanted):
         return table
+    progress.begin("Step III")
     inverter = aggregated.SliceInverter(problem.model, problem.params, seed=seed, mesh=mesh)
     chunk_size = STEP_THREE_CHUNK * (1 if mesh is None else mesh.size)
     while done < len(wanted):

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from jaxleak._command.cafe_scale.options import Args, Config
 from jaxleak.study import RunFolder
-from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
 
 _CAPTIONS = {
     "contact_sheet.png": "Private samples above what the attack recovered of them, with the PSNR of each below where "
@@ -17,16 +15,16 @@ _CAPTIONS = {
     "scaling.png": "Seconds of Steps I and II, peak memory and mean PSNR against the number N of private samples. "
     "Dotted lines grow in proportion to N.",
 }
-#: Rows of the table: what a person calls a metric, its name in results.json, and how it is printed.
-_ROWS = (
-    ("samples with an answer, of all", "answered_fraction", ".1%"),
-    ("samples whose certificate the attacker trusts, of those to invert", "certified_fraction", ".1%"),
-    ("labels right, of all", "label_accuracy", ".1%"),
-    ("PSNR, mean over the samples, dB", "psnr_mean", ".1f"),
-    ("PSNR of the worst sample, dB", "psnr_min", ".1f"),
-    ("SSIM, mean over the images", "ssim_mean", ".4f"),
-    ("relative error of the output gradients (Step I), median", "output_gradient_relative_error", ".1e"),
-    ("relative error of the features (Step II), median", "feature_relative_error", ".1e"),
+#: What the report and the terminal say; results.json has all numbers.
+MEASURES = (
+    Measure("samples with an answer, of all", "answered_fraction", "%"),
+    Measure("certificates that the attacker trusts, of those to invert", "certified_fraction", "%"),
+    Measure("labels right, of all", "label_accuracy", "%"),
+    Measure("PSNR, mean over the samples", "psnr_mean", "dB"),
+    Measure("PSNR of the worst sample", "psnr_min", "dB"),
+    Measure("SSIM, mean over the images", "ssim_mean", form=".4f"),
+    Measure("relative error of the output gradients (Step I), median", "output_gradient_relative_error", form=".1e"),
+    Measure("relative error of the features (Step II), median", "feature_relative_error", form=".1e"),
 )
 
 
@@ -39,16 +37,13 @@ def write(folder: RunFolder, options: Args, config: Config, metrics: Mapping[str
         config: what they amount to.
         metrics: the metrics of results.json.
     """
-    table = [
-        [name, f"{metrics[key]:{form}}"] for name, key, form in _ROWS if key in metrics and not np.isnan(metrics[key])
-    ]
     write_markdown(
         folder,
         f"CAFE on {config.data}",
         answer=_answer(config, metrics),
         command=command_line("jaxleak demo", options),
         seeds=(config.seed,),
-        sections=[Section("Found", (), ("measure", "value"), table)],
+        sections=[Section("Found", (), ("measure", "value"), measured(MEASURES, metrics))],
         method=(_method(config, metrics),),
         captions=_CAPTIONS,
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 from jaxleak import _validate
 from jaxleak._command.cafe_scale import descent, exact, report, sizes
 from jaxleak._command.cafe_scale.options import Args
-from jaxleak.study import RunFolder, distributed, print_metrics
+from jaxleak.study import RunFolder, distributed
+from jaxleak.study.reports import print_measures
 from jaxleak.study.rounds import require_memory_of_rounds
 
 
@@ -34,6 +35,6 @@ def main(options: Args) -> dict[str, float]:
     results = exact.run(args, folder, config, mesh) if args.solver == "exact" else descent.run(args, folder, config)
     report.write(folder, options, args, results)
     folder.finish(results)
-    print_metrics(results)
+    print_measures(report.MEASURES, results)
     print(folder.contents())
     return results

@@ -16,8 +16,9 @@ from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import RunFolder, print_metrics, sheets
+from jaxleak.study import RunFolder, sheets
 from jaxleak.study.files import jsonable, write_npz
+from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
     build_model,
@@ -89,7 +90,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
     report.write_captured(folder, args, threat, metrics)
     folder.finish(metrics, cells=cells or None)
-    print_metrics(metrics)
+    print_measures(report.MEASURES_CAPTURED, metrics)
     print(folder.contents())
     return metrics
 

@@ -20,11 +20,59 @@ What the options may name:
 """
 
 
+#: How `jaxleak invert --help` sorts the options, and what it says of those that are used most.
+GROUPS = {
+    "options": {
+        "seeds": "of data, weights and starts",
+        "payload": "a captured update to attack",
+        "out": "folder of the run",
+        "fresh": "start over",
+    },
+    "data options": {
+        "data": "what the client's images are",
+        "batch-size": "images behind one update",
+        "partition": "whose samples the client has",
+        **dict.fromkeys(("pool", "skip", "federation"), ""),
+    },
+    "model options": {
+        "model": "the network that is trained",
+        "weights": "trained weights, in a file",
+        **dict.fromkeys(("width", "activation", "init", "mean", "std"), ""),
+    },
+    "client options": {
+        "local-steps": "steps before the upload",
+        "clients": "clients behind one sum",
+        **dict.fromkeys(("learning-rate", "batch-norm", "attacked-round"), ""),
+    },
+    "attack options": {
+        "attack": "the method, by its name",
+        "iterations": "how long it searches",
+        "restarts": "independent starts; the best counts",
+        "labels": "rule that infers the labels",
+        "public-data": "images that the attacker has",
+        **dict.fromkeys(
+            (
+                "public-samples", "latent-size", "generator-epochs", "estimate", "microbatch", "homotopy", "finish",
+                "progress-below", "exact-kinks", "tv", "tv-kind", "activation-penalty", "matched-percent",
+                "per-tensor", "blend", "white-point", "probe", "probe-length", "exact-curvature", "reselect",
+                "generator", "optimizer", "step-size", "terms", "granted-statistics", "far", "noise", "noise-scale",
+            ),
+            "",
+        ),
+    },
+    "defense options": {
+        "defense": "what changes the client's update",
+        "strength": "in the defense's own unit",
+        "adaptive": "the attacker knows the defense",
+    },
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Args:
     """One case, some seeds."""
 
-    case: tyro.conf.OmitArgPrefixes[Case] = field(default_factory=Case)
+    case: tyro.conf.OmitArgPrefixes[Case] = field(default_factory=lambda: Case(data="photographs"))
     seeds: tuple[int, ...] = (0,)
     """Seeds of data, weights, batches and starts."""
     payload: Path | None = None

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxleak._command.invert.options import Args
 from jaxleak.study import RunFolder
-from jaxleak.study.reports import Section, command_line, write_markdown
+from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
 from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome
 
 _AGREEMENT = (
@@ -27,22 +27,25 @@ _CAPTIONS_CAPTURED = {
     "contact_sheet.png": "Images that the attack found, in no particular order, and below them those of the second "
     "best start, where there is one. No private image is known to compare with."
 }
-#: Columns of the table: what a person calls a score, its name in results.json, and how it is printed.
-_COLUMNS = (
-    ("PSNR, dB", "psnr", ".1f"),
-    ("PSNR of a grey image, dB", "psnr_grey", ".1f"),
-    ("SSIM", "ssim", ".2f"),
-    ("recognised", "recognised", ".0%"),
-    ("labels right", "label_accuracy", ".0%"),
-    ("gradient matched", "gradient_matched", ".0%"),
-    ("agreement", "agreement", ".2f"),
+#: What the report says of a seed, and the terminal of their mean; results.json has all numbers.
+MEASURES = (
+    Measure("PSNR", "psnr", "dB"),
+    Measure("PSNR of a grey image", "psnr_grey", "dB"),
+    Measure("SSIM", "ssim", form=".2f"),
+    Measure("recognised", "recognised", "%"),
+    Measure("labels right", "label_accuracy", "%"),
+    Measure("gradient matched", "gradient_matched", "%"),
+    Measure("agreement", "agreement", form=".2f"),
 )
-_ROWS_CAPTURED = (
-    ("images with an answer", "answered", ".0%"),
-    ("gradient matched", "gradient_matched", ".0%"),
-    ("cosine distance of the gradients", "cosine_distance", ".2g"),
-    ("the attack's own score (lower is better)", "score", ".3g"),
-    ("agreement of two starts, mean", "agreement", ".2f"),
+#: What the terminal says besides, if there are several seeds.
+SPREAD = (Measure("PSNR, deviation over the seeds", "psnr_spread", "dB"), Measure("seeds", "seeds", form="g"))
+#: What both say where the truth is not known.
+MEASURES_CAPTURED = (
+    Measure("images with an answer", "answered", "%"),
+    Measure("gradient matched", "gradient_matched", "%"),
+    Measure("cosine distance of the gradients", "cosine_distance", form=".2g"),
+    Measure("the attack's own score (lower is better)", "score", form=".3g"),
+    Measure("agreement of two starts, mean", "agreement", form=".2f"),
 )
 
 
@@ -56,9 +59,9 @@ def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Out
         outcomes: one per seed.
     """
     case, scores = options.case, [outcome.scores for outcome in outcomes]
-    columns = [column for column in _COLUMNS if column[1] in scores[0]]
+    columns = [measure for measure in MEASURES if measure.key in scores[0]]
     rows = [
-        [str(seed), *(f"{of_seed[name]:{form}}" for _, name, form in columns)]
+        [str(seed), *(measure.text(of_seed[measure.key]) for measure in columns)]
         for seed, of_seed in zip(options.seeds, scores, strict=True)
     ]
     recognised = sum(round(of_seed["recognised"] * case.images) for of_seed in scores)
@@ -79,7 +82,7 @@ def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Out
                     f"means over its images. Recognised is the share with an SSIM above {RECOGNISED_ABOVE:g}.",
                     *_reading("agreement" in scores[0]),
                 ),
-                ("seed", *(name for name, _, _ in columns)),
+                ("seed", *(measure.name for measure in columns)),
                 rows,
             )
         ],
@@ -113,7 +116,7 @@ def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapp
                 "Found",
                 _reading("agreement" in metrics),
                 ("measure", "value"),
-                [[name, f"{metrics[key]:{form}}"] for name, key, form in _ROWS_CAPTURED if key in metrics],
+                measured(MEASURES_CAPTURED, metrics),
             )
         ],
         method=(_method(options, granted),),

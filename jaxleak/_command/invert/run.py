@@ -12,8 +12,9 @@ from jaxleak._command.invert.captured import captured, save_payload
 from jaxleak._command.invert.options import Args
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import Progress, RunFolder, default_out, distributed, plots, print_metrics, sheets
+from jaxleak.study import Progress, RunFolder, default_out, distributed, plots, sheets
 from jaxleak.study.files import jsonable, naming
+from jaxleak.study.reports import print_measures
 from jaxleak.study.updates import (
     Case,
     Outcome,
@@ -76,6 +77,7 @@ def main(args: Args) -> dict[str, float]:
                 distance = float(np.min(infos["distance"][-1]))
                 progress.update(f"seed {seed}", done, resolved(case).iterations, f"gradient distance {distance:.3g}")
 
+            progress.begin(f"seed {seed}")
             with folder.phase("attack"):
                 outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
@@ -87,7 +89,7 @@ def main(args: Args) -> dict[str, float]:
         for seed, o in zip(args.seeds, outcomes, strict=True)
     ]
     folder.finish(metrics, cells=cells)
-    print_metrics(metrics)
+    print_measures((*report.MEASURES, *(report.SPREAD if len(outcomes) > 1 else ())), metrics)
     print(folder.contents())
     return metrics
 
@@ -140,4 +142,7 @@ def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Out
         if len(o.curve)
     }
     if series:
-        plots.curves(folder.figure("distance.png"), series, xlabel="iteration", ylabel="gradient distance", log_y=True)
+        plots.curves(
+            folder.figure("distance.png"), series, title="How close the gradient came", xlabel="iteration",
+            ylabel="gradient distance", log_y=True,
+        )  # fmt: skip

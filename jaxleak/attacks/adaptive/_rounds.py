@@ -74,7 +74,7 @@ def informed_rounds(
         loss: the clients' loss.
         inversion: options of Step III.
         invert: whether `reconstruct` runs Step III, see `attacks.cafe_exact`.
-        seed: the seed of the synthetic slices and restarts of Step III.
+        seed: random seed of the synthetic slices and restarts of Step III.
 
     Returns:
         An `InformedRounds`.
@@ -125,7 +125,7 @@ def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int, *, l
 
     Args:
         model: under attack.
-        params: the model's frozen parameters.
+        params: frozen parameters of the model.
         batch_size: K.
         loss: the clients' loss.
 

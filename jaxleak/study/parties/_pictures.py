@@ -84,7 +84,8 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
     baseline = 100 * float(np.mean([of_seed["label_accuracy_baseline"] for of_seed in scores]))
     last = max(int(x[-1]) for x, _ in series.values())
     plots.curves(
-        path, series, xlabel=f"step of the epoch, of {last}", ylabel="labels right, % (higher leaks more)",
+        path, series, title="Labels over one epoch", xlabel=f"step of the epoch, of {last}",
+        ylabel="labels right, % (higher leaks more)",
         levels={"own features alone, tuned": baseline},
     )  # fmt: skip
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
     from jaxleak.study.updates._federation import (
         Federation,
-        Training,
         Utilities,
         Utility,
         refuse_overlap,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
+    from jaxleak.study.updates._training import Training
 
 _MODULE_OF = {
     "ATTACKS": "_names",
@@ -45,9 +45,8 @@ _MODULE_OF = {
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
-    **dict.fromkeys(
-        ("Federation", "Training", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"
-    ),
+    **dict.fromkeys(("Federation", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"),
+    "Training": "_training",
     **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
     **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
     **dict.fromkeys(
@@ -107,7 +106,12 @@ __all__ = [
     "where_seen",
 ]
 
-__getattr__ = lazy(__name__, _MODULE_OF)
+#: What studies import beside their options, which are read before JAX is imported.
+_FUNCTIONS = (
+    "attack", "build_model", "captions", "check", "refuse_overlap", "require_memory_of_update", "sources_of_update",
+    "trained", "victim",
+)  # fmt: skip
+__getattr__ = lazy(__name__, _MODULE_OF, functions=_FUNCTIONS)
 
 
 def __dir__() -> list[str]:

@@ -24,29 +24,12 @@ from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
 from jaxleak.study.updates._public_data import require_no_overlap
+from jaxleak.study.updates._training import Training
 
 #: Share of the samples outside the pool that `trained` keeps for the test accuracy.
 TEST_SHARE = 0.2
 #: Seconds of a training at one local step on two CPU cores, a rough guess.
 _SECONDS = 20.0
-
-
-@dataclass(frozen=True)
-class Training:
-    """How the weights of a later round come about."""
-
-    rounds: int = 200
-    """Rounds of FedAvg."""
-    learning_rate: float = 0.05
-    """Learning rate of the clients."""
-    clients: int = 100
-    """Clients of the federation."""
-    clients_per_round: int = 10
-    """Clients that train in a round."""
-    local_steps: int = 4
-    """Steps of gradient descent that a client takes before it uploads."""
-    batch_size: int = 16
-    """Samples in a batch."""
 
 
 @dataclass(frozen=True)

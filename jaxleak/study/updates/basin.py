@@ -102,7 +102,7 @@ def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> d
     Args:
         row: name.
         sharpness: as many as the second axis has.
-        found: (batches, len(sharpness), len(CANDIDATES)), see `distances`.
+        found: (batches, S, K), distances as `distances` gives them.
     """
     mean = found.mean(axis=0)
     share = found / mean[:, [CANDIDATES.index("other")]]  # of the mean distance of other images

@@ -1,0 +1,103 @@
+"""Charts: nothing is cut, covered or left out, and the panel keeps the width."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxleak.study import plots
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Call a chart with a path, and get its figure, laid out as it is written."""
+
+    def draw(chart, *args, **options):
+        kept = []
+        with monkeypatch.context() as patch:
+            patch.setattr(plots, "save_figure", lambda figure, _: kept.append(figure))
+            chart(tmp_path / "chart.png", *args, **options)
+        (figure,) = kept
+        figure.draw_without_rendering()
+        return figure
+
+    yield draw
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def texts(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def point(strength, accuracy, psnr, adaptive):
+    return {"strength": strength, "accuracy": accuracy, "psnr": psnr, "psnr_adaptive": adaptive}
+
+
+CURVES = {
+    "gaussian": [point(0.001, 0.9525, 30.7, 23.6), point(0.01, 0.9525, 15.0, 14.6)],
+    "sparsification": [point(10, 0.9425, 14.5, 24.8), point(1, 0.9025, 7.2, 8.7)],
+    "soteria": [point(0.9, 0.9075, 7.0, 50.0)],
+}
+
+
+def test_strengths_beside_the_points_cover_neither_each_other_nor_a_point_nor_the_frame(drawn):
+    figure = drawn(plots.trade_off, CURVES, undefended=(50.0, 0.9525), grey=7.2)
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert sorted(text.get_text() for text in axes.texts) == sorted(
+        f"{p['strength']:g}" for points in CURVES.values() for p in points for _ in range(2)
+    )
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    panel = axes.get_window_extent()
+    for points in CURVES.values():
+        for p, name in itertools.product(points, ("psnr", "psnr_adaptive")):
+            x, y = axes.transData.transform((p[name], p["accuracy"]))
+            assert not any(box.contains(x, y) for box in boxes)
+    assert all(panel.contains(*corner) for box in boxes for corner in box.corners())
+
+
+def test_accuracies_fill_their_panel_and_no_point_touches_its_frame(drawn):
+    figure = drawn(plots.trade_off, CURVES, undefended=(50.0, 0.9525))
+    low, high = figure.axes[0].get_ylim()
+    assert pytest.approx(high - low) == plots.LEAST_SPAN
+    assert low < 0.9025 - 0.1 * (high - low)
+    assert high > 0.9525 + 0.1 * (high - low)
+
+
+def test_wide_ranges_of_accuracies_are_shown_whole(drawn):
+    figure = drawn(plots.trade_off, {"a": [point(1, 0.2, 10.0, 20.0), point(2, 0.9, 30.0, 40.0)]})
+    low, high = figure.axes[0].get_ylim()
+    assert low < 0.2 < 0.9 < high < 1.05
+
+
+@pytest.mark.parametrize("unanswered", [0, 3])
+def test_a_certificate_counts_its_failures_also_where_there_are_none(drawn, unanswered):
+    residual, psnr = np.array([1e-7, 1e-6, 1e-2]), np.array([115.0, np.inf, 12.0])
+    figure = drawn(plots.residual_scatter, residual, psnr, certified_below=1e-4, unanswered=unanswered)
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left") == f"Certificate against PSNR, {3 + unanswered} samples"
+    assert texts(figure.legends[0])[:3] == [
+        "certified: 2", "not certified: 1", f"no answer, hence no point: {unanswered}",
+    ]  # fmt: skip
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 160  # 150 stands for an exact image
+
+
+def test_a_chart_without_a_point_says_so(drawn):
+    figure = drawn(plots.residual_scatter, np.zeros(0), np.zeros(0), certified_below=1e-4, unanswered=4)
+    assert "no answer, hence no point: 4" in texts(figure.legends[0])
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_a_legend_takes_no_width_from_the_curves_and_is_not_cut(drawn, count):
+    series = {f"a curve whose name is long, number {i}": (np.arange(3), np.arange(3) + i) for i in range(count)}
+    figure = drawn(plots.curves, series, xlabel="x", ylabel="y", title="Curves")
+    assert figure.axes[0].get_title(loc="left") == "Curves"
+    width = figure.get_window_extent().width
+    assert figure.axes[0].get_window_extent().width > 0.8 * width
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= width
+    assert not legend.overlaps(figure.axes[0].get_window_extent())
