@@ -173,20 +173,12 @@ def images_of(case: Case, seed: int, result: Result) -> Images:
     size = len(truth)
     return Images(
         agreement=result.arrays["agreement"],
-        tinted=metrics.ssim(estimate, np.clip(tinted_like(estimate, other), 0, 1)),
+        tinted=metrics.ssim(estimate, np.clip(metrics.tinted_like(estimate, other), 0, 1)),
         ssim=metrics.ssim(truth, estimate),
         matched=np.full(size, result.scores["gradient_matched"] == 1),
         defended=np.full(size, case.defense is not None),
         seed=np.full(size, seed),
     )
-
-
-def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Images (I, H, W, C) with the gain and offset of every channel that bring them nearest to `wanted`."""
-    centre, aim = images.mean(axis=(1, 2), keepdims=True), wanted.mean(axis=(1, 2), keepdims=True)
-    power = np.mean((images - centre) ** 2, axis=(1, 2), keepdims=True)
-    gain = np.mean((images - centre) * (wanted - aim), axis=(1, 2), keepdims=True) / np.maximum(power, 1e-12)
-    return aim + gain * (images - centre)
 
 
 def rates(believed: np.ndarray, right: np.ndarray) -> dict[str, float]:

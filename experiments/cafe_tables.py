@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cafe.cells import DATASETS, CafeJobs, available, setting_of
+from experiments._cafe.cells import DATASETS, CafeJobs, setting_of
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
@@ -38,6 +38,7 @@ from jaxleak.study.cells import Budget, Cell, Results, run_cells
 from jaxleak.study.files import write_json
 from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match, show_cells
 from jaxleak.study.runner import Result, Runner, runner_in
+from jaxleak.study.sources import unavailable
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
 PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
@@ -90,7 +91,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
         _validate.one_of(DATASETS.values(), datasets=name)
     chosen = list(cells(args.table, args))
     require_match(args.only, (cell.id for cell in chosen))
-    if args.linnaeus5 and (why := available(args.linnaeus5)):
+    if args.linnaeus5 and (why := unavailable(args.linnaeus5)):
         raise ValueError(f"--linnaeus5 cannot be loaded: {why}")
     out = args.out or default_out("cafe_tables", "-".join(args.table))
     config = {
@@ -99,7 +100,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     }
     folder = RunFolder(out, "cafe_tables", config, fresh=args.fresh, program="python -m experiments.cafe_tables")
     specs = {name: name for name in DATASETS.values()} | ({"linnaeus5": args.linnaeus5} if args.linnaeus5 else {})
-    missing = {name: why for name, spec in specs.items() if (why := available(spec))}
+    missing = {name: why for name, spec in specs.items() if (why := unavailable(spec))}
     if not args.linnaeus5:
         missing["linnaeus5"] = "linnaeus5 needs --linnaeus5, for example folder:DIR?size=32"
     chosen = [replace(cell, reason=_reason(args, cell, missing)) for cell in chosen]

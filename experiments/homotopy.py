@@ -187,19 +187,14 @@ def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> N
 
 def show_table(cells: list[dict[str, Any]]) -> None:
     """Print PSNR beside grey and the distance that is left."""
-    table = Table("what", "PSNR", "spread", "up to scale", "grey", "SSIM", "cosine distance", "labels", "seconds")
+    columns = {
+        "PSNR": ("ours", ".2f"), "spread": ("spread", ".2f"), "up to scale": ("psnr_up_to_scale", ".2f"),
+        "grey": ("psnr_grey", ".2f"), "SSIM": ("ssim", ".3f"), "cosine distance": ("cosine_distance", ".2g"),
+        "labels": ("label_accuracy", ".2f"), "seconds": ("seconds", ".0f"),
+    }  # fmt: skip
+    table = Table("what", *columns)
     for cell in cells:
-        table.add_row(
-            cell["id"],
-            f"{cell['ours']:.2f}",
-            f"{cell['spread']:.2f}",
-            f"{cell['psnr_up_to_scale']:.2f}",
-            f"{cell['psnr_grey']:.2f}",
-            f"{cell['ssim']:.3f}",
-            f"{cell['cosine_distance']:.2g}",
-            f"{cell['label_accuracy']:.2f}",
-            f"{cell['seconds']:.0f}",
-        )
+        table.add_row(cell["id"], *(format(cell[name], form) for name, form in columns.values()))
     Console().print(table)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import agreement as study
+from jaxleak import metrics
 from jaxleak.audit import Agreement
 from jaxleak.study.runner import Cost
 from jaxleak.study.updates import Outcome, _inversions
@@ -64,8 +65,8 @@ def test_even_seeds_choose_and_odd_seeds_judge():
 def test_a_tint_is_taken_off_every_channel():
     wanted = np.random.default_rng(0).random((2, 6, 6, 3))
     tinted = wanted * np.array([0.5, 2.0, 1.0]) + np.array([0.1, 0.0, -0.3])
-    np.testing.assert_allclose(study.tinted_like(wanted, tinted), wanted, atol=1e-9)
-    flat = study.tinted_like(wanted, np.full_like(wanted, 0.3))
+    np.testing.assert_allclose(metrics.tinted_like(wanted, tinted), wanted, atol=1e-9)
+    flat = metrics.tinted_like(wanted, np.full_like(wanted, 0.3))
     np.testing.assert_allclose(flat, np.broadcast_to(wanted.mean(axis=(1, 2), keepdims=True), wanted.shape))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import tables
-from experiments._cafe.cells import CafeJobs, at_iteration, available, iterations_to, seconds, setting_of
+from experiments._cafe.cells import CafeJobs, at_iteration, iterations_to, seconds, setting_of
 from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.study import rounds
@@ -16,7 +16,7 @@ from jaxleak.study.files import write_json
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.runner import Result, Runner
-from jaxleak.study.sources import Sources
+from jaxleak.study.sources import Sources, unavailable
 
 ALL = tables.NEURIPS + tables.FACES + tables.ICLR
 
@@ -110,7 +110,7 @@ def test_the_papers_solver_is_that_of_the_paper():
 @pytest.fixture
 def no_data(monkeypatch):
     """Tables whose runs are made up need no data, and so no fingerprints of any."""
-    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
+    monkeypatch.setattr(cafe_tables, "unavailable", lambda spec: None)
     monkeypatch.setattr(CafeJobs, "sources", lambda self, setting, seed: {})
 
 
@@ -127,7 +127,7 @@ def test_a_cell_that_asks_for_too_many_images_does_not_end_the_table(tmp_path, m
 
 
 def test_a_budget_too_small_runs_nothing_and_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cafe_tables, "available", lambda spec: None)
+    monkeypatch.setattr(cafe_tables, "unavailable", lambda spec: None)
     rows = cafe_tables.main(cafe_tables.Args(table=("table3",), budget=0.01, out=tmp_path))
     assert all(row["ours"] is None for row in rows)
     assert "beyond the budget" in capsys.readouterr().out
@@ -228,8 +228,8 @@ def test_a_table_without_data_ends_with_an_error_where_it_is_asked_to(tmp_path, 
 
 
 def test_missing_data_are_named():
-    assert "linnaeus5" in available("linnaeus5")
-    assert available("digits") is None
+    assert "linnaeus5" in unavailable("linnaeus5")
+    assert unavailable("digits") == ""
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,9 @@ NAMES = {
         EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState start
         template_of update Verdict watch write_report
     """,
+    "jaxleak.audit.mistakes": """
+        Claim Client MISTAKES
+    """,
     "jaxleak.capture": """
         as_update Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays
         read_npz_array save Update
@@ -87,6 +90,7 @@ NAMES = {
     "jaxleak.metrics": """
         best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
         mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
+        tinted_like
     """,
     "jaxleak.models": """
         Activation activation ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
@@ -136,12 +140,12 @@ NAMES = {
         Variant VARIANTS
     """,
     "jaxleak.study.parties": """
-        ADVERSARY ATTACK_LABELS correlations draw_pictures FieldName IMAGE_WIDTHS OPTIMIZERS OptimizerName Records
-        records_of run_case Runs runs_for seconds_of sources_of_parties split_problem SplitCase SplitDefenseName
-        SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
+        ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName IMAGE_WIDTHS
+        OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for seconds_of sources_of_parties
+        split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """
-        certificate curves LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
+        certificate curves grouped_bars LEAST_SPAN residual_scatter save_figure scaling STYLE subplots trade_off
     """,
     "jaxleak.study.reports": """
         command_line markdown_table Measure measured print_measures Section write_markdown

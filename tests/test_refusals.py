@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments import audited, cafe_scale, fedleak, invert, mistakes, reproduce, sweep, vflrecon
 from experiments._fedleak import jobs
 from experiments._fedleak.runs import UpdateJobs
-from experiments._mistakes import kinds as mistakes_kinds
+from experiments._mistakes import clients as mistakes_clients
 from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
@@ -95,7 +95,7 @@ class TestSeeds:
             vflrecon.main(vflrecon.Args(seeds=99999999999999999999, out=tmp_path / "out"))
 
     def test_a_study_that_makes_keys_of_its_seed_takes_none_that_would_wrap(self, tmp_path):
-        last = mistakes_kinds.LARGEST_SEED
+        last = mistakes_clients.LARGEST_SEED
         keys = [seed * 100_000 + number for seed in (last, last + 1) for number in (0, 4999)]
         assert keys[1] < 2**32 <= keys[3]
         with pytest.raises(ValueError, match=rf"seed must be in \[0, {last}\]"):

@@ -22,7 +22,7 @@ from experiments import (
     vflrecon,
 )
 from experiments._fedleak import jobs as fedleak_jobs
-from experiments._mistakes import kinds as mistakes_kinds
+from experiments._mistakes import clients as mistakes_clients
 from experiments._mistakes import study as mistakes_study
 from jaxleak import models
 from jaxleak._command.cafe_scale import descent as cafe_descent
@@ -273,7 +273,7 @@ def studies(monkeypatch, tmp_path):
     monkeypatch.setattr(audited, "_require_frameworks", lambda _: None)
     monkeypatch.setattr(mistakes_study, "_status", found.checked)
     monkeypatch.setattr(mistakes_study, "IMAGES", SAMPLES)
-    monkeypatch.setattr(mistakes_kinds, "IMAGES", SAMPLES)
+    monkeypatch.setattr(mistakes_clients, "IMAGES", SAMPLES)
     small = models.mlp((16, 16, 3), 10, widths=(8,))
     monkeypatch.setattr(mistakes_study, "build_models", lambda: {"mlp": (small, "train")})
     monkeypatch.setitem(fedleak_jobs.DATASETS, "CIFAR-10", found.spec)

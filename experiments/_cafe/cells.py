@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxleak import data
 from jaxleak.attacks import adaptive
 from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
@@ -152,15 +151,6 @@ def seconds(setting: Setting) -> float:
         else 0.0
     )
     return steps_one_two + rounds * max(ROUND_AT_LEAST, STEP_THREE_PER_ROUND * setting.batch_size / 40)
-
-
-def available(spec: str) -> str | None:
-    """Why a data specification cannot be loaded, or None."""
-    try:
-        data.load(spec, 1)
-    except (ValueError, OSError, MemoryError) as error:
-        return str(error)
-    return None
 
 
 def at_iteration(iteration: int, column: int) -> Callable[[Results], float]:

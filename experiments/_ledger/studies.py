@@ -1,5 +1,6 @@
 """The study behind each paper, imported when it is asked for: the options name papers before JAX is imported."""
 
+import importlib
 from pathlib import Path
 
 from experiments._ledger.papers import PAPERS
@@ -12,13 +13,7 @@ def study_of(paper: str, folder: Path) -> Study:
     _validate.one_of(PAPERS, paper=paper)
     folder.mkdir(parents=True, exist_ok=True)
     if paper == "fedleak":
-        from experiments._ledger.fedleak import FedLeakStudy
-
-        return FedLeakStudy(folder)
+        return importlib.import_module("experiments._ledger.fedleak").FedLeakStudy(folder)
     if paper == "vflrecon":
-        from experiments._ledger.vflrecon import VflReconStudy
-
-        return VflReconStudy(folder)
-    from experiments._ledger.cafe import CafeStudy
-
-    return CafeStudy(paper, folder)
+        return importlib.import_module("experiments._ledger.vflrecon").VflReconStudy(folder)
+    return importlib.import_module("experiments._ledger.cafe").CafeStudy(paper, folder)

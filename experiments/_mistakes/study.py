@@ -4,18 +4,10 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
-from experiments._mistakes.kinds import (
-    IMAGES,
-    LARGEST_SEED,
-    MIRRORED,
-    MISTAKES,
-    MOST_DRAWS,
-    Claim,
-    build_models,
-    draw_client,
-)
+from experiments._mistakes.clients import IMAGES, LARGEST_SEED, MOST_DRAWS, build_models, draw_client
 from experiments._mistakes.options import Args
 from jaxleak import _validate, audit, protocols
+from jaxleak.audit.mistakes import MISTAKES, Claim
 from jaxleak.study import Progress, RunFolder, default_out
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
@@ -55,10 +47,9 @@ def main(args: Args) -> dict[str, Any]:
     with Progress() as progress, folder.phase("checks"):
         chosen = build_models()
         for number, (name, (model, mode)) in enumerate(chosen.items()):
-            shares = {m: protocols.ClientShare(model, batch_norm=m) for m in ("train", "eval")}  # type: ignore[arg-type]
-            MIRRORED.update({id(shares["train"]): shares["eval"], id(shares["eval"]): shares["train"]})
+            share = protocols.ClientShare(model, batch_norm=mode)
             for draw in range(args.draws):
-                client = draw_client(shares[mode], args, number, draw)
+                client = draw_client(share, args, number, draw)
                 for mistake, make in MISTAKES.items():
                     claim = make(client)
                     if claim is None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxleak.study.parties import ATTACK_LABELS, IMAGE_WIDTHS
-from jaxleak.study.plots import save_figure, subplots
-from jaxleak.study.sheets import comparison_sheet
+from jaxleak.study.parties import ATTACK_LABELS, draw_correlations, draw_strips
+from jaxleak.study.plots import grouped_bars, save_figure, subplots
 
 #: What the figures of tables show, by their names.
 CAPTIONS = {
@@ -44,9 +43,9 @@ def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: Mapping[s
     if table in ("fig3", "fig5") and ran:
         _bars(folder / f"{table}.png", ran, "label accuracy, %" if table == "fig3" else "mean squared error")
     elif table == "fig4" and arrays:
-        _strips(folder / "fig4.png", arrays["victims"], arrays["estimate"])
+        draw_strips(folder / "fig4.png", arrays["victims"], arrays["estimate"])
     elif table == "fig6" and arrays:
-        _correlations(folder / "fig6.png", arrays["victims"], arrays["estimate"])
+        draw_correlations(folder / "fig6.png", arrays["victims"], arrays["estimate"])
     elif table in _AXES:
         for metric, ylabel in (("label_accuracy", "label accuracy, %"), ("feature_mse", "mean squared error")):
             chosen = [row for row in ran if f"/{metric}/" in row["id"]]
@@ -75,35 +74,6 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> 
 
 
 def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
-    figure, axes = subplots(size=(max(6.0, 1.6 * len(rows)), 4.5))
     names = [name for name in ("paper", "ours", *BESIDE) if any(row.get(name) is not None for row in rows)]
-    x = np.arange(len(rows))
-    for number, name in enumerate(names):
-        y = [np.nan if row.get(name) is None else row[name] for row in rows]
-        axes.bar(x + (number - (len(names) - 1) / 2) * 0.8 / len(names), y, 0.8 / len(names), label=LABELS[name])
-    axes.set_xticks(x, [row["id"].split("/", 1)[1] for row in rows], rotation=20, fontsize=7)
-    axes.set_ylabel(ylabel)
-    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-    save_figure(figure, path)
-
-
-def _strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
-    """The victims' strips of square images beside what was made of them; brightness is scaled pixel by pixel."""
-    side = IMAGE_WIDTHS["cifar10"]
-    if victims.shape[1] % side:
-        raise ValueError(
-            f"strips of images of {side} rows must have a multiple of {side} pixels, got {victims.shape[1]}"
-        )
-    shown = {"the victim's part of the images": victims, "reconstructed from cut gradients": estimate}
-    comparison_sheet(path, {title: x.reshape(len(x), side, -1, 1) for title, x in shown.items()}, columns=16)
-
-
-def _correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
-    chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])
-    figure, panels = subplots(1, 2, size=(9, 4.2))
-    for axes, x, title in zip(panels, (victims, estimate), ("original", "reconstructed"), strict=True):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")
-        axes.set_title(title)
-    figure.colorbar(image, ax=panels)
-    save_figure(figure, path)
+    bars = {LABELS[name]: [np.nan if row.get(name) is None else row[name] for row in rows] for name in names}
+    grouped_bars(path, bars, [row["id"].split("/", 1)[1] for row in rows], ylabel=ylabel)

@@ -14,6 +14,7 @@ from jaxleak.metrics._images import (
     psnr_up_to_scale,
     psnr_upstream,
     ssim,
+    tinted_like,
 )
 from jaxleak.metrics._labels import label_accuracy, label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_best, match_one_to_one
@@ -34,4 +35,5 @@ __all__ = [
     "psnr_up_to_scale",
     "psnr_upstream",
     "ssim",
+    "tinted_like",
 ]

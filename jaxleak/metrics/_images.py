@@ -198,3 +198,19 @@ def _decibels(peak: float | np.ndarray, error: np.ndarray) -> np.ndarray:
     """20 log10(peak) - 10 log10(error), inf at zero error whatever the peak."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(error == 0, np.inf, 20 * np.log10(peak) - 10 * np.log10(error))
+
+
+def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Images with the gain and offset of every channel that bring them nearest to others, by least squares.
+
+    Args:
+        wanted: (I, H, W, C), the images to be near to.
+        images: (I, H, W, C).
+
+    Returns:
+        (I, H, W, C), which may leave [0, 1].
+    """
+    centre, aim = images.mean(axis=(1, 2), keepdims=True), wanted.mean(axis=(1, 2), keepdims=True)
+    power = np.mean((images - centre) ** 2, axis=(1, 2), keepdims=True)
+    gain = np.mean((images - centre) * (wanted - aim), axis=(1, 2), keepdims=True) / np.maximum(power, 1e-12)
+    return aim + gain * (images - centre)

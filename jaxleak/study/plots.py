@@ -18,6 +18,7 @@ __all__ = [
     "STYLE",
     "certificate",
     "curves",
+    "grouped_bars",
     "residual_scatter",
     "save_figure",
     "scaling",
@@ -302,3 +303,22 @@ def _places(width: float, height: float) -> list[tuple[float, float]]:
 
 def _number(value: float | None) -> bool:
     return value is not None and bool(np.isfinite(value))
+
+
+def grouped_bars(path: Path, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str) -> None:
+    """Bars side by side in groups, one colour for each name.
+
+    Args:
+        path: PNG to write.
+        bars: name to one value per group; NaN leaves a gap.
+        groups: labels of the groups.
+        ylabel: label of the values.
+    """
+    figure, axes = subplots(size=(max(6.0, 1.6 * len(groups)), 4.5))
+    x = np.arange(len(groups))
+    for number, (name, values) in enumerate(bars.items()):
+        axes.bar(x + (number - (len(bars) - 1) / 2) * 0.8 / len(bars), values, 0.8 / len(bars), label=name)
+    axes.set_xticks(x, groups, rotation=20, fontsize=7)
+    axes.set_ylabel(ylabel)
+    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    save_figure(figure, path)

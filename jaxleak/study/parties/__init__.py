@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         SplitSetup,
     )
     from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
-    from jaxleak.study.parties._pictures import ATTACK_LABELS, draw_pictures
+    from jaxleak.study.parties._pictures import ATTACK_LABELS, draw_correlations, draw_pictures, draw_strips
     from jaxleak.study.parties._problem import (
         ADVERSARY,
         IMAGE_WIDTHS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitDefenseName", "SplitSetup"), "_case"),
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
-    **dict.fromkeys(("ATTACK_LABELS", "draw_pictures"), "_pictures"),
+    **dict.fromkeys(("ATTACK_LABELS", "draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
     **dict.fromkeys(
         (
             "ADVERSARY",
@@ -74,7 +74,9 @@ __all__ = [
     "SplitSetup",
     "THREAT",
     "correlations",
+    "draw_correlations",
     "draw_pictures",
+    "draw_strips",
     "records_of",
     "run_case",
     "runs_for",

@@ -132,3 +132,42 @@ def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> No
         rows[f"{label}: {metrics.psnr(truth, images).mean():.1f} dB"] = images
     title = f"The first {SHOWN} images of {case.data} that took part"
     sheets.comparison_sheet(path, rows, title=title, columns=SHOWN, zoom=max(1, 48 // side))
+
+
+def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
+    """Draw the victims' strips of square images beside what was made of them; brightness is scaled pixel by pixel.
+
+    Args:
+        path: PNG file to write.
+        victims: (N, F), the victims' columns of CIFAR-10 images of 32 rows, scaled to [0, 1].
+        estimate: (N, F), what an attack made of them.
+
+    Raises:
+        ValueError: if F is no multiple of the number of rows.
+    """
+    side = IMAGE_WIDTHS["cifar10"]
+    if victims.shape[1] % side:
+        raise ValueError(
+            f"strips of images of {side} rows must have a multiple of {side} pixels, got {victims.shape[1]}"
+        )
+    shown = {"the victim's part of the images": victims, "reconstructed from cut gradients": estimate}
+    sheets.comparison_sheet(path, {title: x.reshape(len(x), side, -1, 1) for title, x in shown.items()}, columns=16)
+
+
+def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
+    """Draw the correlations of random features, original and reconstructed (VFLRecon, Fig. 6).
+
+    Args:
+        path: PNG file to write.
+        victims: (N, F), the victims' features.
+        estimate: (N, F), what an attack made of them.
+        shown: number of features that are drawn, the same in both panels.
+    """
+    chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])
+    figure, panels = plots.subplots(1, 2, size=(9, 4.2))
+    for axes, x, title in zip(panels, (victims, estimate), ("original", "reconstructed"), strict=True):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")
+        axes.set_title(title)
+    figure.colorbar(image, ax=panels)
+    plots.save_figure(figure, path)

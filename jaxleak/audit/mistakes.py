@@ -1,5 +1,14 @@
-"""The clients of the study of mistaken inputs, and every mistake that somebody may make with their updates."""
+"""Mistakes that somebody may make with the inputs of an audit, to measure what its checks find on a model of yours.
 
+    client = mistakes.Client(share, variables, payload, batch_size, key)
+    for name, make in mistakes.MISTAKES.items():
+        if claim := make(client):
+            print(name, audit.check_update(**claim))
+
+`python -m experiments.mistakes` does that for five models, and docs/audit.md has what came of it.
+"""
+
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -8,50 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._mistakes.options import Args
-from jaxleak import Batch, data, models, protocols
+from jaxleak import protocols
+from jaxleak._base import BatchNormMode, PyTree
 from jaxleak._tree import named_leaves
 
-_SIDE, _CLASSES = 16, 10
-#: The clients' images are drawn from so many of the data.
-IMAGES = 256
-#: A draw has the key `seed * _KEYS_OF_A_SEED + model * MOST_DRAWS + draw`, of which JAX reads 32 bits.
-_KEYS_OF_A_SEED, MOST_DRAWS, _MODELS = 100_000, 1000, 5
-#: The largest seed whose keys are its own.
-LARGEST_SEED = (2**32 - _MODELS * MOST_DRAWS) // _KEYS_OF_A_SEED
+__all__ = ["MISTAKES", "Claim", "Client"]
 
 
 class Client(NamedTuple):
-    """One draw: what was claimed truly."""
+    """A client and its update, of which everything is known."""
 
-    share: protocols.ClientShare
-    variables: Any
-    payload: Any
-    batch: Batch
-    key: jax.Array
-
-    @property
-    def size(self) -> int:
-        """B, the number of images in the client's batch."""
-        return len(self.batch.y)
+    share: protocols.ClientShare  # what the client computes
+    variables: PyTree  # the model's parameters and statistics
+    payload: PyTree  # the update, in the shapes of the parameters
+    size: int  # B, the number of samples in its batch
+    key: jax.Array  # draws where a mistake hits
 
 
-#: What is claimed of an update: share, variables, payload and batch size.
+#: What is claimed of an update: the arguments `share`, `variables`, `payload` and `batch_size` of `audit.check_update`.
 Claim = dict[str, Any]
-
-
-def build_models() -> dict[str, tuple[models.Classifier, str]]:
-    """By name: the `_MODELS` models, and the mode of their batch normalisation."""
-    shape = (_SIDE, _SIDE, 3)
-    small = {"channels": (8, 16, 16), "strides": (1, 2, 2)}
-    normalised = models.convnet(shape, _CLASSES, batch_norm=True, **small)  # type: ignore[arg-type]
-    return {
-        "convnet": (models.convnet(shape, _CLASSES, **small), "train"),  # type: ignore[arg-type]
-        "convnet, batch statistics": (normalised, "train"),
-        "convnet, running statistics": (normalised, "eval"),
-        "lenet (sigmoid)": (models.lenet(shape, _CLASSES), "train"),
-        "mlp": (models.mlp(shape, _CLASSES, widths=(64, 32)), "train"),
-    }
 
 
 def _claim(client: Client, **changes: Any) -> Claim:
@@ -68,9 +52,20 @@ def _batch_size(client: Client) -> Claim:
 
 
 def _other_mode(client: Client) -> Claim | None:
-    if not client.share.model.has_batch_norm:
+    share = client.share
+    if not share.model.has_batch_norm:
         return None
-    return _claim(client, share=MIRRORED[id(client.share)])
+    other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
+    return _claim(client, share=_in_mode(share, other))
+
+
+@functools.cache
+def _in_mode(share: protocols.ClientShare, batch_norm: BatchNormMode) -> protocols.ClientShare:
+    """The same client in another mode; the same object every time, so that nothing is compiled twice."""
+    return protocols.ClientShare(
+        share.model, local_steps=share.local_steps, learning_rate=share.learning_rate, clients=share.clients,
+        batch_norm=batch_norm, loss=share.loss,
+    )  # fmt: skip
 
 
 def _swapped(client: Client) -> Claim | None:
@@ -147,7 +142,8 @@ def _with_leaf(client: Client, name: str, value: Any) -> Claim:
     return _claim(client, payload=jax.tree.unflatten(jax.tree.structure(client.payload), list(leaves.values())))
 
 
-#: Every mistake by name. None of a batch of one where a sum is a mean.
+#: Every mistake by its name, and "none". A mistake that does not apply to a client is None, for example a sum in place
+#: of the mean over one sample.
 MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
     "none": _claim,
     "sum, not mean": lambda c: None if c.size == 1 else _scaled(c, c.size),
@@ -166,31 +162,3 @@ MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
     "noise, not stated": _noise,
     "pruned, not stated": _pruned,
 }
-#: By identity of a client: the client of the same model in the other mode of batch normalisation.
-MIRRORED: dict[int, protocols.ClientShare] = {}
-
-
-def draw_client(share: protocols.ClientShare, args: Args, model: int, draw: int) -> Client:
-    """A client of one or four images; with running statistics it has seen some batches before.
-
-    Args:
-        share: what the client computes.
-        args: their seed is at most `LARGEST_SEED`.
-        model: number of the model in `build_models`.
-        draw: number of the draw, less than `MOST_DRAWS`.
-    """
-    number = model * MOST_DRAWS + draw
-    key = jax.random.key(args.seed * _KEYS_OF_A_SEED + number)
-    weight_key, batch_key, own_key = jax.random.split(key, 3)
-    size = (1, 4, 4)[number % 3]
-    images = data.load(args.data, n=IMAGES)
-    index = jax.random.choice(batch_key, len(images.x), (size,), replace=False)
-    x = jax.image.resize(jnp.asarray(images.x)[index], (size, _SIDE, _SIDE, 3), "linear")
-    y = jax.random.randint(batch_key, (size,), 0, _CLASSES, jnp.int32)
-    variables = share.model.init(weight_key)
-    if share.batch_norm == "eval":
-        warm = jax.image.resize(jnp.asarray(images.x)[:32], (32, _SIDE, _SIDE, 3), "linear")
-        for _ in range(10):
-            variables = {**variables, "batch_stats": share.model.apply(variables, warm, mode="train").batch_stats}
-    batch = Batch(x[:, None], y, jnp.arange(size))
-    return Client(share, variables, jax.jit(share)(variables, batch), batch, own_key)
