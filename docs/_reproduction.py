@@ -187,7 +187,8 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
 
 def _answer(counts: Counter[str], measured: Sequence[Entry]) -> str:
     """What became of a table's numbers, and by which kind of measurement."""
-    said = [f"{counts[name]} {'is' if counts[name] == 1 else 'are'} {name}" for name in counts if counts[name]]
+    found = [name for name in (*STATUSES, NO_ENTRY) if counts[name]]
+    said = [f"{counts[name]} {'is' if counts[name] == 1 else 'are'} {name}" for name in found]
     text = (
         f"Of the {sum(counts.values())} numbers {_listed(said)}."
         if sum(counts.values()) > 1
