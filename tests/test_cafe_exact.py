@@ -195,10 +195,9 @@ def test_without_extractor_steps_1_and_2_recover_the_data(network):
     problem = _problem(build(), jax.random.uniform(jax.random.key(3), (N, 2, 7)))
     plan = attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K)
     state = _watch(problem, plan)
-    observation = audit.start(
-        attacks.cafe_exact(problem.model, plan), problem.protocol, problem.private, key=KEY
-    ).protocol
-    answer = attacks.cafe_exact(problem.model, plan).reconstruct(state, observation)
+    attack = attacks.cafe_exact(problem.model, plan)
+    params = audit.start(attack, problem.protocol, problem.private, key=KEY).protocol.params
+    answer = attack.reconstruct(state, Observation(round=jnp.zeros((), jnp.int32), params=params))
     np.testing.assert_array_equal(answer.answered, True)
     np.testing.assert_allclose(answer.x, problem.private.x, atol=1e-3)
     np.testing.assert_array_equal(answer.y, problem.private.y)
