@@ -106,7 +106,7 @@ __all__ = [
     "where_seen",
 ]
 
-#: What studies import beside their options, which are read before JAX is imported.
+#: Functions that studies import beside the classes of their options, which are read before JAX is imported.
 _FUNCTIONS = (
     "attack", "build_model", "captions", "check", "refuse_overlap", "require_memory_of_update", "sources_of_update",
     "trained", "victim",

@@ -65,8 +65,8 @@ class Resolved:
     """The attack of a case with all its settings made, and what it is granted. `resolved` makes it, once per case."""
 
     case: Case
-    threat: threats.Threat  # the narrowest one that the case works under
-    iterations: int  # how often the attack looks at the update
+    threat: threats.Threat  # narrowest threat that the case works under
+    iterations: int  # iterations of the attack; 1 for an attack of a closed form
     iterative: attacks.Settings | None  # None for an attack of a closed form
 
     @property
@@ -80,8 +80,8 @@ class Resolved:
         """The attack.
 
         Args:
-            model: under attack.
-            share: what the client computes.
+            model: the model under attack.
+            share: computes what the client uploads.
 
         Raises:
             ValueError: on settings that do not go together, or do not fit the model.
@@ -113,7 +113,7 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
 
     Args:
         case: names the attack, its settings, and how the client normalises.
-        generator: of attacks that need one. Without it, their settings are only good for being read.
+        generator: trained generator for attacks that need one. Without it, their settings can be read but not run.
 
     Raises:
         ValueError: on settings that are out of range or do not go together.
@@ -129,7 +129,7 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
 
 
 def _readers() -> dict[str, tuple[str, ...]]:
-    """Options of a case that only some attacks read, each with these attacks: arguments of their presets."""
+    """Options of a case that only some attacks read, as arguments of their presets; with the attacks' names."""
     taken = {name: inspect.signature(make).parameters for name, make in presets.PRESETS.items()}
     own = [field.name for field in fields(Case) if field.name not in (*ITERATIVE, "iterations")]
     by_presets = {option: tuple(name for name, arguments in taken.items() if option in arguments) for option in own}
@@ -140,7 +140,7 @@ def _readers() -> dict[str, tuple[str, ...]]:
 
 
 def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> attacks.Settings:
-    """The preset, given what its own function takes of the case's options; None leaves its default."""
+    """The preset, made with those options of the case that its function takes; an option of None leaves its default."""
     options = {
         option: getattr(case, option)
         for option, names in _readers().items()
@@ -155,7 +155,7 @@ def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> att
 
 
 def _changed(s: attacks.Settings, case: Case) -> attacks.Settings:
-    """Settings with those of the case's options that change any preset."""
+    """The settings, changed by the options of the case that apply to every preset."""
     changes: dict[str, Any] = {}
     if case.labels is not None:
         changes["labels"] = case.labels
@@ -207,7 +207,7 @@ def _untrained(latent_size: int) -> client_updates.PublicGenerator:
 _TERMS = {name: getattr(objectives, name) for name in ("relative_l1", "mean_l1", "l1", "cosine", "squared_l2")}
 
 
-#: From a step size and the number of iterations.
+#: Functions that make an optimizer from a step size and the number of iterations.
 _OPTIMIZERS: dict[str, Callable[[float, int], optax.GradientTransformation]] = {
     "adam": presets.cosine_decay_adam,
     "annealed": lambda size, _: optax.adam(_beginning_anew(size)),

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-#: Public data: the samples of the victim's own data set that no client ever holds, the strongest grant.
+#: Public data: samples of the victim's own data set that no client ever holds. This is the strongest grant.
 HELD_OUT = "held_out"
-#: Public data: random shapes and coloured noise, which is nobody's data, hence no grant at all.
+#: Public data: random shapes and coloured noise. They are nobody's data, so that they grant nothing.
 SYNTHETIC = "synthetic"
 
 
@@ -72,11 +72,11 @@ class Case:
     exact_kinks: bool = False
     """Attack without smoothing."""
     tv: float | None = None
-    """Weight of the total variation, a mean over differences; of their sum in fedleak_paper."""
+    """Weight of the total variation, which is a mean over differences, or in fedleak_paper their sum."""
     tv_kind: Literal["anisotropic", "isotropic", "sum", "relative"] | None = None
     """Form of the total variation that --tv weighs; None keeps the preset's."""
     activation_penalty: float | None = None
-    """Weight of the mean absolute activation; of the sum in fedleak_paper."""
+    """Weight of the activation penalty, which is the mean absolute activation, or in fedleak_paper the sum."""
     matched_percent: float | None = None
     """Percentage of the gradient's entries that are compared, largest first (FedLeak's R); 100 compares all."""
     per_tensor: bool = False
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def taken(self) -> int:
-        """From this sample of the data on, nothing is the clients'."""
+        """Index of the first sample of the data that no client holds; all later ones are free, too."""
         return self.skip + self.pool
 
     @property
@@ -144,7 +144,7 @@ class Case:
         return self.batch_size * self.local_steps * self.clients
 
 
-#: Options that change another one.
+#: Options that change how another option works, each with the name of that other option.
 _PART_OF = {
     "probe": "blend", "probe_length": "blend", "exact_curvature": "blend", "reselect": "blend",
     "per_tensor": "matched_percent",
@@ -156,7 +156,7 @@ _PART_OF = {
 #: Options of the generator that some attacks train on public data.
 OF_GENERATORS = ("public_data", "public_samples", "latent_size", "generator_epochs")
 
-#: Options of the iterative engine, which change any preset, and which attacks of a closed form do without.
+#: Options of the iterative engine. They change any preset; attacks of a closed form do not read them.
 ITERATIVE = (
     "labels", "restarts", "microbatch", "estimate", "homotopy", "exact_kinks", "tv", "tv_kind", "activation_penalty",
     "matched_percent", "blend", "white_point", "generator", "optimizer", "terms",
@@ -167,7 +167,7 @@ def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], close
     """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back.
 
     Args:
-        case: with its options.
+        case: the case whose options are checked.
         readers: options that only some attacks read, each with the names of these attacks.
         closed_form: whether the case's attack has no iterations.
     """

@@ -27,7 +27,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
 
     Args:
         case: what is attacked.
-        seed: changes the data drawn, the weights and the batch.
+        seed: random seed of the data drawn, the weights and the batch.
         variables: weights in place of those that the case names or draws.
 
     Raises:
@@ -48,10 +48,10 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     return Victim(model, protocol, share, private)
 
 
-#: Bits behind the point in secure aggregation: entries up to 30 for three clients, in steps of 2^-24.
+#: Fractional bits of secure aggregation's fixed-point numbers: entries up to 30 for three clients, in steps of 2^-24.
 FRACTION_BITS = 24
 
-#: All of a case that the client's program depends on; cases that differ elsewhere share its compilation.
+#: Options that the client's program depends on; cases that differ only in other options share its compilation.
 _CLIENT_FIELDS = (
     "model", "activation", "width", "init", "mean", "std", "pool",
     "batch_size", "local_steps", "clients", "learning_rate", "batch_norm", "defense", "strength",
@@ -76,7 +76,7 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
     """The model of a case.
 
     Args:
-        case: names it and its options.
+        case: names the model and the model's options.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
     """

@@ -15,9 +15,9 @@ from jaxleak.study.updates._federation import Training
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
 RATE = {"cpu": 4e10, "other": 4e12}
-#: Forward passes that one gradient of a gradient distance is worth, and evaluations of an L-BFGS iteration.
+#: Cost of one gradient of a gradient distance in forward passes, and evaluations that an L-BFGS iteration takes.
 SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
-#: Forward passes that one gradient of the loss is worth: what an attack without second derivatives evaluates.
+#: Cost of one gradient of the loss in forward passes; attacks without second derivatives evaluate only these.
 FIRST_ORDER = 3.0
 #: Floating-point operations of a generator's training per pixel of a public image and epoch.
 GENERATOR = 6e4
@@ -34,7 +34,7 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
 
     Args:
         case: what is attacked, and with what.
-        training: of the attacked model, where `trained` gives its weights.
+        training: training of the attacked model, where `trained` gives its weights.
 
     Raises:
         ValueError, FileNotFoundError: on data that cannot be loaded.
@@ -61,9 +61,9 @@ def forward_seconds(case: Case) -> float:
     """Estimated seconds of one image's forward pass through the case's model.
 
     Args:
-        case: the model, and the data that say the size of its images.
+        case: names the model, and the data that give the size of the images.
     """
-    # Nothing else of a case changes the model, and to count is to trace.
+    # Other options do not change the model. Counting operations means tracing the model, so that equal ones share it.
     return _forward_operations(Case(**{name: getattr(case, name) for name in _OF_THE_FORWARD_PASS})) / _rate()
 
 
@@ -71,7 +71,7 @@ def parameter_count(case: Case) -> int:
     """Entries of all parameters of the case's model.
 
     Args:
-        case: the model, and the data that say the size of its images and the number of classes.
+        case: names the model, and the data that give the size of the images and the number of classes.
     """
     shape, classes = _shape_of(case.data)
     model = build_model(case, shape, classes)

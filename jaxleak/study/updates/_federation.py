@@ -28,7 +28,7 @@ from jaxleak.study.updates._training import Training
 
 #: Share of the samples outside the pool that `trained` keeps for the test accuracy.
 TEST_SHARE = 0.2
-#: Seconds of a training at one local step on two CPU cores, a rough guess.
+#: Seconds that a training with one local step per round takes on two CPU cores; a rough guess.
 _SECONDS = 20.0
 
 
@@ -57,7 +57,7 @@ class Federation:
         _validate.in_range(1, self.samples // self.clients, batch_size=self.batch_size)
 
     def sources(self, spec: str, seed: int) -> Arrays:
-        """The samples that the clients train on, and those of the test."""
+        """The samples that the clients train on, and the samples of the test."""
         return drawn(spec, self.samples + self.test_samples, seed)
 
 
@@ -77,12 +77,12 @@ class _Run:
         """Round 0.
 
         Args:
-            model: is trained.
+            model: the model to train.
             train: images (N, H, W, C) and labels (N,) of all clients.
             test: images and labels that the test accuracy is measured on.
-            seed: of the initial weights and the rounds.
-            parts: which of the N samples every client has.
-            settings: of `protocols.federated_averaging`.
+            seed: random seed of the initial weights and the rounds.
+            parts: indices into the N samples, one array per client.
+            settings: further arguments of `protocols.federated_averaging`.
         """
         self._train, self._test = ((jnp.asarray(x), jnp.asarray(y, jnp.int32)) for x, y in (train, test))
         self._federation = protocols.federated_averaging(model, parts, **settings)
@@ -90,7 +90,7 @@ class _Run:
         self._state = self._federation.init(self._key)
 
     def go_on(self, rounds: int) -> PyTree:
-        """Train for so many more rounds; returns the variables. `FloatingPointError` if not all of them are finite."""
+        """Train for `rounds` more rounds; returns the variables. `FloatingPointError` if not all of them are finite."""
         x, y = self._train
         private = Batch(x[:, None], y, jnp.arange(len(y)))
         self._state = self._federation.run(jax.random.fold_in(self._key, 1), self._state, private, rounds)
@@ -134,10 +134,10 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
     Results are kept in `folder` and read from there the next time, unless the samples are others by then.
 
     Args:
-        case: model and data.
-        training: see there. With fewer samples than clients, every sample gets a client of its own.
-        seed: of data, initial weights and rounds.
-        folder: for the safetensors files.
+        case: names the model and the data.
+        training: options of the training. With fewer samples than clients, every sample gets a client of its own.
+        seed: random seed of the data, the initial weights and the rounds.
+        folder: folder of the safetensors files.
 
     Returns:
         Variables, and `train_accuracy` and `test_accuracy` in [0, 1].
@@ -185,11 +185,11 @@ class Utility:
 def utility_of(case: Case) -> Utility:
     """The training behind a case: equal ones are one job, whatever else the cases attack.
 
-    No model changes by what only hides entries from the server, or by noise that cancels over the clients, as the
-    server takes nothing but their mean.
+    Two kinds of defenses leave the trained model as it is: those that only hide entries from the server, and noise
+    that cancels over the clients, as the server uses nothing but the mean of the uploads.
 
     Args:
-        case: an upload under attack, with its defense.
+        case: the upload under attack, with its defense.
     """
     if case.defense is not None:
         place = defenses.client_defense(case.defense, case.strength).place
@@ -231,14 +231,14 @@ class Utilities:
         return Result(self._train(job, seed), {})
 
     def variables(self, job: Utility, seed: int) -> PyTree:
-        """The global model before the attacked round; trained until then if the file is not there.
+        """The global model before the attacked round; it is trained up to there if its file does not exist.
 
         Args:
-            job: the training.
-            seed: of data, initial weights and rounds.
+            job: the training that the variables come from.
+            seed: random seed of the data, the initial weights and the rounds.
 
         Raises:
-            FloatingPointError: if its weights were not finite by then.
+            FloatingPointError: if the weights were not finite before the attacked round.
         """
         model, dataset = self._model(job.case, seed)
         path = self._weights(job, seed, dataset)
@@ -251,7 +251,7 @@ class Utilities:
         return _kept(path, model)
 
     def bits_per_entry(self, case: Case) -> float:
-        """What an upload takes on the wire, in bits per entry of the model; 32 without a defense."""
+        """Size of an upload on the wire, in bits per entry of the model; 32 without a defense."""
         model, _ = self._model(case, 0)
         params = jax.eval_shape(model.init, jax.random.key(0))["params"]
         bits = defenses.bits_on_the_wire(defense_of(case, model), params)

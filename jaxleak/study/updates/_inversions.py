@@ -21,17 +21,17 @@ from jaxleak.study.updates._problem import attack
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
 
-#: Only runs of more estimated seconds than this are checkpointed on their way.
+#: Estimated seconds above which a run writes checkpoints.
 CHECKPOINTED = 120.0
 
 
 @dataclass(frozen=True)
 class Inversion:
-    """A job: one attack on one update, and where the attacked model's weights come from if they are not the case's."""
+    """A job: one attack on one update, and the training of the attacked model if the case does not name its weights."""
 
     case: Case
-    training: Training | None = None  # on data that no client of the case has
-    federation: Federation | None = None  # instead: the defended federation, up to the case's attacked round
+    training: Training | None = None  # federated training on data that no client of the case has
+    federation: Federation | None = None  # or the defended federation, trained up to the case's attacked round
 
 
 Kind = TypeVar("Kind", bound=Inversion)
@@ -48,11 +48,11 @@ class Inversions(Generic[Kind]):
         watch: Callable[[str, int, int], None] = lambda *_: None,
         federated: Callable[[Case, int], PyTree] | None = None,
     ):
-        """Checkpoints and trained weights go below `folder`; `fresh` forgets the checkpoints that are there.
+        """Checkpoints and trained weights go below `folder`; `fresh` deletes the checkpoints that are there.
 
         Args:
-            folder: of the run.
-            fresh: see above.
+            folder: folder of the run.
+            fresh: whether to delete the checkpoints that exist.
             watch: called as `watch(what, done, total)` along every attack.
             federated: `federated(case, seed)` gives the variables that a job with a federation attacks.
         """
@@ -86,8 +86,8 @@ class Inversions(Generic[Kind]):
     def run(self, job: Kind, seed: int) -> Result:
         """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,).
 
-        Of several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one agrees
-        with it, `agreement` (B,).
+        With several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one
+        agrees with it, `agreement` (B,).
         """
         variables, reached = None, dict[str, float]()
         if job.training is not None:
@@ -139,8 +139,8 @@ def draw_distances(path: Path, results: Mapping[str, Result], *, relative: bool 
 
     Args:
         path: PNG to write.
-        results: label to the result of an `Inversion`; those of a closed form, which have no curve, are left out.
-        relative: in units of the distance at the start.
+        results: label to the result of an `Inversion`; results without a curve (a closed form) are left out.
+        relative: whether distances are drawn in units of the distance at the start.
     """
     found = {label: of.arrays["curve"] for label, of in results.items() if len(of.arrays["curve"])}
     curves = {label: y / y[0] if relative else y for label, y in found.items()}

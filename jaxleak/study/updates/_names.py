@@ -11,8 +11,8 @@ def names_in(file: Path, registry: str) -> tuple[str, ...]:
 
     Args:
         file: Python source.
-        registry: the variable that holds it: a dict whose keys are written out, or a tuple of strings. Either may
-            contain another registry of the same file, as `*OTHER` or `**OTHER`.
+        registry: name of the variable that holds the names: a dict whose keys are written out, or a tuple of strings.
+            Either may contain another registry of the same file, as `*OTHER` or `**OTHER`.
 
     Raises:
         ValueError: if there is no such variable, or its names are computed.
@@ -33,7 +33,7 @@ def names_in(file: Path, registry: str) -> tuple[str, ...]:
             return names_of(value.value)
         if isinstance(value, ast.Tuple):
             return [name for element in value.elts for name in names_of(element)]
-        if isinstance(value, ast.Dict):  # `**OTHER` has no key
+        if isinstance(value, ast.Dict):  # the key of `**OTHER` is None
             entries = zip(value.keys, value.values, strict=True)
             return [name for key, held in entries for name in names_of(held if key is None else key)]
         raise ValueError(f"{registry} in {file} must be a dict with names as keys or a tuple of names, written out")

@@ -16,9 +16,9 @@ def client_samples(partition: str, dataset: data.Dataset, clients: int, needed: 
         partition: "iid", "label_skew:CLASSES", "quantity_skew:SAMPLES", "dirichlet:ALPHA", or "feature_skew:GROUP" with
             0 the smoothest fifth of the images and 4 the busiest. What follows the colon may be left out.
         dataset: the pool that all clients share.
-        clients: of the federation; an IID client is as good as a draw from the pool, so it is not needed there.
-        needed: samples that the attacked round takes.
-        seed: of the partition and of the choice among clients that have enough.
+        clients: number of clients in the federation; not read for "iid", where a client is a draw from the pool.
+        needed: number of samples that the attacked round takes.
+        seed: random seed of the partition, and of the choice among clients that have enough samples.
 
     Returns:
         Sorted indices into the pool, at least `needed`.

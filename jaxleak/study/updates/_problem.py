@@ -31,8 +31,8 @@ class Outcome(NamedTuple):
     truth: np.ndarray  # (B, H, W, C)
     estimate: np.ndarray  # (B, H, W, C), matched one to one with `truth`
     scores: dict[str, float]
-    curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
-    second: audit.Agreement | None = None  # the second best start, in the order of `truth`; None for a single start
+    curve: np.ndarray  # (iterations,) data distance of the first restart along the run
+    second: audit.Agreement | None = None  # second best start, in the order of `truth`; None for a single start
 
 
 def _attack(
@@ -43,7 +43,7 @@ def _attack(
     variables: PyTree,
 ) -> Attack:
     """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
-    # `_compiled` sets the round to 0 for attackers who do not know the defense.
+    # The round is 0 for attackers who do not know the defense: `_compiled` has reset it.
     if case.attacked_round and case.adaptive and _reads_weights(case):
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
@@ -60,7 +60,7 @@ def _attack_on(
     generator: client_updates.PublicGenerator | None,
     variables: PyTree = None,
 ) -> Attack:
-    # Build the client without its defense: only `adaptive.informed` may know of it.
+    # The client is built without its defense: only `adaptive.informed` may know of it.
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
@@ -75,7 +75,7 @@ def _attack_on(
         variables=variables,
     )
     adapted = known.settings
-    if case.labels is not None:  # the label rule of the case goes before the one that the defense suggests
+    if case.labels is not None:  # the case's label rule has precedence over the one that the defense suggests
         adapted = adapted._replace(labels=case.labels)
     return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
@@ -88,8 +88,8 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
 
     Args:
         case: what is attacked.
-        seed: of the round.
-        side: the client's, from `victim`.
+        seed: random seed of the round.
+        side: the client's side, from `victim`.
     """
     key = jax.random.key(seed)
     state = jax.jit(side.protocol.init)(audit.init_key(key))
@@ -101,7 +101,7 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
 
 
 def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
-    """`simulated` without the leaves that the payload lacks."""
+    """The tree `simulated` without the leaves that the payload lacks."""
     return jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
 
 
@@ -109,9 +109,9 @@ class Answer(NamedTuple):
     """The result of an attack on one observation, before it is compared with the truth."""
 
     found: Reconstruction
-    curve: np.ndarray  # (iterations,) the data distance along the run, of the first restart
+    curve: np.ndarray  # (iterations,) data distance of the first restart along the run
     seconds: float
-    second: audit.Agreement | None = None  # the second best start, in the answer's order; None where there is one only
+    second: audit.Agreement | None = None  # second best start, in the answer's order; None for a single start
 
 
 def attack(
@@ -127,11 +127,11 @@ def attack(
 
     Args:
         case: what is attacked, and with what.
-        seed: in [0, 2^32), of the data, the weights, the batch and the starts.
+        seed: random seed in [0, 2^32) of the data, the weights, the batch and the starts.
         variables: weights to attack in place of those that the case names or draws.
         callbacks: see `audit.invert`.
         checkpoints: see `audit.invert`.
-        devices: share the restarts, or the images of a single trial.
+        devices: devices that share the restarts, or the images of a single trial.
 
     Raises:
         ValueError: on a case whose parts do not go together, or data that cannot give it.
@@ -179,7 +179,7 @@ def answer_to(
     if case.restarts > 1:
         second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
     distance = np.asarray(infos.get("distance", np.zeros(0)))
-    # One column per restart.
+    # The distance has one column per restart.
     return Answer(found, distance[:, 0] if distance.ndim == 2 else distance, seconds, second)
 
 
@@ -191,7 +191,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     if second is not None:
         scores["agreement"] = float(np.mean(second.value))
         second = audit.Agreement(second.value[order], second.other[order])
-    if case.labels != "none":  # without labels nobody knows the answer's gradient
+    if case.labels != "none":  # an answer without labels has no gradient
         simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
         scores |= {
@@ -226,9 +226,9 @@ def captions(outcomes: Sequence[Outcome]) -> list[str]:
 def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
     """Truth-side scores, the estimates in the order of the truth that they match one to one, and that order.
 
-    Estimates are clipped to [0, 1] first, as whoever looks at them would: some attacks leave their pixels free. Scores
-    are means over the images, but for `ssim_max`, of the image that leaks most, and `recognised`, the share of images
-    whose SSIM is above `RECOGNISED_ABOVE`.
+    Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels. Scores are means over the
+    images, except for `ssim_max`, which is the SSIM of the image that leaks most, and `recognised`, which is the share
+    of images whose SSIM is above `RECOGNISED_ABOVE`.
     """
     estimate = np.clip(estimate, 0, 1)
     order = metrics.match_one_to_one(truth, estimate)
@@ -247,7 +247,7 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
 
 
 def _compiled(case: Case) -> Case:
-    # Reset all that the attack's program does not depend on, so that equal programs are compiled once.
+    # Options that the attack's program does not depend on are reset, so that equal programs are compiled once.
     if not case.adaptive:
         case = replace(case, defense=None, strength=0.0, attacked_round=0)  # the attacker does not know it
     return replace(

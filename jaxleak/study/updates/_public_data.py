@@ -21,10 +21,10 @@ def generator_for(
     """The generator that the case's attack is granted, trained on its public data; None for an attack without one.
 
     Args:
-        case: its attack, its victim's data and pool, and what is said of public data.
-        seed: of the victim's draw, of the public one and of the training.
+        case: names the attack, the victim's data and pool, and the public data.
+        seed: random seed of the victim's samples, of the public ones and of the training.
         image_shape: (H, W, C) of the private images.
-        captured: the payload is from elsewhere, so that no data set is known to hold its images.
+        captured: whether the payload comes from elsewhere, so that no data set is known to hold its images.
 
     Raises:
         ValueError: if the case's public data may hold the victim's images.
@@ -47,27 +47,27 @@ def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool
     )
 
 
-#: PSNR in dB of two grey images at half their size, from which on they count as copies of one picture. Copies that were
-#: resized in other ways reach 31 dB and more, those of photographs 36. Different photographs in CIFAR-10 stay below 26.
-#: Among digits some look alike that are not copies; they are dropped as well.
+#: PSNR in dB from which on two images, in grey and at half their size, count as copies of one picture. Copies that were
+#: resized by another method reach at least 31 dB, and at least 36 if they are photographs. Different photographs in
+#: CIFAR-10 stay below 26. Some digits that are not copies look alike; they are dropped as well.
 COPIES_FROM = 30.0
-#: Pixels in height and width at which two images are compared: half of the smaller one, and between these.
+#: Bounds on the height and width, in pixels, at which two images are compared: half the size of the smaller one.
 _LEAST, _MOST = 4, 16
 
 
 def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False) -> np.ndarray:
     """At most `case.public_samples` images (N, H, W, C) in [0, 1], none of them in the pool of the case's clients.
 
-    Clients draw from the first `case.taken` samples of one permutation of the data set. Of the same source, at whatever
-    size it is read, only later samples are taken, and no duplicates of the pool's. Of another source, images that show
-    the same picture as one of the pool are dropped, also if their size, their colours or their compression differ;
-    other crops of a picture and turned ones are not noticed.
+    Clients draw from the first `case.taken` samples of one permutation of the data set. If the source is the same, at
+    whatever image size, only later samples are taken, and no duplicates of the pool's. If it is another one, images
+    that show the same picture as one of the pool are dropped, also if their size, their colours or their compression
+    differ; other crops of a picture and rotated copies are not detected.
 
     Args:
-        case: names the public data and the client's.
-        seed: of the draw.
+        case: names the public data and the client's data.
+        seed: random seed of the draw.
         image_shape: (H, W, channels), to which images of another shape are brought.
-        captured: the payload is somebody's, so that no pool is known to stay away from.
+        captured: whether the payload comes from elsewhere, so that there is no known pool to exclude.
 
     Raises:
         ValueError: if no image is left, data are no images, or they are crops that overlap with the victim's.
@@ -93,7 +93,7 @@ def _without(x: np.ndarray, spec: str, case: Case, seed: int) -> np.ndarray:
         x = x[: case.public_samples]
         return x[~_shown_by(x, private)]
     chosen = slice(case.taken, case.taken + case.public_samples)
-    # At the size of the client's images, where duplicates are equal.
+    # Duplicates are equal at the size of the client's images.
     same = (x if spec == case.data else _images(case.data, None, seed))[chosen]
     taken = {image.tobytes() for image in private}
     return x[chosen][np.array([image.tobytes() not in taken for image in same], bool)]
@@ -103,9 +103,9 @@ def require_no_overlap(spec: str, private: str, consequence: str) -> None:
     """Raise `ValueError` if both data are crops of the same photographs: their other samples show the victim's pixels.
 
     Args:
-        spec: the data that the attacker gets, or that the attacked model was trained on.
-        private: the data of the victim.
-        consequence: what would be wrong, and what to do; the message ends with it.
+        spec: specification of the data that the attacker gets, or that the attacked model was trained on.
+        private: specification of the victim's data.
+        consequence: what would be wrong and what to do, as the end of the message.
     """
     if all(_source(name).partition(":")[0] in data.OVERLAPPING for name in (spec, private)):
         raise ValueError(f"{spec} and {private} are crops of the same photographs, which overlap, so {consequence}")

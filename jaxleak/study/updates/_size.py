@@ -11,10 +11,10 @@ from jaxleak.study.updates._attacker import CLOSED_FORM
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
 
-#: Copies of the parameters at one time: the weights, the observed gradient, and the gradient that is compared with it.
+#: Copies of the parameters in memory at one time: the weights, the observed gradient and the gradient compared with it.
 PARAMETER_COPIES = 3
-#: Copies of the outputs of all non-linearities at one time. A gradient of a gradient keeps more of them: on a CPU, XLA
-#: plans 4 for a dense network and 10 to 20 for convolutional ones. A client alone keeps one.
+#: Copies of the outputs of all non-linearities in memory at one time, as a lower bound: for a gradient of a gradient,
+#: XLA plans 4 on a CPU for a dense network and 10 to 20 for convolutional ones. A client alone keeps one.
 ACTIVATION_COPIES, CLIENT_COPIES = 3, 1
 
 
@@ -23,8 +23,8 @@ def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = N
 
     Args:
         case: what is attacked, and with what.
-        image_shape: (H, W, channels); None looks at one sample of the case's data.
-        num_classes: of the model, if the shape is given.
+        image_shape: (H, W, channels); None takes the shape of a sample of the case's data.
+        num_classes: number of the model's classes; read only if the shape is given.
 
     Raises:
         MemoryError: with a lower bound of the need in GB, and the option that lowers it.

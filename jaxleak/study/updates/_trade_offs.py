@@ -1,6 +1,6 @@
 """What a defense costs in accuracy and what it saves in privacy: points of a trade-off as cells of a study.
 
-Every point is a training with the defense, an attack on one upload that does not know it, and one that does.
+Every point is a training with the defense, an attack on one upload without knowledge of it, and one with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._federation import Federation, Utilities, Utility, utility_of
 from jaxleak.study.updates._inversions import Inversion, Inversions
 
-#: Scores of an attack that stand in a row; with `_adaptive` behind the name for the attacker who knows.
+#: Scores of an attack that a row has; names with the suffix `_adaptive` are for the attacker who knows the defense.
 SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
-#: What stands behind the names of the scores of a cell's attacks, in the order of its jobs behind the training.
+#: Suffixes of the names of the scores, one per attack of a cell, in the order of the cell's jobs after the training.
 _SUFFIXES = ("", "_adaptive")
 
 
@@ -29,8 +29,8 @@ class TradeOffPoint:
     """One point of a trade-off: a defense and its strength, or none, and a client's habits."""
 
     case: Case
-    curve: str  # what the legend says
-    strength: float  # what the point says
+    curve: str  # name of the curve in the legend
+    strength: float  # number beside the point
     paper: tuple[tuple[str, str, str, float], ...] = ()  # (id, "test_accuracy" or "psnr", relation, value)
 
     @property
@@ -49,7 +49,7 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     Args:
         point: one defense at one strength, or none.
         federation: the federation that trains, and whose upload is attacked.
-        adaptive: defenses that are also attacked by who knows them; None takes all.
+        adaptive: defenses that an attacker who knows them attacks as well; None takes all.
     """
     attacked = [point.case]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
@@ -65,9 +65,9 @@ def trade_off_runner(
     """A runner of `Utility` and `Inversion` jobs; weights of a later round are those that the utilities trained.
 
     Args:
-        folder: of the run.
-        utilities: the trainings.
-        fresh: forget the results that are there.
+        folder: folder of the run.
+        utilities: the trainings of the federation.
+        fresh: whether to delete the results that exist.
         watch: as in `Inversions`.
     """
 
@@ -102,17 +102,17 @@ def run_trade_off(
     private defense, or `true_epsilon_missing`, why there is none.
 
     Args:
-        points: in the order in which they get the budget.
-        folder: is told of every row.
-        runner: of `trade_off_runner`.
-        utilities: say what the trainings are of.
-        seeds: each changes data, weights, batch, noise and start together.
-        budget: is charged with what was needed.
+        points: points in the order in which they get the budget.
+        folder: run folder, which logs every row.
+        runner: runner that `trade_off_runner` has made.
+        utilities: the trainings of the federation.
+        seeds: random seeds; each changes data, weights, batch, noise and start together.
+        budget: budget from which the time of every run is taken.
         adaptive: as in `cell_of_point`.
         watch: as in `run_cells`.
     """
     by_id = {point.id: point for point in points}
-    undefended: dict[int, dict[str, Any]] = {}  # rows by local steps
+    undefended: dict[int, dict[str, Any]] = {}  # undefended rows by their local steps
 
     def beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
         point = by_id[cell.id]
@@ -127,7 +127,7 @@ def run_trade_off(
 
 
 def _about(point: TradeOffPoint) -> dict[str, Any]:
-    """What the row of a point says of it whether it ran or not."""
+    """The entries that the row of a point has whether it ran or not."""
     of_case = {name: getattr(point.case, name) for name in ("defense", "local_steps", "clients", "attacked_round")}
     return {"curve": point.curve, "strength": point.strength, **of_case}
 
@@ -141,7 +141,7 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
         for name in SHOWN:
             row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
         row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
-    # An attacker may know the defense and still ignore it: the defender has to reckon with the better of both.
+    # An attacker may know the defense and still ignore it: the defender has to expect the better of both attacks.
     row |= _statistics("leak", max(([scores["psnr"] for scores in of_attack] for of_attack in attacks), key=np.mean))
     row["printed"] = [
         {"id": name, "metric": metric, "relation": relation, "paper": value}
@@ -168,7 +168,7 @@ def _statistics(name: str, values: list[float]) -> dict[str, Any]:
 def _change(row: dict[str, Any], undefended: dict[str, Any] | None) -> dict[str, Any]:
     """A row's accuracy and leak against those of the undefended run with the same local steps.
 
-    Both have the same seeds, and with them data, weights and batch: spreads are of the differences seed by seed.
+    Both have the same seeds, and so the same data, weights and batch: spreads are of the differences seed by seed.
     """
     if undefended is None:
         return {}

@@ -24,9 +24,9 @@ __all__ = [
     "reach_of_row",
 ]
 
-#: Noise of this PSNR in dB, images in [0, 1].
+#: Strengths of the noise, as the PSNR in dB of noisy images whose pixels lie in [0, 1].
 NOISE = (40, 30, 20)
-#: Candidates whose gradients are compared with that of the truth, by the name that is printed.
+#: Names of the candidates whose gradients are compared with the gradient of the truth.
 CANDIDATES = ("truth", *(f"{level} dB" for level in NOISE), "grey", "other")
 
 
@@ -41,12 +41,12 @@ def distances(
     """Distances from the exact gradient of the truth, (batches, S, K) for S values of sharpness and the K `CANDIDATES`.
 
     Args:
-        case: model, data, batch size and mode of the batch normalisation.
-        sharpness: of the copy whose gradients are compared.
-        batches: how many batches take their turn as the truth.
-        seed: of data, weights and noise.
-        variables: of the model; None draws them.
-        compare: "gradients", by their cosine, in [0, 2]; or "row_spaces", in [0, 1].
+        case: names model, data, batch size and mode of the batch normalisation.
+        sharpness: S values of the sharpness of the smoothed copy whose gradients are compared.
+        batches: number of batches that are the truth in turn.
+        seed: random seed of the data, the weights and the noise.
+        variables: variables of the model; None draws them.
+        compare: "gradients" for their cosine distance in [0, 2]; "row_spaces" for a distance in [0, 1].
     """
     side = victim(case, seed)
     gradient = _gradient(side.share)
@@ -59,7 +59,7 @@ def distances(
         x, y = (side.private[i][number * size : (number + 1) * size] for i in (0, 1))
         others = side.private.x[-(number + 1) * size :][:size]
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), x.shape)
-        # Grey alone has no spread, which some networks divide by.
+        # A little noise is needed: some networks divide by the spread of the pixels, which is 0 for plain grey.
         grey = jnp.full_like(x, 0.5) + 0.01 * noise
         candidates = (x, *(x + 10 ** (-level / 20) * noise for level in NOISE), grey, others)
         observed = gradient(variables, x, y, None)
@@ -94,25 +94,25 @@ def _distance(model: models.Classifier, share: protocols.ClientShare, compare: s
 
 
 def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[str, Any]:
-    """Mean distances of a row over all batches, and the reach: how much closer images are than other images.
+    """Mean distances of a row over all batches, and the reach: how much closer noisy copies are than other images.
 
-    The reach is a share of the distance of other images, at the best sharpness: 1 for images whose gradient is the
-    observed one, and 0 for those whose gradient is as far away as another image's.
+    The reach is a share of the distance of other images, at the best sharpness: 1 for copies whose gradient is the
+    observed one, and 0 for copies whose gradient is as far away as another image's.
 
     Args:
-        row: name.
-        sharpness: as many as the second axis has.
-        found: (batches, S, K), distances as `distances` gives them.
+        row: name of the row.
+        sharpness: S values of sharpness.
+        found: (batches, S, K) distances as `distances` gives them.
     """
     mean = found.mean(axis=0)
-    share = found / mean[:, [CANDIDATES.index("other")]]  # of the mean distance of other images
+    share = found / mean[:, [CANDIDATES.index("other")]]  # in units of other images' mean distance
     others = share[:, :, CANDIDATES.index("other")]
     closer = others[:, :, None] - share
     reach, error, best = {}, {}, {}
     for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
         at = int(np.argmax(closer[:, :, j].mean(axis=0)))
         reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
-        # The error of a ratio of means: batches do not count as spread because their other images are far.
+        # This is the error of a ratio of means: a batch whose other images are far away adds no spread by that alone.
         residual = closer[:, at, j] - reach[name] * others[:, at]
         error[name] = float(residual.std() / np.sqrt(len(found)))
     return {

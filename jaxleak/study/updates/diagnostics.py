@@ -1,6 +1,6 @@
 """Measurements that explain gradient inversions: label rules, and those behind FedLeak's theory (Figs. 1, 9 and 10).
 
-All of them look at the truth, or at a parabola. They explain attacks, and nothing of them reaches one.
+All of them read the truth, or descend a parabola. They explain attacks, and none of their results reaches one.
 """
 
 import functools
@@ -35,9 +35,9 @@ __all__ = [
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
-#: Draws of noise per image, over `Case.pool` images (the paper: 100 draws).
+#: Draws of noise for each of the `Case.pool` images; the paper has 100 draws.
 NOISE_DRAWS = 4
-#: Images that iDLG attacks for Fig. 1.
+#: Number of images that iDLG attacks for Fig. 1.
 FIG1_ATTACKED = 3
 
 
@@ -45,11 +45,11 @@ def sign_noise(case: Case, seed: int) -> dict[str, float]:
     """Gradient distance of the truth plus sign noise, beside that of the case's attack (Fig. 1b, where it is iDLG).
 
     Args:
-        case: model, data, pool and attack.
-        seed: of data, weights and noise.
+        case: names model, data, pool and attack.
+        seed: random seed of the data, the weights and the noise.
 
     Returns:
-        `noise0` to `noise64`: mean L2 distance of gradients at that strength in 1/255; `distance`, `element`, `psnr`:
+        `noise0` to `noise64`: mean L2 distance of gradients, the strength in 1/255; `distance`, `element`, `psnr`:
         the attack's final L2 distance, the root mean square difference of a gradient's elements, and PSNR, means over
         `FIG1_ATTACKED` images.
     """
@@ -87,7 +87,7 @@ def fig1_seeds(seed: int) -> list[int]:
     """Seeds of the images that `sign_noise` attacks.
 
     Args:
-        seed: of the measurement.
+        seed: random seed of the measurement.
     """
     return [1000 * seed + i for i in range(FIG1_ATTACKED)]
 
@@ -95,13 +95,13 @@ def fig1_seeds(seed: int) -> list[int]:
 def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
     """Pearson correlation of |g_i| and sum_j |dg_i / dx_j| over the kernel of the last dense layer (FedLeak, Fig. 9).
 
-    Per image, batch normalisation in training mode with that image alone. With features f, softmax outputs p and label
+    Every image is a batch of its own, normalised in training mode. With features f, softmax outputs p and label
     y the kernel's gradient is f_a (p_c - y_c), whose derivatives follow from those of f and p: F + C backward passes
     instead of F * C.
 
     Args:
-        case: model, data and pool.
-        seed: of data and weights.
+        case: names model, data and pool.
+        seed: random seed of the data and the weights.
 
     Returns:
         `pearson` and `pearson_spread`, mean and deviation over the `case.pool` images, and `images`.
@@ -120,7 +120,7 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
         rows_f = jax.lax.map(lambda e: pull((e, jnp.zeros_like(p)))[0].ravel(), jnp.eye(f.size), batch_size=32)
         rows_p = jax.lax.map(lambda e: pull((jnp.zeros_like(f), e))[0].ravel(), jnp.eye(p.size), batch_size=32)
         residual = p - jax.nn.one_hot(y, p.size)
-        # One class at a time: all derivatives of all elements together would be F * C * pixels numbers.
+        # Classes are taken one at a time: all derivatives together would be F * C * pixels numbers.
         sensitivity = jax.lax.map(
             lambda c: jnp.abs(rows_f * residual[c] + f[:, None] * rows_p[c]).sum(axis=1), jnp.arange(p.size)
         )
@@ -135,11 +135,11 @@ def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None =
     """Accuracy of every label rule on batches of the case's size, repeats counted.
 
     Args:
-        case: model, data and batch size.
-        batches: how many, > 0.
-        seed: of data, weights and batches.
-        drawn_classes: labels are drawn uniformly, with replacement, among so many classes; None takes the data's own.
-            Untrained networks know nothing of classes, so that drawn labels are as hard to find as the images' own.
+        case: names model, data and batch size.
+        batches: number of batches, > 0.
+        seed: random seed of the data, the weights and the batches.
+        drawn_classes: number of classes among which labels are drawn uniformly, with replacement; None takes the
+            data's own labels. Drawn labels are as hard to infer as these, as an untrained network knows no classes.
 
     Returns:
         Accuracy in [0, 1] by rule, NaN where a rule does not take this batch size; `distinct`, the most that any
@@ -183,7 +183,7 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
         head = jax.eval_shape(lambda key: model.head_of(model.init(key)["params"]), jax.random.key(0))
         try:
             jax.eval_shape(lambda head: found_by(rule, head, head, jax.random.key(0)), head)
-        except ValueError:  # not this batch size
+        except ValueError:  # the rule does not take this batch size
             return False
         return True
 
@@ -197,7 +197,7 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
             weights = model.with_head(variables["params"], layer)
             return objectives.cross_entropy(model.apply({**variables, "params": weights}, x).logits, y)
 
-        # The gradient of the last layer alone takes one forward pass, however deep the model is.
+        # The gradient of the last layer alone needs a single forward pass through the layers below.
         gradient = jax.grad(loss)(head)
         return {rule: found_by(rule, gradient, head, key) for rule in usable}
 
@@ -210,9 +210,9 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
     A plain step of size below this ratio brings x' closer to the truth x.
 
     Args:
-        case: of one image, so that no matching is needed.
-        seed: of data, weights and start.
-        every: iterations between two looks at the path.
+        case: a case with a single image, so that no matching is needed.
+        seed: random seed of the data, the weights and the start.
+        every: number of iterations between two measurements along the path.
 
     Returns:
         `iteration` and `ratio`, arrays along the path, and `psnr` along it.
@@ -262,7 +262,7 @@ def parabola_path(case: Case) -> np.ndarray:
     """Gradient descent on y = x^2 from x = 0.5 (Fig. 10), at the case's step size, blend and probe.
 
     Args:
-        case: has these, and the iterations.
+        case: gives the step size, blend, probe and number of iterations.
 
     Returns:
         (iterations + 1,), x before the first step and after each one.
@@ -286,7 +286,7 @@ def settled_after(curve: np.ndarray, share: float = 0.05) -> float:
 
     Args:
         curve: (iterations,), not empty.
-        share: of the fall, > 0.
+        share: share of the curve's fall, > 0.
     """
     above = np.flatnonzero(curve > curve[-1] + share * max(curve[0] - curve[-1], 0.0))
     return float(above[-1] + 1 if len(above) else 0)
