@@ -14,7 +14,7 @@ from jaxleak.study.reports import Section
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
 DELEGATED = (*CAFE, *VFL)
-#: What is ours of the defenses in these tables, by the study's kind and the reading's name in a cell.
+#: How our defenses in these tables differ from the published ones, by the reading's name in a cell.
 READINGS = {
     "fake-repaired": "the printed algorithm with its slips repaired",
     "fake-capped": "repaired, with noise in units of the whole gradient's root mean square",
@@ -27,7 +27,7 @@ READINGS = {
     "gradient": "noise on the top's output gradient, another reading of the paper's place",
     "cut": "noise on the gradients that leave for the parties, another reading of the paper's place",
 }
-#: Private images. Who knows of fake gradients solves one system per feature: 21 GB for the paper's 800, 1.3 for these.
+#: Number of private images. An attacker who knows of fake gradients needs 21 GB for the paper's 800, 1.3 GB for 200.
 NUM_SAMPLES = {"cafe-fake-gradients": 200, "cafe-table11": 800}
 
 
@@ -46,10 +46,10 @@ def run(
     Args:
         study: one of `DELEGATED`.
         out: run folder of the whole command.
-        seeds: for VFL studies 0 to n - 1.
-        budget: minutes > 0.
-        iterations: of CAFE's training under defenses (Table 11), where the paper has 8,000.
-        fresh: forget what is there.
+        seeds: random seeds; 0 to n - 1 for VFL studies.
+        budget: time budget in minutes, > 0.
+        iterations: iterations of CAFE's training under defenses (Table 11); the paper has 8,000.
+        fresh: whether to delete earlier results.
 
     Returns:
         Rows with `id`, `paper`, `ours`, `spread` or `not_run`; and figures, relative to `out`.
@@ -104,7 +104,7 @@ def _cells(results: Any) -> list[dict[str, Any]]:
 def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Points of a VFL table, by curve: the task's accuracy change against the label accuracy of both attackers.
 
-    A defense without strength is a curve of one point. Only points whose both halves ran are there.
+    A defense without strength is a curve of one point. A point is there only if its accuracy and its attack both ran.
     """
     utility, label = dict[str, float](), dict[str, float]()
     for row in rows:
@@ -130,7 +130,7 @@ def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def _draw_fake_gradients(out: Path, folder: Path) -> None:
-    """CAFE's trade-off into `folder`, as soon as the studies of the attack and of the training have both run."""
+    """Draw CAFE's trade-off into `folder`, as soon as the studies of the attack and of the training have both run."""
     stored = [out / study / "results.json" for study in CAFE]
     if not all(path.exists() for path in stored):
         return
@@ -148,10 +148,10 @@ def _draw_fake_gradients(out: Path, folder: Path) -> None:
 def loss_curves(
     rows: list[dict[str, Any]],
 ) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
-    """Points of fake gradients, and the one without: the training loss after most rounds against both attackers' PSNR.
+    """Points with fake gradients, and the one without: training loss after the last round against both attackers' PSNR.
 
     Args:
-        rows: of the tables "text-fake-gradients" and "table11".
+        rows: rows of the tables "text-fake-gradients" and "table11".
     """
     numbers = {row["id"]: row["ours"] for row in rows if isinstance(row.get("ours"), int | float)}
     losses: dict[str, tuple[int, float]] = {}
@@ -200,7 +200,7 @@ def sections(study: str, rows: list[dict[str, Any]], figures: list[str]) -> list
 
 
 def _at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without those of a training before its last iteration that has one."""
+    """Rows without those of a training at an iteration before the last one that ran."""
 
     def done(row: dict[str, Any]) -> int:
         _, found, after = row["id"].partition("/iter")

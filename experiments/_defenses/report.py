@@ -18,12 +18,12 @@ _HEADER = (
     "adaptive SSIM", "recognised", "adaptive recognised", "grey, dB", "cosine distance", "labels", "adaptive labels",
     "bits/entry", "true epsilon",
 )  # fmt: skip
-#: Columns of a terminal that show all of these beside each other; a narrower one gets them in parts.
+#: Width of a terminal, in characters, that shows all of these columns at once; a narrower one gets several tables.
 _WIDTH = 190
 _PARTS = ((3, 4), (5, 6, 7), (8, 9, 12), (10, 11), (13, 14, 15), (16, 17))
-#: Reconstructions that a contact sheet shows at most.
+#: Largest number of reconstructions on a contact sheet.
 _SHEET_ROWS = 12
-#: What the report says of how the numbers were made.
+#: Text of the report on how the numbers were made.
 METHOD = (
     "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
     "samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched one to one; at "
@@ -31,7 +31,7 @@ METHOD = (
     "right, in any order. Changes are against the run without defense and with the same local steps, the leak's that "
     "of the better attacker. Bits per entry of the upload; without a defense 32.",
 )
-#: What the figures show, by patterns of their names.
+#: Captions of the figures, by patterns of their names.
 CAPTIONS = {
     "*-images.png": "Private images above the reconstructions of every attack on the first seed, with its PSNR.",
     "*": "What a defense costs in accuracy, and what leaks through it. Dashed: the attacker does not know the defense; "
@@ -98,13 +98,13 @@ def _named(defense: str, strength: str, steps: str) -> str:
 def draw(
     folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, attacks: dict[str, Inversion]
 ) -> None:
-    """Draw the trade-off, and what the attacks see of the first seed.
+    """Draw the trade-off, and what the attacks reconstruct with the first seed.
 
     Args:
-        folder: gets the figures.
-        study: its name.
-        rows: of its points.
-        runner: has the reconstructions.
+        folder: run folder, which gets the figures.
+        study: name of the study.
+        rows: rows of the study's points.
+        runner: runner that keeps the reconstructions.
         attacks: label to attack, for the contact sheet; those that did not run are left out.
     """
     ran = [row for row in rows if "accuracy" in row]
@@ -138,7 +138,7 @@ def _of_steps(steps: int) -> str:
 def _of_the_same_images(runner: Runner, attacks: dict[str, Inversion], seed: int) -> dict[str, Result]:
     """Results of attacks that ran, as many as a sheet has room for."""
     ran = {label: runner(job, seed) for label, job in attacks.items() if runner.done(job, seed)}
-    # Batches of other sizes draw other images, which a common sheet cannot compare.
+    # Batches of other sizes have other images, so that one sheet cannot compare them.
     shapes = {label: result.arrays["truth"].shape for label, result in ran.items()}
     same = [label for label, shape in shapes.items() if shape == next(iter(shapes.values()))]
     return {label: ran[label] for label in same[:_SHEET_ROWS]}
@@ -150,8 +150,8 @@ def sections(
     """The sections of a study that was run here.
 
     Args:
-        study: its name.
-        rows: of its points.
+        study: name of the study.
+        rows: rows of the study's points.
         settings: sentences on what was run, each a list item.
         outcomes: what the paper says without a number that could stand beside one of ours.
     """
@@ -194,6 +194,6 @@ def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
 
 
 def readings(study: str, own: dict[str, str]) -> list[reports.Section]:
-    """Defenses that are not quite, or not, the published ones, if there are any; name to what is different."""
+    """The section on defenses that differ from the published ones, if there are any; `own` maps a name to how."""
     told = [f"{name}: {text}." for name, text in own.items() if text]
     return [reports.Section(f"{study}: not as published, or not published in full", [bullets(told)])] if told else []

@@ -41,7 +41,7 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
         own = replace(base, local_steps=steps)
         points.append(TradeOffPoint(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
         private = "dp_sgd" if steps == 1 else "dp_update"
-        # Figure 4 says Gaussian DP without its strengths; these are those of Figure 5.
+        # Figure 4 names Gaussian DP without its strengths; the strengths of Figure 5 are taken.
         chosen = {private: CLIENT_DEFENSES["dp_sgd"].strengths[:4]} | strengths
         for point in _swept(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
             paper = _printed(f"quantization/steps{steps}") if _is_strongest_quantization(point) else ()
@@ -50,7 +50,7 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
 
 
 def _is_strongest_quantization(point: TradeOffPoint) -> bool:
-    # The paper does not name the bits of its "quantization protects, at 10 % accuracy".
+    # The paper says "quantization protects, at 10 % accuracy" and does not say with how many bits.
     return point.case.defense == "quantization" and point.case.strength == 1
 
 
@@ -86,7 +86,7 @@ def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOf
     return [TradeOffPoint(base, "none", 0.0), *_swept(base, names, strengths)]
 
 
-#: The demonstration: points of several defenses.
+#: Defenses of the demonstration, each with its strengths.
 DEMO: dict[str, tuple[float, ...]] = {
     "soteria": (0.5,),
     "quantization": (4.0, 1.0),
@@ -111,7 +111,7 @@ STUDIES = {
     "further": further,
 }
 
-#: What the paper says of a study without a number that could stand beside one of ours.
+#: Tables with the paper's statements on a study that have no number to compare with ours.
 OUTCOMES: dict[str, tuple[str, ...]] = {
     "fedleak-fig5": ("text-combined-defence",),
     "fedleak-fig7": ("text-secure-aggregation-clients",),

@@ -7,14 +7,14 @@ import numpy as np
 
 from experiments import _paper
 
-#: FedLeak's risk scale (section 6): a PSNR below this leaves nothing meaningful.
+#: PSNR in dB below which a reconstruction shows nothing meaningful, by FedLeak's risk scale (section 6).
 PROTECTED = 10.0
-#: dB that two leaks may differ by and still be called comparable, and that a leak must lose to be called degraded.
+#: Largest difference in dB of two leaks that are called comparable, and smallest loss of one that is called degraded.
 COMPARABLE, DEGRADED = 3.0, 1.0
-#: Accuracies that the paper shows in a figure only may differ by this much.
+#: Largest difference of an accuracy from one that the paper shows in a figure only.
 ABOUT = 0.1
 
-#: Tasks of a VFL attack, as they stand between the name of a table and that of its cell.
+#: Tasks of a VFL attack, as a cell's id names them between the table and the row.
 TASKS = ("label", "feature")
 
 
@@ -31,8 +31,8 @@ def verdicts(study: str, rows: list[dict[str, Any]]) -> list[Verdict]:
     """What FedLeak concludes from the figure of a study, against its rows. Leaks are the better attacker's.
 
     Args:
-        study: its name; one without such conclusions has no verdicts.
-        rows: of its points, with and without results.
+        study: name of the study; a study without such conclusions has no verdicts.
+        rows: rows of the study's points, with and without results.
     """
     ran = [row for row in rows if "accuracy" in row]
     judge = {"fedleak-fig4": _fig4, "fedleak-fig5": _fig5, "fedleak-fig7": _fig7, "fedleak-fig8": _fig8}.get(study)
@@ -155,7 +155,7 @@ def orders(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     follows "#" in a cell's name), in which cells without one stand in for what has no such reading.
 
     Args:
-        rows: with `id` ("table/cell/dataset#reading"), `paper` and `ours`; those without both numbers are left out.
+        rows: rows with `id` ("table/cell/dataset#reading"), `paper` and `ours`; rows without a number are left out.
     """
     groups: dict[tuple[str, str], dict[str, dict[str, tuple[float, float]]]] = {}
     for row in rows:
@@ -172,7 +172,7 @@ def orders(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
             if len({paper for paper, _ in cells.values()}) < 2:
                 continue
             what = " ".join(filter(None, (name, data, reading and f"({reading})")))
-            # Cells that tie in the paper are in our order.
+            # Cells with equal numbers in the paper are in the order of ours.
             reversed_ = {cell: (mine, printed) for cell, (printed, mine) in cells.items()}
             found.append((what, _ascending(cells), _ascending(reversed_)))
     return found

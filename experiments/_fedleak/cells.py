@@ -33,14 +33,14 @@ MODELS = {
     "three-hidden-layer network with ReLU": "mlp",
 }
 
-#: Which FedLeak a row runs; Tables 15 to 19 vary one thing around it.
+#: Presets of FedLeak that a row may run, each with its description; Tables 15 to 19 change one setting of it.
 PRESETS = {
     "fedleak": "our preset (relative L1 + cosine, all entries, no blend, smoothing, Adam at 0.05 with cosine decay)",
     "fedleak_paper": "the printed preset",
     "fedleak_upstream": "the published code's preset",
 }
 
-#: What a table's name on the command line stands for among the printed tables; all others stand for themselves.
+#: Names on the command line that stand for several printed tables or none; every other name is that of one table.
 GROUPS = {
     "table10": ("table10-ssim", "table10-lpips", "table10-asr"),
     "table11": ("table11-gd", "table11-psnr"),
@@ -51,7 +51,7 @@ GROUPS = {
     "fig10": (),
 }
 
-#: Printed results that no run of this module gives.
+#: Tables with results that no run of this module gives, each with the reason.
 NOT_MEASURED = {
     "table10-asr": "attack success is the verdict of three human judges; see the contact sheets",
     "text-fig4-accuracy": "a defense: belongs to the study of defenses",
@@ -66,7 +66,7 @@ NOT_MEASURED = {
 
 _NO_PUBLIC_DATA = "needs a generator trained on public data, which the table does not describe: --public-data"
 
-#: Table 17's data are 32x32 colour images: differences per direction, by which a sum over an image exceeds our mean.
+#: Differences per direction in Table 17's 32x32 colour images: the factor between a sum over an image and our mean.
 _TV_DIFFERENCES = 32 * 31 * 3
 
 
@@ -151,11 +151,11 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         return replace(base, reason="compares models; --model would make them one")
     if table == "table7" and cell["weights"] == "pretrained" and sizes.warm is None and sizes.pretrained is None:
         return replace(base, reason="compares random with pretrained weights: --weights warm or a safetensors file")
-    if table == "table14-label-accuracy":  # always of random weights
+    if table == "table14-label-accuracy":  # this table always has random weights
         sizes = replace(sizes, attack_round=None, warm=None, pretrained=None)
     job, note = _inversion(setting, cell, spec, sizes)
     if table == "table14-label-accuracy":
-        # Only what the gradient depends on, so that a change of the attack runs nothing again.
+        # The case has only what the gradient depends on, so that a change of the attack runs nothing again.
         c = job.case
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job(case, kind="labels")
@@ -176,7 +176,7 @@ def _gain(results: Results) -> float:
 
 
 def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: Sizes) -> tuple[Job, str]:
-    """The run behind a PSNR, and what is not as printed about it."""
+    """The run behind a PSNR, and a note on how it differs from the printed one."""
     printed_attack = setting.get("attack", {})
     batch = sizes.batch_size or cell.get("batch_size", setting.get("batch_size", 32))
     steps = cell.get("local_steps", setting.get("local_steps", 1))
@@ -231,7 +231,7 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
 
 
 def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
-    """Tables 15 to 19 change one thing about FedLeak, Table 14 takes its labels away."""
+    """Tables 15 to 19 change one setting of FedLeak; Table 14 withholds its labels."""
     if case.attack in ("fedleak", "fedleak_paper", "fedleak_upstream"):
         smooth: dict[str, Any] = {"homotopy": sizes.homotopy, "exact_kinks": sizes.exact_kinks}
         case = replace(case, **smooth)
@@ -241,9 +241,9 @@ def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
     if "lambda_prime" in cell:
         return replace(case, blend=float(cell["lambda_prime"]))
     if "alpha" in cell:
-        # The printed TV is a sum over the batch, as in fedleak_paper; elsewhere ours is a mean, and its weight carries
-        # the number of differences. The printed activation penalty is a sum too, but over how many layers is not
-        # printed: elsewhere than in fedleak_paper it stays a mean.
+        # The printed TV is a sum over the batch, as in fedleak_paper. Other presets take a mean, so that the weight is
+        # multiplied by the number of differences. The printed activation penalty is also a sum, but the paper does not
+        # say over how many layers: in presets other than fedleak_paper it stays a mean.
         summed = case.attack == "fedleak_paper"
         return replace(case, tv=float(cell["alpha"]) * (1 if summed else _TV_DIFFERENCES * case.batch_size))
     if "beta" in cell:
@@ -328,8 +328,8 @@ def _parabolas() -> Iterator[Cell]:
     plain = Case(iterations=20)
     variants = {
         "plain": plain,
-        "toward-the-next-point": replace(plain, blend=0.3, probe="step"),  # as in the example and the code
-        "along-the-gradient": replace(plain, blend=0.3, probe="ascent"),  # as in Equation 13
+        "toward-the-next-point": replace(plain, blend=0.3, probe="step"),  # the paper's example, the code
+        "along-the-gradient": replace(plain, blend=0.3, probe="ascent"),  # the paper's Equation 13
     }
     for rate in (1.0, 0.9):
         for name, case in variants.items():
@@ -342,7 +342,7 @@ def _parabolas() -> Iterator[Cell]:
 def _label_rules(sizes: Sizes) -> Iterator[Cell]:
     """Label inference on data with more samples than the ImageNet sample has; the report shows all rules."""
     model = sizes.model or "resnet10"
-    # No data set of 1,000 classes at hand has batches with repeats: there labels are drawn.
+    # No data set at hand has 1,000 classes and batches with repeated labels, so that labels are drawn.
     for name, drawn in (("CIFAR-10", None), ("CIFAR-100", None), ("CIFAR-100", 1000)):
         if name not in sizes.specs:
             continue
@@ -381,7 +381,7 @@ def _weights_note(setting: dict[str, Any], cell: dict[str, Any], sizes: Sizes) -
 
 
 def _no_lpips() -> str:
-    """What LPIPS lacks here, or nothing; better known before hours of attack than after them."""
+    """Why LPIPS cannot be computed here, or ""; asked before hours of attack and not after them."""
     black = np.zeros((1, 32, 32, 3))
     try:
         metrics.lpips(black, black)

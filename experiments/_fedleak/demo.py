@@ -16,8 +16,8 @@ from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, resolved
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
-#: descends by Adam, so that an iteration is one gradient for everybody; its own L-BFGS does not score better, and its
-#: line search takes several.
+#: descends by Adam, so that every attack takes one gradient per iteration; the line search of its own L-BFGS takes
+#: several, and L-BFGS does not score better.
 ATTACKS = {
     "FedLeak": Case(attack="fedleak"),
     "iDLG": Case(attack="idlg", optimizer="adam"),
@@ -30,7 +30,7 @@ LABELS = "calibrated"
 ITERATIONS = 400
 BATCH = 4
 
-#: Scores that are printed, each with its heading and form.
+#: Scores that are printed, each with its heading and number format.
 SHOWN = {
     "psnr": ("PSNR, dB", ".2f"),
     "psnr_best_match": ("best match", ".2f"),
@@ -45,14 +45,14 @@ SHOWN = {
 def main(
     seeds: tuple[int, ...], out: Path | None, *, fresh: bool, iterations: int | None, public_data: str | None
 ) -> dict[str, float]:
-    """Attack one client's batch of natural image patches with everything; returns the metrics.
+    """Attack one client's batch of natural image patches with every attack; returns the metrics.
 
     Args:
-        seeds: each changes data, weights and start together.
+        seeds: random seeds; each changes data, weights and start together.
         out: run folder.
-        fresh: forget finished runs.
-        iterations: of every attack, > 0; None takes `ITERATIONS`.
-        public_data: what GGL and ROG train their generators on; None leaves both out.
+        fresh: whether to delete finished runs.
+        iterations: iterations of every attack, > 0; None takes `ITERATIONS`.
+        public_data: data that GGL and ROG train their generators on; None leaves both out.
     """
     iterations = ITERATIONS if iterations is None else iterations
     _validate.count(iterations=iterations)

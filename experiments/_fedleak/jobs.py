@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxleak import models
 from jaxleak.study.updates import Inversion, Training
 
-#: Data specification of every data set that has a name of its own here.
+#: Data specifications of the paper's data sets that are built in.
 DATASETS = {
     "MNIST": "mnist",
     "CIFAR-10": "cifar10",
@@ -19,10 +19,10 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Job(Inversion):
-    """One thing to run with one seed: an inversion, or what explains it."""
+    """One thing to run with one seed: an inversion, or a measurement that explains one."""
 
     kind: Literal["invert", "labels", "fig1", "path", "fig9", "fig10", "parameters"] = "invert"
-    drawn_classes: int | None = None  # of "labels": labels are drawn among so many classes, not the data's own
+    drawn_classes: int | None = None  # classes that kind "labels" draws among; None: the data's own labels
 
 
 @dataclass(frozen=True)
@@ -36,38 +36,38 @@ class Replacements:
     activation: Literal[tuple(models.ACTIVATIONS)] | None = None  # type: ignore[valid-type]
     """Replaces ReLU."""
     iterations: int | None = None
-    """Replaces the printed 10,000."""
+    """Replaces the printed 10,000 iterations."""
     batch_size: int | None = None
-    """Replaces the printed one."""
+    """Replaces the printed batch size."""
     homotopy: tuple[float, float] | None = None
-    """Sharpness from, to, in FedLeak's smoothing; None keeps the preset's."""
+    """Sharpness of FedLeak's smoothed kinks at the start and at the end; None keeps the preset's."""
     exact_kinks: bool = False
-    """FedLeak without smoothing."""
+    """Run FedLeak without smoothing."""
     idlg_optimizer: Literal["adam"] | None = None
-    """Adam, one gradient per iteration, in place of iDLG's L-BFGS."""
+    """Optimizer in place of iDLG's L-BFGS: Adam takes one gradient per iteration."""
     client_learning_rate: float = 1e-4
     """Learning rate of the clients' local steps."""
     estimate: bool = False
-    """Several local steps: match the averaged-gradient estimate instead of the unrolled steps."""
+    """With several local steps: match the averaged-gradient estimate instead of the unrolled steps."""
     federation: int = 100
     """Clients of skewed partitions and of training."""
     microbatch: int | None = None
-    """Restarts computed at once."""
+    """Restarts that are computed at once; None takes all of them."""
     public_data: str | None = None
-    """What GGL and ROG train their generators on: held_out (samples of the same data that no client holds), synthetic,
-    or a data specification; without it their cells are listed and not run."""
+    """Data that GGL and ROG train their generators on: held_out (samples of the same data that no client holds),
+    synthetic, or a data specification; without it their cells are listed and not run."""
     substitute: str | None = None
-    """Data specification for cells whose own data are not there."""
+    """Data specification for cells whose own data are not available."""
 
 
 @dataclass(frozen=True)
 class Sizes(Replacements):
-    """What replaces the printed settings; every replacement that bites is named in a cell's note."""
+    """What replaces the printed settings; a cell's note names every replacement that changes it."""
 
-    fedleak: str = "fedleak"  # which preset stands for FedLeak
-    labels: str = "calibrated"  # how every attack gets its labels
-    pools: Mapping[str, int] = field(default_factory=dict)  # by data specification, how many samples clients draw from
-    warm: Training | None = None  # in place of ImageNet weights; None draws random ones
-    pretrained: Any = None  # a safetensors file
-    attack_round: Training | None = None  # FedAvg rounds before the attacked one
+    fedleak: str = "fedleak"  # preset that stands for FedLeak
+    labels: str = "calibrated"  # label rule of every attack
+    pools: Mapping[str, int] = field(default_factory=dict)  # size of the clients' pool by data specification
+    warm: Training | None = None  # training in place of ImageNet weights; None draws random ones
+    pretrained: Any = None  # safetensors file of pretrained weights
+    attack_round: Training | None = None  # FedAvg training before the attacked round
     specs: Mapping[str, str] = field(default_factory=lambda: DATASETS)

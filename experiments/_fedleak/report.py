@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # subpackages load when they are first used
 from rich.table import Table
 
 from experiments._fedleak.jobs import Job
@@ -15,10 +15,10 @@ from jaxleak.study.runner import Result, Runner
 from jaxleak.study.updates import draw_distances, draw_reconstructions
 from jaxleak.study.updates.diagnostics import STRENGTHS
 
-#: Tables that sweep one thing, so that a trend can be judged.
+#: Tables that sweep one setting, so that a trend can be judged.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
 
-#: What the figures show, by patterns of their names.
+#: Captions of the figures, by patterns of their names.
 CAPTIONS = {
     "*-distance.png": "The attackers' own distance over the iterations, by run; distances of different attacks are "
     "different functions, so their heights do not compare.",
@@ -30,9 +30,9 @@ CAPTIONS = {
 }
 
 
-#: The legend of Figure 10, by where the second gradient is taken.
+#: Labels in the legend of Figure 10, by the point at which the second gradient is taken.
 _BLENDED = {"step": "next point", "ascent": "uphill"}
-#: What stands beside a cell: heading to its text.
+#: Columns beside a cell's number: heading to the function that gives the text.
 BESIDE = {
     "grey": value_of("psnr_grey"),
     "one-to-one": value_of("psnr"),
@@ -67,8 +67,8 @@ def trend(rows: Sequence[dict[str, Any]]) -> str:
 def label_rules(runner: Runner) -> dict[str, dict[str, dict[str, Any]]]:
     """What every label rule found, by data and batch size: percent with repeats counted, mean and spread over seeds.
 
-    A rule that is not made for so many samples is left out. "distinct" is the most that a rule can find which takes
-    every label once.
+    A rule that does not take a batch of this size is left out. "distinct" is the most that a rule can find which
+    takes every label once.
     """
     compared: dict[Job, list[Mapping[str, float]]] = {}
     for (job, _), result in runner.memory.items():

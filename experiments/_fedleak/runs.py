@@ -16,19 +16,19 @@ from jaxleak.study.updates import (
     sources_of_update,
 )
 
-#: Label rules are compared over so many batches.
+#: Number of batches over which label rules are compared.
 LABEL_BATCHES = 10
 
 
 class UpdateJobs(Inversions[Job]):
-    """The jobs of FedLeak's tables: inversions, and what has no attack or looks at one more closely."""
+    """The jobs of FedLeak's tables: inversions, and measurements that explain them."""
 
     def sources(self, job: Job, seed: int) -> Arrays:
         """Arrays that the result comes from."""
         case = job.case
         if job.kind == "parameters":
             return drawn(case.data, 1, 0)
-        if job.kind == "fig10":  # which has no data
+        if job.kind == "fig10":  # the parabola has no data
             return {}
         if job.kind == "labels":
             return drawn(case.data, None, seed)
