@@ -17,22 +17,22 @@ from jaxleak.study.rounds.runs import CAP, Setting
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources, samples_in
 
-#: What stands for each data set. Linnaeus 5 could not be had.
+#: Data specification of each printed data set. CIFAR-10 stands for Linnaeus 5, which is not available.
 SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}
 LINNAEUS = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)"
 
 PRINTED = Options(solver="paper", iterations=8000)
-#: The reduced problem: a tenth of the private samples in batches of a tenth, so that a batch is the same share of them.
+#: The reduced problem: a tenth of the private samples, in batches of a tenth of the size, so that their ratio stays.
 SHARE, ROUNDS, RATE = 10, 200, 0.05
-#: Tables of how many iterations something takes, or of curves over thousands: the small problem runs all of them.
+#: Tables of iteration counts, or of curves over thousands of iterations: the reduced problem runs all iterations.
 WHOLE_RUNS = ("table5", "table8-psnr", "table10")
-#: Tables whose small problem still takes ten minutes and more: they have a variant with a quarter of the channels, too.
+#: Tables whose reduced problem still takes ten minutes or more; a variant of them has a quarter of the channels.
 NARROW = ("table4", "table5", "table10", "iclr-table1a", "iclr-table2a", "iclr-table2b")
-#: Their attacks, where they are not CAFE by itself, need no such variant.
+#: Methods in these tables that need such a variant; the other attacks there do not.
 _NARROW_METHODS = ("cafe", "cafe-cosine", "cafe-iclr", "dlg")
 OURS = Options(solver="exact", images=8)
 CHANNEL_PEAK = "PSNR by the formula that the paper prints, with every channel's own peak"
-#: Samples behind fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
+#: Options of fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
 FAKE = Options(solver="exact", images=4, num_samples=200)
 
 _SURVEY = "a survey of the cited papers, whose numbers are not measured in this one"
@@ -95,7 +95,7 @@ def _measurement(
         differs = "; ".join(filter(None, (differs, LINNAEUS)))
         if variant != "ours":
             variant, name = "stand-in", "-".join(filter(None, (name, "reduced" if variant == "reduced" else "")))
-        if setting.kind == "exact":  # which has no hyper-parameters of the data set: one run serves both
+        if setting.kind == "exact":  # no hyper-parameter depends on the data set: one run serves both
             setting = replace(setting, dataset="cifar10")
     return Measurement(identifier, variant, differs, (setting,), cell.read, (SPECS[setting.dataset],), name)
 
@@ -108,12 +108,12 @@ def _as_printed(cell: Cell) -> Measurement:
 
 
 def _reduced(cell: Cell) -> Measurement | None:
-    """The same cell on the reduced problem; None where a whole run of it takes half an hour and more."""
+    """The same cell on the reduced problem; None where a full run of it takes half an hour or more."""
     setting, table = setting_of(cell), cell.id.partition("/")[0]
     if table == "iclr-table1a":
         return None
     small, sizes = _smaller(setting)
-    if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs: the small problem has as many rounds in each
+    if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs, which have as many rounds here as printed
         return _measurement(cell, "reduced", sizes, small)
     if setting.kind == "training":
         return _measurement(
@@ -164,7 +164,7 @@ def _too_large(measurement: Measurement) -> str:
         try:
             there = samples_in(spec)
         except (OSError, ValueError):
-            return ""  # whether the data can be had is said when they are asked for
+            return ""  # missing data are reported when the run asks for them
         if setting.num_samples + extra > there:
             return f"the cell asks for {setting.num_samples + extra} images, and {spec} has {there} here"
     return ""

@@ -54,13 +54,13 @@ def iclr(tables: Sequence[Measurement]) -> list[Measurement]:
     for measurement in tables:
         named = measurement.name not in ("", "reduced")
         if measurement.cell == "table1b/cafe/linnaeus5" and measurement.variant == "stand-in" and not named:
-            epoch = lambda r: iterations_to(35.0)(r) / 10  # noqa: E731  # ten batches are an epoch
+            epoch = lambda r: iterations_to(35.0)(r) / 10  # noqa: E731  # an epoch has ten batches
             found.append(replace(measurement, cell="text-epoch-35db/cafe/linnaeus5", read=epoch))
     return found
 
 
 def _claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combine: Combine) -> list[Measurement]:
-    """The statement `cell` about other cells, in every variant that all of them have."""
+    """The measurements of `cell`, a statement about other cells, in every variant that all of these have."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in tables:
         if measurement.cell in about:

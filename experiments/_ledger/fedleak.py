@@ -19,32 +19,32 @@ from jaxleak.study.runner import ByType, runner_in
 from jaxleak.study.sources import samples_in, unavailable
 from jaxleak.study.updates import Case, Training, Utilities, Utility
 
-#: What stands for SVHN, which could not be had.
+#: Data in place of SVHN, which is not available, and the note that says so.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")
-#: The lung classes of Lung-Colon Cancer, as printed and for the reduced problem.
+#: The lung classes of Lung-Colon Cancer at the printed size and at that of the reduced problem, each with its note.
 LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
 SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
-#: How a cell's note says that weights of ImageNet are missing.
+#: Part of a cell's note by which it says that other weights stand for those of ImageNet.
 NO_WEIGHTS = "weights for pretrained"
-#: FedLeak as printed goes 10,000 x 1e-4 at most; the reduced one as far by a cosine from twice the mean of this path.
+#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1; the reduced run by 100 x 0.02 / 2 with cosine decay.
 REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
 OUR_ITERATIONS = 200
-#: Tables that compare models, which the reduced problem keeps, narrower.
+#: Tables that compare models: the reduced problem keeps these models and makes them narrower.
 _COMPARE_MODELS = ("table8", "text-capacity-gain")
 _WIDTH = 16
-#: Tables whose model is small as printed.
+#: Tables whose printed model is small already.
 _SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
-#: The clients draw from so many samples at most.
+#: Largest number of samples that the clients draw from.
 _POOL = 512
-#: A second, smaller reduction of tables that compare models: a step of the deep ones takes seconds.
+#: A second, smaller reduction of tables that compare models, as a step of the deep models takes seconds.
 _NARROW_WIDTH, _NARROW_ITERATIONS = 8, 25
-#: How weights are trained in place of pretrained ones where a table compares them with random ones.
+#: Training that replaces pretrained weights where a table compares them with random ones.
 WARM = Training(rounds=100, clients=20, clients_per_round=5)
-#: Data of 224 pixels at the side of the reduced problem, and what stands for those of which there are too few.
+#: Side in pixels to which the reduced problem shrinks images of 224 pixels, and the data where images are too few.
 SMALL_SIDE = 32
 TOO_FEW = "cifar100"
-#: Tables of unlike clients, for which three lung classes with 498 images are too few: four clients with images of
-#: CIFAR-10 instead, of which 1,000 are theirs and the others may be public. Feature skew makes five groups of clients.
+#: Tables of clients with unlike data, for which the 498 images of three lung classes are too few. Four clients share
+#: 1,000 images of CIFAR-10 instead, whose other images may be public. Feature skew makes five groups of clients.
 _UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
 _FEATURE_GROUPS = 5
 UNLIKE_DATA = ("cifar10", "CIFAR-10 for Lung-Colon Cancer")
@@ -76,7 +76,7 @@ class FedLeakStudy:
             for variant, name, sizes in _sizes(table):
                 for cell in cells(table, sizes):
                     if cell.paper is not None and not cell.reason:
-                        # What no size changes is measured once, in its most faithful variant.
+                        # A cell that no size changes is measured once, in its most faithful variant.
                         same = {(m.cell, m.jobs) for m in found}
                         found += [m for m in self._of_cell(variant, name, cell) if (m.cell, m.jobs) not in same]
         return found
@@ -129,7 +129,7 @@ class FedLeakStudy:
 
 
 def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
-    """The printed sizes, and the reduced ones for the paper's algorithm and for ours; with the name of a variant."""
+    """The printed sizes, and the reduced ones for the paper's algorithm and for ours, as (variant, its name, sizes)."""
     printed = Sizes(
         fedleak="fedleak_paper", labels="fedleak", public_data="held_out",
         specs={**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": LUNG[0]},
@@ -162,7 +162,7 @@ def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
 
 
 def _pools(sizes: Sizes, most: int) -> dict[str, int]:
-    """Clients draw from half of what there is, so that the other half can be public."""
+    """Sizes of the pools: clients draw from half of the data, so that the other half can be public."""
     found = {}
     for spec in sizes.specs.values():
         try:
@@ -173,8 +173,8 @@ def _pools(sizes: Sizes, most: int) -> dict[str, int]:
 
 
 def _without_public_half(job: Job) -> Job:
-    """The same job where the client draws from all the data, unless the attack trains on the half that it leaves."""
-    if unavailable(job.case.data):  # which is said where the job is run, and not of cells that nobody asked for
+    """The same job where the client draws from all the data, unless the attack trains on the public half."""
+    if unavailable(job.case.data):  # missing data are reported when the job is run, not before
         return job
     if job.kind != "invert" or job.case.attack in presets.GENERATIVE or _few_clients(job) or job.training is not None:
         return job

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "experiments" / "ledger"
 FIGURES = ROOT / "docs" / "figures" / "reproduction"
 
-#: What `--paper` accepts, and the files of printed numbers behind it.
+#: Papers that `--paper` accepts, each with the name of its file of printed numbers.
 PAPERS = {"cafe": "cafe_neurips", "cafe-iclr": "cafe_iclr", "fedleak": "fedleak", "vflrecon": "vflrecon"}
 
 TITLES = {
@@ -21,7 +21,7 @@ TITLES = {
     "vflrecon": "VFLRecon and VFLDefender",
 }
 
-#: Tables have names of their own in every paper, so that one rule serves all.
+#: Which way numbers are better, by names of tables and cells. These names differ between papers: one rule serves all.
 DIRECTIONS = Directions(
     lower=(
         "text-claims/others-below", "table10-lpips", "table11-gd", "text-fig1-distance", "text-fig1-element",
@@ -30,13 +30,13 @@ DIRECTIONS = Directions(
         "text-defender-intro-feature",
     ),
     lower_units=("iterations", "iterations/image", "epoch"),
-    # Training losses, the accuracy of the task, correlations: nobody gains by another number than the printed one.
+    # For training losses, the task's accuracy and correlations no number is better than the printed one.
     equal=(
         "table8-loss", "table8-accuracy", "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy",
         "text-combined-defence", "text-fig6", "text-fig7-drop", "table5-utility", "table6-utility",
         "text-defender-gain", "text-defence-utility", "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
     ),
-    # Defenses.
+    # In cells with a defense neither direction is better.
     equal_parts=(
         "/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after",
     ),
@@ -49,13 +49,13 @@ def ledger_of(paper: str, folder: Path = FOLDER) -> Ledger:
 
 
 def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
-    """What makes an entry again."""
+    """The command that makes an entry again."""
     words = f"python -m experiments.reproduce --paper {paper} --cell {measurement.cell} --variant {measurement.variant}"
     return f"{words} --seeds {' '.join(map(str, seeds))} --record"
 
 
 def commit() -> str:
-    """The commit that runs; what the ledger and its pages gain meanwhile does not make it another."""
+    """The commit that runs; changes of the ledger and of its pages alone do not count as another commit."""
     return ledger.commit_of(ROOT, but_for=("experiments/ledger", "docs/reproduction"))
 
 
@@ -65,7 +65,7 @@ def where(paper: str, table: str) -> str:
 
 
 def sheet_title(paper: str, table: str) -> str:
-    """What stands above the contact sheet of a table."""
+    """The title of a table's contact sheet."""
     return f"{TITLES[paper]}, {where(paper, table)}"
 
 

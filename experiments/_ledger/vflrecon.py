@@ -20,10 +20,10 @@ from jaxleak.study.parties import Runs, SplitCase, SplitJob, SplitJobs
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
-#: Beside the printed tables there are cells of the text, which read the runs of these.
+#: Tables and figures with runs of their own; cells of the paper's text read the runs of these.
 _TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
 
-#: The data sets at hand of the six behind the paper's averages.
+#: Data sets that are available here, among the six that the paper averages over.
 AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
 FEWER = "fewer records than printed (at most 1000 shadow and 2000 attacked ones, and a third of small data sets)"
 START = "the shadow run starts where the attacked one did, which the paper leaves open"
@@ -32,13 +32,13 @@ THREE_ITEMS = (
 )
 ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
 
-#: How much longer a record of six items takes where the bottom model has hundreds of inputs, a rough guess.
+#: Factor in time for a record of six items where the bottom model has hundreds of inputs; a rough guess.
 _WIDE = 10.0
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A measurement before it is known what else its cases have to run for."""
+    """A measurement before it is known which other scores its cases have to be run for."""
 
     cell: str
     variant: Variant
@@ -113,7 +113,7 @@ def _of_tables() -> Iterator[_Draft]:
 
 
 def _variants(cell: str, case: SplitCase, metric: str, name: str = "") -> Iterator[_Draft]:
-    """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where it is printed."""
+    """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where the paper has them."""
     ours = "adaptive" in name or name in ("tuned", "validated")
     notes = [FEWER]
     if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
@@ -136,7 +136,7 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "") -> Iterat
 
 
 def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
-    # Fields that were chosen by validation are not the paper's six items.
+    # Where validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
         printed = replace(case, fields=party_records.PAPER_FIELDS)
         yield _Draft(
@@ -168,7 +168,7 @@ def _of_text() -> Iterator[_Draft]:
     yield from _variants("text-defender-intro-feature/after", defended, feature)
     yield from _both("text-defender-gain/label", (sensorless, defended), label, lambda v: v[0] - v[1])
     lost = lambda v: -v[0]  # noqa: E731
-    for variance in (0.001, 0.01, 0.1):  # the change of accuracy is printed for either task, and is one training
+    for variance in (0.001, 0.01, 0.1):  # one training gives the change that is printed for both tasks
         noise = replace(sensorless, defense="noise", strength=variance)
         cell = f"table5-utility/feature/noise{variance:g}"
         yield _Draft(cell, "reduced", FEWER, (Scored(noise, "task_accuracy_change"),), _first)

@@ -34,13 +34,13 @@ FIELD_SETS: tuple[tuple[FieldName, ...], ...] = (
     ("gradient", "outputs", "inputs"),
     ("gradient", "outputs", "parameters", "inputs"),
 )
-#: Either task's score and its unit.
+#: Score of each task and its unit.
 _TASKS = ((LABEL, "%"), (FEATURE, "1"))
 
 
 def validated(case: SplitCase) -> SplitCase:
-    """The same case where R learns from six shadow runs, and held-out shadow records choose what a record holds."""
-    # Half the passes: R takes three times as many steps as over one run, which was enough.
+    """The same case where R learns from six shadow runs, and validation on shadow records chooses a record's fields."""
+    # Half the passes suffice: R still takes three times as many steps as with one shadow run.
     return replace(case, shadow_runs=6, select="validation", network_epochs=5)
 
 
@@ -84,7 +84,7 @@ def fig5(base: SplitCase) -> Iterator[Cell]:
 
 
 def fig6(base: SplitCase) -> Iterator[Cell]:
-    """Correlations of features."""
+    """Correlations of features, original and reconstructed."""
     note = "which features are meant is not printed: the third and fourth of ten drawn ones"
     case = dataset_case(base, "sensorless")
     for printed in printed_cells("text-fig6"):
@@ -94,7 +94,7 @@ def fig6(base: SplitCase) -> Iterator[Cell]:
 
 
 def fig7(base: SplitCase) -> Iterator[Cell]:
-    """Share of the features."""
+    """Scores by the share of the features that the adversary holds."""
     case = dataset_case(base, "sensorless")
     for (score, unit), part in zip(_TASKS, ("label", "feature"), strict=True):
         paper = {printed["adversary_features"]: printed for printed in printed_cells(f"text-fig7-{part}")}
@@ -106,7 +106,7 @@ def fig7(base: SplitCase) -> Iterator[Cell]:
 
 
 def fig8(base: SplitCase) -> Iterator[Cell]:
-    """Batch sizes."""
+    """Scores by batch size."""
     case = dataset_case(base, "sensorless")
     paper = {printed.get("batch_size"): printed for printed in printed_cells("text-fig8")}
     for (score, unit), size in product(_TASKS, BATCH_SIZES):
@@ -118,14 +118,14 @@ def fig8(base: SplitCase) -> Iterator[Cell]:
 
 
 def fig9(base: SplitCase) -> Iterator[Cell]:
-    """Shadow records."""
+    """Scores by the number of shadow records."""
     case = dataset_case(base, "sensorless")
     for (score, unit), size in product(_TASKS, SHADOW_SIZES):
         yield cell(f"fig9/{score}/{size}", replace(case, shadow_records=size), f"{score}_shared", unit=unit)
 
 
 def ablation(base: SplitCase) -> Iterator[Cell]:
-    """What a record holds; the paper has no such table."""
+    """Scores by the fields that a record holds; the paper has no such table."""
     case = dataset_case(base, "sensorless")
     for (score, unit), fields in product(_TASKS, FIELD_SETS):
         name = f"ablation/{score}/{'+'.join(fields)}"
@@ -157,8 +157,8 @@ def defender(base: SplitCase) -> Iterator[Cell]:
         yield cell(name, case, "task_accuracy_change", -1.0, "%", "paper: about 1 % lost")
 
 
-#: The cells of every table and figure, given the sizes of the runs, and the cipher that stands in the rows with
-#: encryption ("none" there means "ckks").
+#: Functions that give the cells of a table or figure. They take a case with the sizes of the runs and the cipher for
+#: the rows with encryption ("none" there means "ckks").
 TABLES: dict[str, Callable[[SplitCase], Iterator[Cell]]] = {
     "table3": tables.table3,
     "table4": tables.table4,

@@ -9,15 +9,15 @@ from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.parties import SplitCase, SplitDefenseName
 from jaxleak.study.rows import NO_DATA
 
-#: The data that exist here; BHI and CelebA do not.
+#: Data specifications by the printed name. BHI and CelebA are not available.
 DATASETS = {
     "Sensorless Drive Diagnosis": "sensorless",
     "Criteo": "criteo",
     "Avazu": "avazu",
     "CIFAR-10": "cifar10",
 }
-#: Balanced sampling is printed for Avazu only, but Criteo's baseline of 55 % suggests it there as well. Criteo's counts
-#: have tails that would squeeze a linear scale into its lowest per cent.
+#: Encoding of each data set. Balanced sampling is printed for Avazu only, but Criteo's baseline of 55 % suggests it for
+#: Criteo as well. On a linear scale, the long tails of Criteo's counts would squeeze most into the lowest per cent.
 ENCODINGS: dict[str, dict[str, Any]] = {
     "criteo": {"balanced": True, "scaling": "quantile"},
     "avazu": {"balanced": True},
@@ -26,7 +26,7 @@ LABEL, FEATURE = "label_accuracy", "feature_mse"
 
 
 class Scored(NamedTuple):
-    """What a cell reads: a score of a case. What else has to run of the case, the other cells of a run decide."""
+    """What a cell reads: a score of a case. Other cells of the run may need further scores of the same case."""
 
     case: SplitCase
     score: str
@@ -64,7 +64,7 @@ def paper_cell(printed: dict[str, Any], case: SplitCase, score: str, *, suffix: 
 
 
 def no_data(printed: dict[str, Any]) -> Cell:
-    """A printed number that has nothing to run."""
+    """A printed number whose data are not available, so that nothing runs."""
     return Cell(printed["id"], printed["value"], printed["unit"], reason=NO_DATA + printed["dataset"])
 
 
@@ -95,13 +95,13 @@ def table4(base: SplitCase) -> Iterator[Cell]:
                 changed = replace(case, partition=printed["partition"].lower())
             else:
                 changed = replace(case, optimizer=printed["optimizer"].lower())
-            # "random" is what "auto" means for a table: equal cases run once.
+            # For tabular data "auto" means "random"; one name for both makes equal cases run once.
             changed = replace(changed, partition="auto") if changed.partition == "random" else changed
             yield paper_cell(printed, encrypted(base, changed) if printed["encrypted"] else changed, f"{score}_shared")
 
 
-#: Each row of Tables V and VI that has a defense: the defenses that its words may mean, their strengths (None: the
-#: printed variance of the noise), and what tells their cells apart.
+#: Rows of Tables V and VI with a defense: the defenses that the row's words may mean, their strengths (None: the
+#: printed variance of the noise), and the suffixes of their cells.
 _DEFENSES: dict[str, tuple[tuple[SplitDefenseName, float | None, str], ...]] = {
     "noise": (("noise", None, ""), ("noise_gradient", None, "#gradient"), ("noise_cut", None, "#cut")),
     "dp-sgd-eps10": (("dp_sgd", 10.0, ""), ("label_dp", 10.0, "#label-dp")),
@@ -139,7 +139,7 @@ def table5(base: SplitCase) -> Iterator[Cell]:
     case = dataset_case(base, "sensorless")
     for part, score in _SCORES.items():
         for printed in printed_cells(f"table5-{part}"):
-            if part != "utility" or "feature" not in printed["id"]:  # printed twice, once per task
+            if part != "utility" or "feature" not in printed["id"]:  # the utility is printed twice, once per task
                 yield from _defended(printed, case, printed["id"].split("/")[-1], score)
 
 
@@ -161,6 +161,6 @@ def fu(base: SplitCase) -> Iterator[Cell]:
         elif top == "fixed-top":
             yield paper_cell(printed, case, f"{LABEL}_fu_free_top")
         else:
-            # The direct attack reads a gradient of C entries, which a trainable top does not send.
+            # Fu's direct attack reads a gradient with C entries (classes), which a trainable top does not send.
             note = "model completion, without its semi-supervised part"
             yield paper_cell(printed, case, f"{LABEL}_fu_completion", note=note)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxleak.study.parties import ATTACK_LABELS, draw_correlations, draw_strips
 from jaxleak.study.plots import grouped_bars, save_figure, subplots
 
-#: What the figures of tables show, by their names.
+#: Captions of the figures, by patterns of their names.
 CAPTIONS = {
     "fig4.png": "The victim's part of the images above what was made of cut gradients; brightness is scaled pixel by "
     "pixel.",
@@ -17,11 +17,11 @@ CAPTIONS = {
     "*": "Ours over the seeds, beside the other attacks, both baselines and the paper's points.",
 }
 
-#: Tables whose figures show arrays, and not numbers of rows.
+#: Figures that show arrays instead of the numbers of rows.
 PICTURED = ("fig4", "fig6")
-#: Scores that stand beside ours, by the name of the attack.
+#: Attacks and baselines whose scores are shown beside ours.
 BESIDE = tuple(name for name in ATTACK_LABELS if name != "shared")
-#: What a person calls ours and what stands beside it.
+#: Labels of the curves and bars.
 LABELS = {"ours": "VFLRecon, first of --shadow-init", **ATTACK_LABELS, "paper": "paper"}
 _AXES = {
     "fig7": "share of the features held by the adversary",
@@ -34,10 +34,10 @@ def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: Mapping[s
     """Draw a table's figures into `folder`, as far as its cells ran.
 
     Args:
-        folder: where PNG files go.
+        folder: folder of the PNG files.
         table: "fig3" to "fig9"; others have no figure.
-        rows: from `run_cells`.
-        arrays: of figures 4 and 6, the victims' features and the estimate, or None.
+        rows: rows of the table's cells, from `run_cells`.
+        arrays: `victims` (features of the victims) and `estimate`, for figures 4 and 6; else None.
     """
     ran = [row for row in rows if row["ours"] is not None]
     if table in ("fig3", "fig5") and ran:

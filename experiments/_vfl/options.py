@@ -9,12 +9,12 @@ import tyro
 from jaxleak.study.parties import SplitCase, SplitSetup
 
 DEMO_DATA = ("breast_cancer", "digits")
-#: Tables and figures of the paper, and further ones.
+#: Tables and figures of the paper, and further tables: fu, ablation, encryption and defender.
 TABLES = (
     "table3", "table4", "table5", "table6", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "fig9", "fu", "ablation",
     "encryption", "defender",
 )  # fmt: skip
-#: What the shadow run starts from.
+#: Starts of the shadow run, in relation to the initial weights of the attacked run.
 STARTS: tuple[Literal["shared", "own_bottom", "independent"], ...] = ("shared", "own_bottom", "independent")
 
 
@@ -25,13 +25,13 @@ class Args:
     preset: Literal["demo"] = "demo"
     """Configuration whose values stand where no option is given."""
     table: tuple[Literal[TABLES], ...] = ()  # type: ignore[valid-type]
-    """Tables and figures of the paper; fu, ablation, encryption and defender are further ones."""
+    """Tables and figures of the paper, and further tables: fu, ablation, encryption and defender."""
     budget: float = 60.0
     """Minutes that the cells of `--table` may take on two CPU cores."""
     only: str = ""
     """Run only the cells of `--table` whose id contains this text."""
     data: tuple[str, ...] = ()
-    """breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE."""
+    """Data sets: breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE."""
     shadow_init: tuple[Literal["shared", "own_bottom", "independent"], ...] = STARTS
     """How the shadow run starts; the paper does not say which it used. Tables compare the paper with the first."""
     setup: tyro.conf.OmitArgPrefixes[SplitSetup] = field(default_factory=SplitSetup)

@@ -31,7 +31,7 @@ from jaxleak.study.reports import Section, command_line, write_markdown
 from jaxleak.study.rows import console, require_match, show_cells, value_of
 from jaxleak.study.runner import Runner, runner_in
 
-#: What stands beside ours in a table: the other attacks, both baselines, and how many records the cell used.
+#: Columns beside ours in a table: the other attacks, both baselines, and the number of records of the cell.
 BESIDE_COLUMNS = {name.replace("_", " "): value_of(name, ".4g") for name in figures.BESIDE}
 BESIDE_COLUMNS["records"] = lambda row: (
     f"{row['shadow_records']:.0f} + {row['victim_records']:.0f}" if row.get("shadow_records") else ""
@@ -68,7 +68,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     if not args.shadow_init:
         raise ValueError(f"shadow_init must name at least one of {', '.join(party_records.SHADOW_INITS)}")
     names = args.data or DEMO_DATA
-    # All that can be refused is refused before anything is trained.
+    # Everything that may raise an error is checked before anything is trained.
     if not args.table:
         for name in names:
             split_problem(args.case(name), seed=0)
@@ -105,7 +105,7 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     captions: dict[str, str] = {}
     for name, job in jobs.items():
         arrays = [runner(job, seed).arrays for seed in seeds]
-        # A specification may have a path in it.
+        # A data specification may contain a path, which must not become part of a file's name.
         captions |= draw_pictures(folder.path / "figures", _in_names(name), job.case, scores[name], arrays)
     header, rows = ("score", *jobs), table_of(scores)
     write_markdown(
@@ -148,7 +148,7 @@ def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder,
 
 
 def plan(wanted: Iterable[Scored], shadow_init: tuple[party_records.ShadowInit, ...]) -> dict[SplitCase, Runs]:
-    """What has to run of every case, so that it has all the scores that are wanted of it."""
+    """The runs that every case needs, so that it has all the scores that are wanted of it."""
     scores: dict[SplitCase, list[str]] = {}
     for case, score in wanted:
         scores.setdefault(case, []).append(score)
@@ -165,16 +165,16 @@ def run_wanted(
     pictured: Collection[SplitCase] = (),
     fresh: bool = False,
 ) -> tuple[list[dict[str, Any]], Runner]:
-    """Run what fits.
+    """Run the cells that fit into the budget.
 
     Args:
-        cells: of `TABLES`, in the order in which they get the budget.
-        folder: where finished cases are kept.
-        seeds: every cell is repeated for these.
-        budget: minutes.
-        shadow_init: which starts of the shadow run; the first is "ours" of the attack's cells.
+        cells: cells of `TABLES`, in the order in which they get the budget.
+        folder: run folder, where finished cases are kept.
+        seeds: random seeds; every cell is repeated for each.
+        budget: time budget in minutes.
+        shadow_init: starts of the shadow run; the first one gives "ours" in the attack's cells.
         pictured: cases whose arrays a figure shows; those of the first seed are kept.
-        fresh: forget finished cases.
+        fresh: whether to delete finished cases.
 
     Returns:
         The rows of `run_cells`, with what stands beside ours; and the runner.
@@ -199,7 +199,7 @@ def run_wanted(
 
 
 def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.ndarray] | None:
-    """What a figure shows of a pictured case that ran, in this sitting or an earlier one; None of others."""
+    """The arrays of a pictured case that ran, now or in an earlier run; None if it did not run."""
     for (job, of_seed), result in runner.memory.items():
         if (job.case, of_seed) == (case, seed) and result.arrays:
             return result.arrays
@@ -207,7 +207,7 @@ def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.nda
 
 
 def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any]:
-    """Means over the seeds of what else the attack scores; `variance` is that of the features."""
+    """Means over the seeds of the attack's other scores; `variance` is the variance of the features."""
     scores = [of_seed[0].scores for of_seed in results]
 
     def mean(name: str, factor: float = 1.0) -> float | None:
@@ -260,5 +260,5 @@ def _score_names(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]
 
 
 def _in_names(text: str) -> str:
-    """A specification of data as a part of a file's name."""
+    """A data specification in a form that can be part of a file's name."""
     return text.replace("/", "_").replace(":", "_")
