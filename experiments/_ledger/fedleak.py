@@ -185,8 +185,7 @@ def _with_enough_images(job: Job) -> Job:
     """The same job on `TOO_FEW` where its own data have fewer images than the batch and the public half need."""
     if job.kind not in ("invert", "labels") or unavailable(job.case.data):
         return job
-    there = samples_in(job.case.data) if job.kind == "labels" else job.case.pool
-    if job.case.images <= there or unavailable(TOO_FEW):
+    if job.case.images <= _there(job) or unavailable(TOO_FEW):
         return job
     return replace(job, case=replace(job.case, data=TOO_FEW, pool=min(_POOL, samples_in(TOO_FEW) // 2)))
 
@@ -210,7 +209,10 @@ def _reduced(job: Job) -> Job:
 
 def _too_large(jobs: Sequence[Job]) -> str:
     for job in jobs:
-        images, pool = job.case.images, job.case.pool
-        if job.kind == "invert" and images > pool:
-            return f"the client needs {images} images and draws from {pool} of {job.case.data} here"
+        if job.kind in ("invert", "labels") and not unavailable(job.case.data) and job.case.images > _there(job):
+            return f"the client needs {job.case.images} images and draws from {_there(job)} of {job.case.data} here"
     return ""
+
+
+def _there(job: Job) -> int:
+    return samples_in(job.case.data) if job.kind == "labels" else job.case.pool
