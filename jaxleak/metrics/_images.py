@@ -209,7 +209,11 @@ def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
 
     Returns:
         (I, H, W, C), which may leave [0, 1].
+
+    Raises:
+        ValueError: if the shapes differ or are not those of images.
     """
+    pair(wanted, images, 4)
     centre, aim = images.mean(axis=(1, 2), keepdims=True), wanted.mean(axis=(1, 2), keepdims=True)
     power = np.mean((images - centre) ** 2, axis=(1, 2), keepdims=True)
     gain = np.mean((images - centre) * (wanted - aim), axis=(1, 2), keepdims=True) / np.maximum(power, 1e-12)
