@@ -10,7 +10,7 @@ from jaxleak.__main__ import parser
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for folder in ("jaxleak", "experiments") for path in (ROOT / folder).rglob("*.py"))
 #: Where comments and arguments have not been gone through yet; docstrings have.
-TO_DO = ("jaxleak/attacks/_cafe", "jaxleak/study/parties", "jaxleak/study/rounds")
+TO_DO = ("jaxleak/study/parties", "jaxleak/study/rounds")
 
 #: A first word that refers to something outside of the text: "Of the pixels, one per channel" instead of "The mean".
 WORDS = "of|its|that|those|who|whose"

@@ -1,7 +1,7 @@
 """The attacks that CAFE is compared with: Step III alone, with another objective in place of F3.
 
-NeurIPS 2021, Table 2 (all run for the same number of iterations on the same model, with aligned indices), and ICLR
-2021, Tables 1 and 2. They recover neither V nor H and carry no tables for them.
+NeurIPS 2021, Table 2, and ICLR 2021, Tables 1 and 2, compare them. In the former all run for the same number of
+iterations on the same model, with aligned indices. They recover neither V nor H and carry no tables for them.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from jaxleak.objectives import (
 class MatchingState(NamedTuple):
     """What a matching attack carries."""
 
-    batches: jax.Array  # () int32, seen so far
+    batches: jax.Array  # () int32, number of batches seen so far
     data: FakeData
     misfit: jax.Array  # (N,) objective of the last batch that a sample was in; inf before
 
@@ -69,18 +69,20 @@ def aligned_matching(
     Args:
         model: the model under attack.
         share: the protocol's own `share`.
-        num_samples: N; unlike CAFE, K = N is allowed.
-        objective: what to minimise; it may not need features, which nobody recovers here.
-        learning_rate: > 0.
-        optimizer: learning rate to optimiser, with a state per row; CAFE's comparison prints none.
+        num_samples: size N of the private set; unlike for CAFE, K = N is allowed.
+        objective: the objective to minimise; it may not need features, which these attacks do not recover.
+        learning_rate: learning rate, > 0.
+        optimizer: function from a learning rate to an optimiser with a state per row; CAFE's papers name none for
+            these attacks.
         label_mode: "joint", "given" or "fixed", see `fake_data_step`.
         box: range of the samples' values, or None.
         inner_updates: updates per batch, >= 1.
-        candidates: G >= 1 candidates per sample, which only group consistency couples; the answer is their mean.
+        candidates: number G >= 1 of candidates per sample, which only group consistency couples; the answer is their
+            mean.
 
     Returns:
-        An `Attack`. Its info holds F3, the objective, and its unweighted terms. A batch's objective says nothing about
-        single samples, so a sample's score is the objective of the last batch it was in.
+        An `Attack`. Its info holds the objective, as F3, and the objective's unweighted terms. A batch's objective says
+        nothing about single samples, so a sample's score is the objective of the last batch it was in.
 
     Raises:
         ValueError: on arguments out of range, and, when an observation is first seen, if the threat withholds
@@ -153,7 +155,7 @@ def aligned_cosine_tv(
 ) -> Attack:
     """Cosine distance plus total variation (Geiping et al. 2020).
 
-    CAFE's papers print no weight for the comparison: `beta` is CAFE's own. Slices that are no images need `beta=0`.
+    CAFE's papers print no weight for this attack: `beta` is CAFE's own. Slices that are no images need `beta=0`.
     Arguments and errors as in `aligned_matching`.
     """
     return aligned_matching(model, share, num_samples=num_samples, objective=cosine_tv_objective(beta), **options)
@@ -178,8 +180,8 @@ def aligned_batch_statistics(
 ) -> Attack:
     """F3's gradient term plus matched activation statistics (Yin et al. 2021); the threat must grant statistics.
 
-    The weight is not printed; `statistics` takes the value of the gamma whose term it replaces. `alpha` weighs the
-    gradient term. Other arguments and errors as in `aligned_matching`.
+    CAFE's papers do not print the weight; `statistics` takes the value of gamma, whose term it replaces. `alpha` weighs
+    the gradient term. Other arguments and errors as in `aligned_matching`.
     """
     objective = bn_objective(alpha, statistics)
     return aligned_matching(model, share, num_samples=num_samples, objective=objective, **options)
@@ -197,10 +199,8 @@ def aligned_group_consistency(
 ) -> Attack:
     """F3's gradient term plus group consistency over parallel candidates (Yin et al. 2021); answers their mean.
 
-    Neither the weight nor the number of candidates is printed; `consistency` takes the value of the gamma whose term
-    it replaces.
-
-    `alpha` weighs the gradient term. Other arguments as in `aligned_matching`.
+    CAFE's papers print neither the weight nor the number of candidates; `consistency` takes the value of gamma, whose
+    term it replaces. `alpha` weighs the gradient term. Other arguments as in `aligned_matching`.
 
     Raises:
         ValueError: if `candidates` < 2, besides what `aligned_matching` raises.

@@ -1,10 +1,10 @@
 """CAFE against fake gradients by an attacker who knows of them: the entries that arrive true are enough.
 
 Fake gradients (CAFE, NeurIPS 2021, Algorithm 5, with its negative half repaired) upload min(|g_l|, psi_l) with the sign
-of g, where psi is noise sorted like |g|. So an entry is either true or cut off at its rank's noise, and the ranks that
-are cut off follow the half-normal curve, whose scale they give away. What is left is least squares with missing
-equations: Steps I and II of `cafe_exact` hold entry by entry, so every hidden unit (Step I) and every feature (Step II)
-is solved from the equations that arrived.
+of g, where psi is noise sorted like |g|. So an entry is either true or cut off at the noise of its rank. Entries that
+are cut off follow the half-normal curve over their ranks, which reveals the scale of the noise. What is left is least
+squares with missing equations: Steps I and II of `cafe_exact` hold entry by entry, so every hidden unit (Step I) and
+every feature (Step II) is solved from the equations of true entries.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # scipy's subpackages load when they are first used
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
@@ -30,11 +30,13 @@ from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
-#: Share of the largest entries that the scale of the noise is read from: they are cut off if any are.
+#: Share of the entries, the largest ones, that the scale of the noise is read from: if any are cut off, these are.
 _TOP = 0.01
-#: Entries whose ranks stand for all of a large tensor's: sorting millions every round would cost more than the rest.
+#: Number of entries whose ranks stand for those of a larger tensor: sorting millions of entries in every round would
+#: cost more than all else.
 _SAMPLE = 2**16
-#: How far below the curve an entry counts as cut off: this share, and three standard deviations or so of the scale.
+#: How far below the curve an entry still counts as cut off: this share of the scale, plus about three standard
+#: deviations of it.
 _SLACK = 0.1
 #: Smallest eigenvalue of a unit's or feature's normal matrix, as a share of the largest, that counts as determined.
 _DETERMINED = 1e-5
@@ -46,25 +48,25 @@ class CafeCensoredState(NamedTuple):
     seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32
     bias_gradients: jax.Array  # (T1, P, d2)
-    visible: jax.Array  # (T1, P, d2) bool, which of them arrived true
+    visible: jax.Array  # (T1, P, d2) bool, which bias gradients arrived true
     V: jax.Array  # (N, P, d2), zero until round T1
     resolved: jax.Array  # (P, d2) bool, hidden units whose V the visible entries determine
     normal: jax.Array  # (N, N, P, d1), every feature's normal matrix
-    projected: jax.Array  # (N, P, d1), its right-hand side
+    projected: jax.Array  # (N, P, d1), right-hand side of these normal equations
 
 
 def visible_entries(upload: jax.Array) -> jax.Array:
     """Which entries of one uploaded tensor are true gradients rather than the noise that caps them.
 
     Args:
-        upload: any shape, of at least 8 entries (better hundreds: ranks of few scatter beyond the slack); behind
-            `defenses.fake_gradients(reading="clamped")` with any variance.
+        upload: tensor of any shape, behind `defenses.fake_gradients(reading="clamped")` with any variance. It has at
+            least 8 entries and should have hundreds, since the ranks of few entries scatter beyond the slack.
 
     Returns:
-        Bool, the same shape. Of an upload that was never capped, the largest percent or so is needlessly left out.
+        Booleans of the same shape. In an upload that was never capped, about the largest percent is wrongly False.
 
     Raises:
-        ValueError: on fewer entries, whose ranks say too little.
+        ValueError: on fewer than 8 entries, whose ranks say too little.
     """
     size = upload.size
     if size < 8:
@@ -78,7 +80,7 @@ def visible_entries(upload: jax.Array) -> jax.Array:
     ratio = ranked / -scipy.special.ndtri((np.arange(count) + 0.5) / count / 2).astype(np.float32)
     scale = jnp.median(ratio[: max(8, round(_TOP * count))])
     slack = min(_SLACK + 3 / count**0.5, 0.5)
-    # Every rank up to the last one on the curve, since single ranks may dip below it.
+    # Every rank up to the last one on the curve counts as cut off, since single ranks may dip below the curve.
     last = count - 1 - jnp.argmax((ratio >= (1 - slack) * scale)[::-1])
     return magnitudes < ranked[last]
 
@@ -94,16 +96,17 @@ def cafe_censored(
 ) -> Attack:
     """`cafe_exact` for rounds that fake gradients protect, by an attacker who knows the defense but not its variance.
 
-    Step I needs more rounds than undefended, by the share of bias entries that is cut off: pass `output_rounds` to
-    `plan_cafe_exact`. Every feature has a normal matrix of its own, so N is limited by memory: 4 P d1 N^2 bytes.
+    Step I needs more rounds than without a defense, the more the larger the share of bias entries that is cut off: pass
+    `output_rounds` to `plan_cafe_exact`. Every feature has a normal matrix of its own, so N is limited by memory:
+    4 P d1 N^2 bytes.
 
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds.
-        plan: from `plan_cafe_exact`, for one worker.
+        plan: result of `plan_cafe_exact` for one worker.
         loss: the clients' loss.
         inversion: options of Step III.
         invert: whether `reconstruct` runs Step III, see `cafe_exact`.
-        seed: of the synthetic slices and restarts of Step III.
+        seed: random seed of Step III's synthetic slices and restarts.
 
     Returns:
         An `Attack` whose answer is like that of `cafe_exact`.
@@ -114,7 +117,8 @@ def cafe_censored(
     """
     _validate.in_range(1, 1, workers=plan.workers)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
-    reads = Reads("cafe_censored", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
+    # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
+    reads = Reads("cafe_censored", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeCensoredState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -194,7 +198,7 @@ def _equations(v: jax.Array, kernel: jax.Array, weight: jax.Array) -> tuple[jax.
 def _output_gradients(
     batches: jax.Array, bias_gradients: jax.Array, visible: jax.Array, n: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Step I, unit by unit: V (N, P, d2), zero where the visible entries do not determine it, and where they do."""
+    """Step I, unit by unit: V (N, P, d2) and which units (P, d2) the visible entries determine; V is 0 elsewhere."""
     incidence = incidence_matrix(batches, n)
 
     def one_unit(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -1,8 +1,9 @@
 """First guesses for Step III: a linear decoder from features to slices, fitted on synthetic images only.
 
-Nobody's data are needed: the attacker draws images with the coarse statistics of natural ones (1/f noise with
+No private data are needed. The attacker draws images with the coarse statistics of natural ones (1/f noise with
 correlated colours, and dead leaves: overlapping random shapes), passes them through its own copy of the extractor,
-and fits x ~ h by ridge regression. The guess is about 25 dB on photographs; `invert_features` does the rest.
+and regresses x on h with a ridge penalty. The guess has a PSNR of about 25 dB on photographs; `invert_features` does
+the rest.
 """
 
 import jax
@@ -36,8 +37,8 @@ def ridge_decoder(
 
     Args:
         features: one party's extractor, `(extractor_params, x, None) -> (B, d1)`.
-        extractor_params: that party's parameters.
-        slices: what to fit on.
+        extractor_params: parameters of the party's extractor.
+        slices: (S, *slice), the slices to fit on.
         ridge: weight of the penalty, in units of the mean squared feature, > 0.
         batch_size: slices passed through the extractor at a time.
 
@@ -63,7 +64,7 @@ def decode(decoder: tuple[jax.Array, jax.Array, jax.Array], h: jax.Array, slice_
 
 def _pink(rng: np.random.Generator, count: int, shape: tuple[int, ...], exponent: float) -> np.ndarray:
     height, width, channels = shape
-    # Drawn at twice the size and cropped, so that the images do not wrap around.
+    # The noise is drawn at twice the size and cropped, so that the images do not wrap around.
     frequency = np.hypot(np.fft.fftfreq(2 * height)[:, None], np.fft.rfftfreq(2 * width)[None])
     frequency[0, 0] = 1 / (2 * max(height, width))
     white = rng.standard_normal((count, channels, 2 * height, 2 * width), dtype=np.float32)
@@ -74,7 +75,7 @@ def _pink(rng: np.random.Generator, count: int, shape: tuple[int, ...], exponent
 def _correlate_colours(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
     if image.shape[-1] != 3:
         return image
-    # Luminance and two opponent axes; photographs vary mostly in luminance.
+    # The axes are luminance and two colour contrasts; photographs vary mostly in luminance.
     axes = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) / np.sqrt(3)
     count = len(image)
     spread = np.stack([np.ones(count), rng.uniform(0.05, 0.5, count), rng.uniform(0.03, 0.25, count)], axis=1)

@@ -2,7 +2,7 @@
 
 The attack of "CAFE: Catastrophic Data Leakage in Vertical Federated Learning" (NeurIPS 2021) for frozen parameters,
 with the same threat model: the server knows the model, the batch indices and the aggregated gradients. Where the paper
-descends for thousands of iterations, this engine solves, and says of every sample whether its answer can be trusted.
+descends for thousands of iterations, this engine solves, and says for every sample whether its answer can be trusted.
 """
 
 import math
@@ -33,12 +33,12 @@ from jaxleak.objectives import cross_entropy
 
 Solver = Literal["auto", "direct", "matrix_free"]
 
-#: How often Step II shows every sample, by whether it factorises. A factorisation costs the same for any number of
-#: rounds; an iteration of the matrix-free solver grows with it.
+#: How often Step II sees every sample: the key is whether the plan factorises. A factorisation costs the same for any
+#: number of rounds; an iteration of the matrix-free solver costs more with every round.
 VISITS = {True: 20, False: 6}
 
-#: A sample is trusted when the gradient predicted from its solved features and label meets the one of Step I
-#: to this relative error. Clean runs sit at 1e-5; noise on the payload sits at 1 and above.
+#: A sample is trusted when the gradient predicted from its solved features and label agrees with the one of Step I up
+#: to this relative error. Clean runs have errors of about 1e-5, runs with noise on the payload 1 and above.
 CONSISTENT = 1e-2
 
 
@@ -47,7 +47,7 @@ class CafeExactPlan(NamedTuple):
 
     num_samples: int  # N
     batch_size: int  # K
-    workers: int  # M of horizontal rounds with fixed shares, 1 otherwise
+    workers: int  # M workers with fixed shares of every batch in horizontal rounds, 1 otherwise
     output_rounds: int  # T1, rounds of Step I
     feature_rounds: int  # T2, rounds of Step II
     direct: bool  # factorise N x N matrices, or iterate without them
@@ -100,15 +100,15 @@ def plan_cafe_exact(
     Step I needs N independent batches. An epoch's batches all add up to the same vector, so up to one equation per
     epoch is redundant, which is why more than N N/(N-K) rounds are asked for; twice that is the default, since the
     condition number falls quickly with the excess. Step II needs N / min(K, d2) batches to determine H at all; the
-    default shows every sample `VISITS` times, which keeps its condition number in the hundreds.
+    default shows every sample `VISITS` times, which keeps Step II's condition number in the hundreds.
 
     Args:
         model: the attacked model.
-        num_samples: N.
+        num_samples: N, the size of the private set.
         batch_size: K, 1 <= K < N.
-        workers: M of horizontal rounds, dividing N and K.
-        output_rounds: T1; None chooses.
-        feature_rounds: T2; None chooses.
+        workers: number M of workers in horizontal rounds, a divisor of N and K; 1 for vertical rounds.
+        output_rounds: T1, rounds of Step I; None takes the default above.
+        feature_rounds: T2, rounds of Step II; None takes the default above.
         solver: "direct", "matrix_free", or "auto": direct up to N = 20,000.
 
     Raises:
@@ -173,12 +173,12 @@ def cafe_exact(
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds; `reconstruct` inverts the
             extractor of this one.
-        plan: from `plan_cafe_exact`.
+        plan: result of `plan_cafe_exact`.
         loss: the clients' loss.
         inversion: options of Step III.
-        invert: whether `reconstruct` runs Step III; see below for the answer without it.
-        seed: of the synthetic slices and restarts of Step III.
-        mesh: that `shard_cafe` places the state on, if it does.
+        invert: whether `reconstruct` runs Step III; "Returns" says what the answer is without it.
+        seed: random seed of Step III's synthetic slices and restarts.
+        mesh: devices on which `shard_cafe` places the state; None if it stays on one device.
 
     Returns:
         An `Attack`; its score is the worst relative feature residual over a sample's slices, and its
@@ -191,7 +191,7 @@ def cafe_exact(
             has too low a rank for the number of rounds.
     """
 
-    # Of every round, what Step I reads; Step II reads "first/kernel" too, once the threat grants it.
+    # Step I needs no more than these; Step II reads "first/kernel" too, once the threat grants it.
     reads = Reads("cafe_exact", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeExactState:
@@ -228,7 +228,7 @@ def cafe_exact(
             )
             # V is zero during Step I, so nothing is projected then.
             rows, kernel = v[index], first["kernel"]
-            if mesh is not None:  # K rows of V go to every device, so that nothing larger has to
+            if mesh is not None:  # K rows of V go to every device, so that no whole table has to
                 rows = jax.lax.with_sharding_constraint(rows, _mesh.replicated(mesh))
                 kernel = jax.lax.with_sharding_constraint(kernel, _mesh.divided(mesh, 3, axis=1))
             update = jnp.einsum("kpe,pde->kpd", rows, kernel)

@@ -55,20 +55,20 @@ def fake_data_step(
     """Gradient descent of an objective on the rows of the observed batch.
 
     Labels start as logits uniform in [0, 1]. "joint" optimises them together with the samples through a softmax (the
-    papers optimise labels but name no parametrisation; the softmax is the authors' code's), "given" uses granted
+    papers optimise labels but name no parametrisation; the authors' code has the softmax), "given" uses granted
     labels, "fixed" leaves the logits where they started.
 
     Args:
         model: the model under attack.
         share: the protocol's own function from parameters and batch to payload.
-        num_samples: N >= 1.
-        objective: what to minimise.
+        num_samples: size N >= 1 of the private set.
+        objective: the objective to minimise.
         optimizer: an optax transform, applied per row, or a `RowOptimizer`.
         label_mode: "joint", "given" or "fixed".
         box: samples start uniform in [low, high] and are projected back after every update; None starts in [0, 1]
             and never projects.
         inner_updates: updates of the fake batch per observed batch, >= 1.
-        candidates: G >= 1 candidates per sample.
+        candidates: number G >= 1 of candidates per sample.
 
     Raises:
         ValueError: on arguments out of range, an image prior on slices that are no images, or activation statistics
@@ -121,7 +121,7 @@ def fake_data_step(
             if candidates == 1:
                 value, terms = one(*variables)
                 return value, (value, terms)
-            # Candidates only meet in the consistency term, so each descends as it would alone.
+            # Only the consistency term couples candidates; otherwise each descends as it would alone.
             values, terms = jax.vmap(one, in_axes=1)(*variables)
             total = values.sum() + objective.consistency * group_consistency(jnp.moveaxis(variables[0], 1, 0))
             return total, (total / candidates, {name: terms[name].mean() for name in TERMS})
@@ -154,7 +154,7 @@ def fake_data_step(
 
 
 def reads_of(who: str, objective: MatchingObjective, label_mode: LabelMode, leaves: tuple[str, ...] = ()) -> Reads:
-    """What an attack reads of every round for Step III, and for other steps these leaves of the payload."""
+    """What an attack reads of every round: what Step III needs, and these leaves of the payload for other steps."""
     return Reads(
         who,
         params=True,

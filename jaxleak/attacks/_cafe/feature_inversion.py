@@ -1,16 +1,16 @@
 """CAFE's Step III once H is known: one nonlinear least-squares problem per slice, by smoothed Gauss-Newton.
 
-With alpha = 0 in CAFE's objective the samples decouple: find x with h(x) = h. For a ReLU network with max pooling h is
-piecewise linear, has more equations than unknowns, and inside the right piece one Gauss-Newton step is exact. The
-whole difficulty is that the pieces are small: a step computed from one piece is wrong in the next. So the residual
-stays exact, while the Jacobian is smoothed over the pieces that lie within the current misfit
+With alpha = 0 in CAFE's objective the samples decouple: find x with h(x) = h. For a ReLU network with max pooling, the
+function h(x) is piecewise linear and has more outputs than x has pixels, so inside the right piece one Gauss-Newton
+step is exact. The whole difficulty is that the pieces are small: a step computed from one piece is wrong in the next.
+So the residual stays exact, while the Jacobian is smoothed over the pieces that lie within the current misfit
 (`SplitModel.party_features` with a temperature proportional to the root mean square of the residual). As the residual
-falls the smoothing vanishes by itself, and the last steps are plain Gauss-Newton.
+falls, the smoothing vanishes by itself, and the last steps are plain Gauss-Newton.
 
-Each step runs conjugate gradients on the smoothed normal equations, matrix-free by linearize and its transpose, and
-keeps the iterate along the way with the smallest true residual: the step length and the damping in one, without a
-parameter. No step can raise the residual. The relative residual ||h(x) - h|| / ||h|| that is left is a certificate
-that needs no truth: near float32 rounding it says that the slice is right wherever h is injective.
+Each step runs conjugate gradients on the smoothed normal equations, with products by the Jacobian and its transpose in
+place of matrices, and keeps the iterate with the smallest exact residual. That choice sets step length and damping at
+once and has no parameter, and no step can raise the residual. The relative residual ||h(x) - h|| / ||h|| that is left
+is a certificate that needs no truth: near float32 rounding it says that the slice is right wherever h(x) is injective.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class FeatureInversionOptions(NamedTuple):
     """Settings of `invert_features`; the defaults recover natural image tiles of 14 to 32 pixels."""
 
     tolerance: float = 2e-6  # relative residual at which a slice is done
-    settled: float = 1e-3  # below this, a slice that two steps cannot improve is done: what is left is noise on h
+    settled: float = 1e-3  # relative residual below which a slice is done once two steps in a row improve nothing
     max_steps: int = 40  # Gauss-Newton steps per start
     max_restarts: int = 4  # perturbed restarts from the best point of a slice that is not done
     kick: float = 0.03  # standard deviation of the first perturbation, in pixel units
@@ -49,7 +49,7 @@ class FeatureInversionResult(NamedTuple):
 
 class _Carry(NamedTuple):
     x: jax.Array
-    scale: jax.Array  # of the temperature
+    scale: jax.Array  # factor on the temperature, in (0, 1]
     failures: jax.Array  # steps in a row without progress
     since: jax.Array  # steps since the last restart
     steps: jax.Array
@@ -72,10 +72,10 @@ def invert_features(
 
     Args:
         features: `(extractor_params, x (B, *slice), temperature (B,) | None) -> (B, d1)`, one party's extractor.
-        extractor_params: that party's parameters.
+        extractor_params: parameters of the party's extractor.
         h: (B, d1) features to invert.
         start: (B, *slice) first guesses in [0, 1].
-        keys: (B,) one key per slice, for its perturbed restarts.
+        keys: (B,) random keys of the slices' perturbed restarts.
         options: see `FeatureInversionOptions`.
 
     Returns:
@@ -120,7 +120,7 @@ def _invert_one(
         failures = jnp.where(improved, 0, c.failures + 1)
         # A failed step is retried with a sharper Jacobian; after success the smoothing relaxes again.
         scale = jnp.where(improved, jnp.minimum(1.0, 1.5 * c.scale), 0.5 * c.scale)
-        # Only a large residual means a wrong piece, worth a kick; a small one that stays is the noise on h.
+        # Only a large residual means a wrong piece, which deserves a kick; a small one that stays is the noise on h.
         settled = (best_residual < options.settled) & (failures >= 2)
         stuck = ~settled & ((failures >= 6) | (c.since + 1 >= options.max_steps))
         kicked = jnp.clip(best_x + _kick(jax.random.fold_in(key, c.restarts), x.shape, c.restarts, options.kick), 0, 1)
@@ -163,7 +163,7 @@ def _gauss_newton_step(
     scale: jax.Array,
     options: FeatureInversionOptions,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One step from x: the new point, whether the residual fell by more than rounding, and its norm."""
+    """One step from x: the new point, whether the residual fell by more than rounding, and the new residual's norm."""
     r = features(extractor_params, x[None], None)[0] - h
     loss = jnp.vdot(r, r)
     temperature = scale * jnp.sqrt(loss / r.size) + 1e-9

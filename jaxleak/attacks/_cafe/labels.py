@@ -21,7 +21,7 @@ def recover_labels(
     loss: Loss = cross_entropy,
     chunk: int = 256,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels in closed form: the one whose gradient at the first dense layer is the recovered one.
+    """Labels in closed form: for every sample the label whose gradient at the first dense layer is the recovered one.
 
     With h_n known the network behind the first dense layer can be run, and v_n = (1/K) dL/du_n differs between labels
     only through the loss; the label with the smallest misfit over live slices wins. A slice without features enters
@@ -29,17 +29,17 @@ def recover_labels(
 
     Args:
         model: the model under attack.
-        params: its frozen parameters.
+        params: the model's frozen parameters.
         v: (N, P, d2), recovered (1/K) dL/du.
         h: (N, P, d1), recovered inputs of the first dense layer.
         live: (N, P) bool, slices that send a gradient back.
         resolved: (d2,) or (P, d2) bool, entries of v that are determined.
-        batch_size: K.
-        loss: of logits and labels.
-        chunk: samples at once; no result depends on it.
+        batch_size: batch size K of the rounds.
+        loss: the clients' loss, a function of logits and labels.
+        chunk: samples that are computed at once; no result depends on it.
 
     Returns:
-        labels (N,), relative misfit of the winner (N,), misfit of the runner-up over the winner's (N,).
+        Labels (N,), the best label's relative misfit (N,), and the second best label's misfit over the best's (N,).
     """
 
     def one(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -73,9 +73,9 @@ def true_output_gradients(
     loss: Loss = cross_entropy,
     chunk: int = 256,
 ) -> np.ndarray:
-    """V (N, P, d2) = (1/K) dL/du_n from features and labels; with the true ones, what Step I is scored against.
+    """V (N, P, d2) = (1/K) dL/du_n from features and labels; from true ones it is what Step I is scored against.
 
-    Other arguments as in `recover_labels`.
+    Arguments as in `recover_labels`.
     """
 
     def one(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -2,14 +2,16 @@
 
 With S the T x N incidence matrix of batches and samples (S[t, n] = 1 when sample n is in batch t):
 
-* Step I: the bias gradients are S V, so V solves min ||S V - G||. Its normal matrix is C = S^T S, the counts of how
-  often two samples met.
-* Step II: the kernel gradient of batch t is sum_n h_n v_n^T over the batch. Projected onto the known v_n and summed
-  over rounds, the normal matrix of H is the Schur product C * (V V^T), one N x N matrix per party.
+* Step I: the bias gradients are S V, so V solves min ||S V - G||. The normal matrix is C = S^T S, which counts how
+  often two samples met in a batch.
+* Step II: the kernel gradient of batch t is sum_n h_n v_n^T over the batch. Once these gradients are projected onto
+  the known v_n and summed over rounds, the normal matrix of H is the Schur product C * (V V^T), one N x N matrix per
+  party.
 
 CAFE (NeurIPS 2021) proves both positive definite for K < N (Theorems 1 and 2, Eq. 26); Theorem 2's condition N < d2 is
 sufficient, not necessary: C * (V V^T) is positive definite as soon as C is and no v_n is zero. Pooling rounds is what
-makes it well conditioned: a single batch needs rank(V_b) = K and squares cond(V_b), several overlapping batches do not.
+makes it well conditioned: a single batch b needs rank(V_b) = K and has the condition number cond(V_b)^2, while several
+overlapping batches suffer from neither.
 
 Rows of V are scaled to unit length first (Jacobi preconditioning), so that samples with small gradients count alike.
 """
@@ -20,22 +22,23 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy  # whose subpackages load when they are first used
+import scipy  # scipy's subpackages load when they are first used
 from jax.sharding import Mesh
 
 from jaxleak import _mesh
 
-#: Largest N for which "auto" factorises N x N matrices: beyond, their memory outgrows that of the data, and time grows
+#: Largest N for which "auto" factorises N x N matrices. Beyond it they need more memory than the data, and time grows
 #: as N^3.
 DIRECT_LIMIT = 20_000
 
-#: Largest N whose spectra are computed whole, which reveals any rank; above, a factorisation that needs full rank.
+#: Largest N for which the whole spectrum is computed, which reveals any rank; a larger N takes a factorisation that
+#: needs full rank.
 SPECTRAL_LIMIT = 1200
 
-#: Rows of V below this share of the median norm carry only rounding noise of the float32 observations.
+#: Rows of V with a norm below this share of the median norm carry only rounding noise of the float32 observations.
 DEAD_ROW = 1e-5
 
-#: What conjugate gradients carry: solution, residual, its squared norm, direction, and the number of iterations.
+#: What conjugate gradients carry: solution, residual, the residual's squared norm, direction, number of iterations.
 _Iterate: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -44,17 +47,17 @@ class LinearSolution(NamedTuple):
 
     table: np.ndarray  # (N, P, F) float32
     rank: int  # effective rank of the normal matrix, the smallest over parties; at most N
-    condition: float  # ratio of its largest to its smallest kept eigenvalue, the largest over parties
+    condition: float  # ratio of the normal matrix's largest to its smallest kept eigenvalue, the largest over parties
 
 
 def incidence_matrix(batches: jax.Array, num_samples: int) -> jax.Array:
-    """S (T, N) itself, where it fits: 1 where a sample is in a batch (T, K)."""
+    """The dense matrix S (T, N) of batches (T, K): 1 where a sample is in a batch, 0 elsewhere."""
     rounds = jnp.arange(batches.shape[0])[:, None]
     return jnp.zeros((batches.shape[0], num_samples)).at[rounds, batches].set(1.0)
 
 
 def incidence_solver(batches: jax.Array, num_samples: int) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """S (T, N), and its minimum-norm least-squares solution for right-hand sides (T, F), by singular values."""
+    """S (T, N), and a function from right-hand sides (T, F) to minimum-norm least-squares solutions (N, F)."""
     incidence = incidence_matrix(batches, num_samples)
     u, s, wt = jnp.linalg.svd(incidence, full_matrices=False)
     inverse = jnp.where(s > 1e-4 * s[0], 1 / s, 0.0)
@@ -81,9 +84,10 @@ def solve_output_gradients(
 ) -> jax.Array:
     """Step I: V (N, P, d2) from T batches (T, K) and their bias gradients (T, P, d2). Pure, jit-able.
 
-    Direct, up to `SPECTRAL_LIMIT`: a singular value decomposition of S. Otherwise matrix-free: conjugate gradients on
-    gathers and scatters, memory O(N d2). Both give the minimum-norm solution where S has a null space (horizontal
-    rounds with fixed shares per worker), and both are followed by one step of iterative refinement.
+    If `direct`, and N is at most `SPECTRAL_LIMIT`, a singular value decomposition of S solves it. Otherwise conjugate
+    gradients do, with gathers and scatters in place of S and memory O(N d2). Both give the minimum-norm solution
+    where S has a null space (horizontal rounds with fixed shares per worker), and one step of iterative refinement
+    follows both.
     """
     rounds = batches.shape[0]
     if direct and num_samples <= SPECTRAL_LIMIT:
@@ -114,8 +118,8 @@ def output_gradient_conditioning(batches: np.ndarray, num_samples: int, *, direc
 def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Norms (N, P) of the rows of V and which of them stand above rounding noise.
 
-    A row is exactly zero when the ReLUs behind the first dense layer pass nothing back for that slice: its features
-    take part in no gradient, and no attack on the dense layers can see them.
+    A row is exactly zero when the ReLUs behind the first dense layer pass nothing back for that slice. The slice's
+    features then take part in no gradient, and no attack on the dense layers can see them.
     """
     norms = jnp.linalg.norm(v, axis=-1)
     return norms, norms > DEAD_ROW * jnp.median(norms)
@@ -126,16 +130,19 @@ def solve_features(
 ) -> LinearSolution:
     """Step II: H from `projected` = sum over rounds and members of v_n G_t^T, (N, P, d1).
 
-    Direct: float64 on the host, an eigendecomposition of the N x N matrices up to `SPECTRAL_LIMIT` (rank-revealing), a
-    Cholesky factorisation above. Matrix-free: conjugate gradients with one refinement in float32, memory
-    O(N d1 + T K^2). Rows without gradient come back as zero.
+    If `direct`, the N x N matrices are decomposed in float64 on the host: into eigenvalues up to `SPECTRAL_LIMIT`,
+    which reveals their rank, and by Cholesky above. Otherwise conjugate gradients with one refinement run in float32,
+    with memory O(N d1 + T K^2). Rows without gradient come back as zero.
 
     Args:
         batches: (T, K) batches of Step II.
-        v: (N, P, d2) from Step I.
+        v: (N, P, d2), the solution of Step I.
         projected: (N, P, d1), accumulated while the rounds went by.
-        direct: which of the two.
-        mesh: devices that share the columns of H, matrix-free only; each holds V whole.
+        direct: whether to decompose N x N matrices.
+        mesh: devices that share the columns of H, each with the whole of V; used if `direct` is false.
+
+    Raises:
+        ValueError: if a Cholesky factorisation meets a matrix without full rank.
     """
     norms, live = (np.asarray(a) for a in live_rows(jnp.asarray(v)))
     scale = np.where(live, norms, 1.0)[..., None]
@@ -244,7 +251,7 @@ def _incidence(batches: np.ndarray, num_samples: int) -> "scipy.sparse.csr_matri
 def _extremal_spectrum(product: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[int, float]:
     """Rank (size, or size - 1 for "less than size") and condition number of a positive semidefinite operator.
 
-    Lanczos for the two ends of the spectrum only; condition numbers above 10^4 are reported as infinite.
+    The Lanczos iteration finds the two ends of the spectrum only; condition numbers above 10^4 count as infinite.
     """
     operator = scipy.sparse.linalg.LinearOperator((size, size), matvec=lambda x: product(x.ravel()), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(size)

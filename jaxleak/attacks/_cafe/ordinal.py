@@ -1,11 +1,11 @@
 """CAFE against fake gradients that keep the order of the entries and little else: the order is enough.
 
-Paired by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor says which of its true entries is larger, and how
-large they are on average. Capped at the noise of their rank (Algorithm 5), the smallest entries are true besides. Steps
-I and II of `cafe_exact` are linear, so a solution predicts all entries of all uploads; a prediction sorted into the
-order that was observed gives better uploads, and those a better solution. The two alternate, as in nonmetric
-multidimensional scaling (Kruskal 1964): Step I on the rounds that it stored, Step II in sweeps over new rounds, each
-with the features of the one before.
+Where fake entries are paired with true ones by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor shows the
+order of its true entries and how large they are on average. Where true entries are capped at the noise of the same rank
+(Algorithm 5), the smallest entries are also true. Steps I and II of `cafe_exact` are linear, so a solution predicts all
+entries of all uploads. A prediction sorted into the observed order gives better uploads, and these give a better
+solution. The two alternate, as in nonmetric multidimensional scaling (Kruskal 1964): Step I on the rounds that it
+stored, Step II in sweeps over new rounds, each with the features of the sweep before.
 """
 
 import math
@@ -35,11 +35,13 @@ from jaxleak.objectives import cross_entropy
 Kept = Literal["clamped", "paired"]
 KEPT: tuple[Kept, ...] = ("clamped", "paired")
 
-#: Alternations of Step I. The fit improves by orders of magnitude over them, the solution hardly after the first ten.
+#: Alternations of Step I. The fit improves by orders of magnitude over all of them, but the solution hardly changes
+#: after the first ten.
 _ALTERNATIONS = 30
-#: Added to the normal matrices of single parties, as a share of their mean eigenvalue: float32, and dead rows.
+#: What is added to the diagonal of a party's normal matrix, as a share of its mean eigenvalue, because of float32
+#: rounding and of rows without gradient.
 _RIDGE = 1e-5
-#: Keeps a quotient of zeros finite.
+#: Smallest denominator, which keeps a quotient of zeros finite.
 _TINY = 1e-30
 
 
@@ -51,7 +53,7 @@ class CafeOrdinalState(NamedTuple):
     bias_gradients: jax.Array  # (T1, P, d2), as uploaded
     V: jax.Array  # (N, P, d2), zero until round T1
     H: jax.Array  # (N, P, d1), features of the last finished sweep, zero before
-    projected: jax.Array  # (N, P, d1), of the present sweep
+    projected: jax.Array  # (N, P, d1), sum over the present sweep's rounds of v_n^T times the kernel gradient
 
 
 def cafe_ordinal(
@@ -69,26 +71,28 @@ def cafe_ordinal(
 ) -> Attack:
     """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
 
-    Capped uploads tell their unit by the entries that are true, so the noise may have any. Where most entries of every
-    tensor are, `cafe_censored` is more accurate; here biases, say, may be capped nearly all.
+    Capped uploads contain true entries, which tell the scale of the gradient, so capping noise may have any scale. If
+    most entries of every tensor are true, `cafe_censored` is more accurate; this attack also works if, say, nearly all
+    bias entries are capped.
 
     The plan's Step II rounds are divided among the sweeps; every sweep should show each sample ten times or so. Step I
-    gains from more rounds than undefended. The answer is no longer exact: a percent of error in the features is usual.
+    gains from more rounds than without a defense. The answer is not exact: features usually have an error of a percent.
 
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds.
-        plan: from `plan_cafe_exact`, for one worker.
-        reading: "clamped" or "paired", of the defense.
-        variance: of paired noise, which tells the gradient's size from the upload's.
-        kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. 1 for capped uploads, and where
-            paired noise is in units of each tensor. In one unit for all of them, uploads do not say how large kernel
-            gradients are beside those of biases: pass the ratio of their root mean squares on samples of the
-            attacker's own, see `kernel_to_bias_ratio`.
-        sweeps: of Step II, >= 1 and at most the plan's feature rounds.
+        plan: result of `plan_cafe_exact` for one worker.
+        reading: the defense's reading, "clamped" or "paired".
+        variance: variance of paired noise, > 0, from which the attack infers the gradient's size; clamped uploads
+            ignore it.
+        kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. It is 1 for capped uploads, and
+            for paired noise that is scaled to each tensor. If the noise of all tensors has one scale, uploads do not
+            say how large kernel gradients are beside bias gradients: pass the ratio of their root mean squares on
+            samples of the attacker's own, see `kernel_to_bias_ratio`.
+        sweeps: number of sweeps of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
         invert: whether `reconstruct` runs Step III, see `cafe_exact`.
-        seed: of the synthetic slices and restarts of Step III.
+        seed: random seed of Step III's synthetic slices and restarts.
 
     Returns:
         An `Attack` whose answer is like that of `cafe_exact`.
@@ -105,7 +109,8 @@ def cafe_ordinal(
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     length = sweep_length(plan, sweeps)
     unit = variance**-0.5 if reading == "paired" else 1.0
-    reads = Reads("cafe_ordinal", leaves=("first/bias",), index=True)  # of Step I, as in `cafe_exact`
+    # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
+    reads = Reads("cafe_ordinal", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
         del key, template  # Nothing is random or data-shaped before Step III.
@@ -119,8 +124,8 @@ def cafe_ordinal(
         )
 
     def next_sweep(state: CafeOrdinalState) -> CafeOrdinalState:
-        """With the features that the finished sweep gives."""
-        first = state.seen - 1 - length  # of its rounds; `seen` counts the present one
+        """The state at the start of a sweep, with the features that the finished sweep gives."""
+        first = state.seen - 1 - length  # first round of the finished sweep; `seen` counts the present round
         batches = jax.lax.dynamic_slice_in_dim(state.batches, first, length)
         features = _features(batches, state.V, state.projected)
         return state._replace(H=features, projected=jnp.zeros_like(state.projected))
@@ -133,7 +138,7 @@ def cafe_ordinal(
         index, first = seen.index, seen.payload["first"]
         t = state.seen
         state = state._replace(**recorded(state, index, first["bias"]))
-        done = t - plan.output_rounds  # of Step II
+        done = t - plan.output_rounds  # rounds of Step II before this one; negative in Step I
         if first.get("kernel") is not None:
             v = jax.lax.cond(
                 done == 0,
@@ -143,7 +148,7 @@ def cafe_ordinal(
             begins = (done > 0) & (done % length == 0) & (done < plan.feature_rounds)
             state = jax.lax.cond(begins, next_sweep, lambda s: s, state._replace(V=v))
             upload = first["kernel"] * (kernel_scale * unit)
-            # The first sweep has no prediction and takes the upload for the gradient, whose order it has.
+            # The first sweep has no prediction and takes the upload, which has the gradient's order, for the gradient.
             kernel = jax.lax.cond(
                 done < length,
                 lambda: upload,
@@ -185,12 +190,12 @@ def in_order_of(observed: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _ranked(order: jax.Array, values: jax.Array) -> jax.Array:
-    """The values (n,), in the order whose positions from the smallest to the largest are given (n,)."""
+    """The values (n,) rearranged so that position order[k] holds the k-th smallest; `order` is a permutation (n,)."""
     return jnp.zeros_like(values).at[order].set(jnp.sort(values))
 
 
 def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Array:
-    """What one uploaded tensor was before the defense: in its order, of its size, with the prediction's values."""
+    """Estimate of one uploaded tensor before the defense: the prediction's values in the upload's order and scale."""
     ordered = in_order_of(upload, predicted)
     if reading == "paired":
         return ordered * (jnp.linalg.norm(upload) / jnp.maximum(jnp.linalg.norm(predicted), _TINY))
@@ -199,20 +204,20 @@ def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Ar
 
 
 def _unit(upload: jax.Array, predicted: jax.Array, visible: jax.Array) -> jax.Array:
-    """The factor by which the prediction meets the entries that arrived true; 1 if there are none."""
+    """The least-squares factor from the prediction to the entries that arrived true; 1 if there are none."""
     seen = jnp.where(visible, predicted, 0.0)
     square = jnp.sum(seen**2)
     return jnp.where(square > 0, jnp.sum(seen * upload) / jnp.where(square > 0, square, 1.0), 1.0)
 
 
 def kernel_to_bias_ratio(gradient: PyTree) -> float:
-    """Root mean square of the first dense layer's kernel gradient over that of its bias gradient, of an own batch."""
+    """Root mean square of the first dense layer's kernel gradient over that of its bias gradient."""
     first = gradient["first"]
     return float(jnp.sqrt(jnp.mean(first["kernel"] ** 2) / jnp.mean(first["bias"] ** 2)))
 
 
 def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: int) -> jax.Array:
-    """Step I: V (N, P, d2) from batches (T1, K) and what was uploaded as bias gradients (T1, P, d2)."""
+    """Step I: V (N, P, d2) from batches (T1, K) and the defended bias gradients (T1, P, d2) of the uploads."""
     incidence, solve = incidence_solver(batches, n)
     observed = uploads.reshape(len(uploads), -1)
     visible = jax.vmap(visible_entries)(observed) if reading == "clamped" else jnp.zeros(observed.shape, bool)
@@ -222,8 +227,8 @@ def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: 
     def alternate(_: int, v: jax.Array) -> jax.Array:
         predicted = incidence @ v
         ordered = jax.vmap(_ranked)(orders, predicted)
-        # A round's few hundred entries of noise scatter in size. The prediction knows better how large single rounds
-        # are, and all uploads together how large all rounds are.
+        # The few hundred entries of a round's noise differ in size from round to round. The prediction tells better how
+        # large single rounds are, and all uploads together tell how large all rounds are.
         rounds = (predicted * ordered).sum(axis=1) / jnp.maximum((ordered**2).sum(axis=1), _TINY)
         ordered = ordered * rounds[:, None]
         if reading == "clamped":

@@ -47,7 +47,8 @@ def published_hyperparameters(dataset: str) -> CafeHyperparameters:
 def normalized_sgd(learning_rate: float) -> optax.GradientTransformation:
     """Normalised gradient descent (ICLR 2021, section 4.1): steps of length `learning_rate`, or 0 at gradient 0.
 
-    Applied per row, every sample's gradient is normalised on its own; the paper does not say over what.
+    CAFE applies it row by row, so every sample's gradient is normalised on its own. The paper does not say whether it
+    normalises single samples or whole batches.
     """
     return optax.chain(optax.normalize_by_update_norm(eps=1e-20), optax.scale_by_learning_rate(learning_rate))
 
@@ -65,11 +66,11 @@ def twice_corrected_adam(
 ) -> RowOptimizer:
     """Adam as CAFE's published code has it: bias correction applied twice, with the count of all updates.
 
-    The moments are corrected and the learning rate is multiplied by sqrt(1 - b2^t) / (1 - b1^t) again; t counts the
-    updates of the table, while a row's moments decay only when the row is in the batch.
+    The moments are corrected as usual, and then the learning rate is multiplied by sqrt(1 - b2^t) / (1 - b1^t) as well.
+    The count t is that of the whole table's updates, while a row's moments decay only when the row is in the batch.
 
     Args:
-        learning_rate: > 0.
+        learning_rate: learning rate, > 0.
         b1: decay of the first moment, in [0, 1).
         b2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment, > 0.
@@ -93,20 +94,21 @@ def twice_corrected_adam(
 
 
 #: CAFE as in its ICLR 2021 submission (equation 8, Algorithm 1): alpha = 1, normalised gradient descent. It works on
-#: vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is its k for attacking
-#: during training (section 4.4). The submission optimises the data in every iteration and does not say where the true
-#: inputs of the first dense layer come from; Steps I and II of the NeurIPS version run beside it here (`switch=False`).
-#: Learning rates, beta, gamma and xi are not printed: NeurIPS's, and 0.1 for the data.
+#: vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is the submission's k for
+#: attacks during training (section 4.4). The submission optimises the data in every iteration and does not say where
+#: the true inputs of the first dense layer come from; here Steps I and II of the NeurIPS version run in every iteration
+#: too (`switch=False`). It prints no learning rates, beta, gamma or xi: the data's learning rate is 0.1 here, all
+#: others are those of the NeurIPS version.
 CAFE_ICLR = CafeOptions(
     loops="single", switch=False, optimizers=CafeOptimizers(data=normalized_sgd), data_learning_rate=0.1, alpha=1.0
 )
 
 #: CAFE as the authors' published code runs it on MNIST quadrants, quirks included. Algorithm 4 with all steps in every
 #: iteration; V uniform in +-8e-4, H in [0, 0.08], data and label logits in [0, 1]; Step I plain SGD at 5e-3; Steps II
-#: and III `twice_corrected_adam` at 1e-2; the data's gradient is 1e-4 that of 100 times the squared distance, plus 1e-3
-#: that of the representation distance, plus 1e-4 that of the total variation while its mean per tile exceeds 25. Pixels
+#: and III `twice_corrected_adam` at 1e-2; the data's loss is 1e-2 times the squared gradient distance, plus 1e-3 times
+#: the representation distance, plus 1e-4 times the total variation while its mean per tile exceeds 25. Pixels
 #: are not projected. The label variable never moves: the fused cross-entropy that the code differentiates twice drops
-#: the gradient in the labels. Two quirks belong to what is attacked, so the caller chooses them: the loss applies
+#: the gradient in the labels. Two quirks belong to the attacked model, so the caller chooses them: the loss applies
 #: softmax twice (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and each party's last dense
 #: layer ends in a ReLU (`output_activation=flax.linen.relu` in the model). N is 800 in the code.
 CAFE_UPSTREAM = CafeOptions(

@@ -1,8 +1,8 @@
 """The exact CAFE engine on several devices: where its tables and the simulated parties' features live.
 
-Columns are shared out and not rows. All columns of a table solve one and the same N x N system, so conjugate gradients
-need none of the other devices' columns, only the scalars of their step lengths; and a round moves the K rows of V that
-its batch touches, where tables divided by rows would move whole tables at every product of the solvers.
+The devices share the columns of the tables, not their rows. All columns of a table solve the same N x N system, so
+conjugate gradients exchange only the scalars of their step lengths, and a round exchanges only the K rows of V that its
+batch touches. Tables divided by rows would be exchanged whole at every product of the solvers.
 """
 
 import math
@@ -22,13 +22,14 @@ def shard_cafe(
 
     Args:
         model: the attacked model.
-        plan: a matrix-free one.
-        state: before the first round, or restored.
+        plan: plan for the matrix-free solver.
+        state: state before the first round, or restored from a checkpoint.
         private: x (N, P, d1), the parties' features (`models.frozen_features`).
-        mesh: from `jaxleak._mesh.device_mesh`; every process holds `state` and `private` alike.
+        mesh: result of `jaxleak._mesh.device_mesh`; every process holds the same `state` and `private`.
 
     Returns:
-        Both with V and the bias gradients divided along d2, `projected` and x along d1, and the rest on every device.
+        State and private set: V and the bias gradients are divided along d2, `projected` and x along d1, and every
+        device holds the rest.
 
     Raises:
         ValueError: if the plan factorises, or the number of devices does not divide d1 and d2.

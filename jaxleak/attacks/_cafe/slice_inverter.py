@@ -21,7 +21,7 @@ DECODER_SLICES = 5000
 class SliceInverter:
     """Step III for chunks of samples: decoders fitted once per party, then one compiled solver for all of them.
 
-    Results of a sample depend on its features, its number in the private set and the seed, not on the chunk it is in.
+    A sample's result depends on its features, its number in the private set and the seed, not on the chunk it is in.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class SliceInverter:
 
         Args:
             model: the model under attack.
-            params: its frozen parameters.
+            params: the model's frozen parameters.
             options: see `FeatureInversionOptions`.
-            seed: of the synthetic slices that the decoders are fitted to.
-            mesh: every chunk is divided among its devices, which then know nothing of each other; None is one device.
+            seed: random seed of the synthetic slices that the decoders are fitted to, and of restarts.
+            mesh: devices that every chunk is divided among, and that exchange nothing; None is one device.
 
         Raises:
             ValueError: on options out of range.
@@ -112,11 +112,11 @@ def invert_slices(
 
     Args:
         model: the model under attack.
-        params: its frozen parameters.
+        params: the model's frozen parameters.
         h: (N, P, d1), recovered inputs of the first dense layer.
         index: (N,), the samples' numbers in the private set.
         options: see `FeatureInversionOptions`.
-        seed: of the synthetic slices that the decoders are fitted to.
+        seed: random seed of the synthetic slices that the decoders are fitted to, and of restarts.
         chunk: samples per compiled call, >= 1; no result depends on it.
 
     Raises:

@@ -22,15 +22,16 @@ from jaxleak.objectives import TERMS, MatchingObjective, Quantities, cafe_object
 
 Loops = Literal["nested", "single"]
 
-# Weight of the past in the running mean of F1 and F2: the paper's thresholds are on one batch, whose objective jumps
-# from batch to batch; the mean over about the last ten crosses once.
+# Weight of the past in the running mean of F1 and F2. The paper compares one batch's objective with its thresholds, but
+# that objective jumps from batch to batch; a mean over about the last ten batches crosses a threshold once.
 _MEAN_DECAY = 0.9
 
 
 class CafeOptimizers(NamedTuple):
     """The optimiser of each step, as a function of its learning rate.
 
-    The paper prints learning rates and no optimiser; its theorems speak of SGD. These are the authors' code's kinds.
+    The paper prints learning rates and no optimiser; its theorems speak of SGD. The defaults are of the
+    kinds that the authors' code uses.
     """
 
     output: Callable[[float], Optimizer] = optax.sgd  # Step I
@@ -41,7 +42,7 @@ class CafeOptimizers(NamedTuple):
 class CafeState(NamedTuple):
     """All that CAFE carries from round to round."""
 
-    batches: jax.Array  # () int32, seen so far
+    batches: jax.Array  # () int32, number of batches seen so far
     phase: jax.Array  # () int32: 0, 1, 2 for Steps I, II, III; stays 0 when all steps run in every iteration
     V: jax.Array  # (N, P, d2), estimate of (1/K) dL(x_n)/du_n
     H: jax.Array  # (N, P, d1), estimate of the first dense layer's inputs
@@ -89,9 +90,10 @@ def feature_step(h: jax.Array, v: jax.Array, kernel_gradient: jax.Array) -> tupl
 class CafeOptions(NamedTuple):
     """The options of `cafe`. The defaults are those of CIFAR-10 (NeurIPS 2021, Table 9).
 
-    Where the paper is silent: V starts uniform in +-`output_scale` and H in [0, `feature_scale`] as in the authors'
-    code, because V is of order 1/K times a small gradient and a start far above it outlives thousands of steps; samples
-    start uniform in the box and are projected into it; see `fake_data_step` for labels and `truncated_tv` for xi.
+    The paper does not say where V, H and the samples start. V starts uniform in +-`output_scale` and H in
+    [0, `feature_scale`] as in the authors' code: V is of order 1/K times a small gradient, and a start far above it
+    would take thousands of steps to fade. Samples start uniform in the box and are projected into it. See
+    `fake_data_step` for labels and `truncated_tv` for xi.
     """
 
     batch_size: int | None = None  # K < N; None checks K when the first batch is seen
@@ -102,11 +104,11 @@ class CafeOptions(NamedTuple):
     output_learning_rate: float = 5e-3  # Step I, > 0; SGD is stable below 1/K
     feature_learning_rate: float = 8e-3  # Step II, > 0
     data_learning_rate: float = 2e-2  # Step III, > 0
-    optimizers: CafeOptimizers = CafeOptimizers()  # of the three steps, each with a state per row
+    optimizers: CafeOptimizers = CafeOptimizers()  # optimisers of the three steps, each with a state per row
     alpha: float = 1e-2  # weight of the gradient distance, >= 0; at 0 labels are not recovered
     beta: float = 1e-4  # weight of the total variation, >= 0; must be 0 unless slices are images
     gamma: float = 1e-3  # weight of the representation term, >= 0
-    xi: float = 90.0  # total variation of a tile below which that term is off, >= 0
+    xi: float = 90.0  # total variation of a tile below which the term of beta is off, >= 0
     objective: MatchingObjective | None = None  # replaces F3, and with it alpha, beta, gamma and xi
     inner_updates: int = 1  # Step III updates per batch, k = 10 in ICLR 2021, section 4.4
     label_mode: LabelMode = "joint"
@@ -143,19 +145,19 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
     dense layer, so Steps I and II run per party, side by side; a horizontal model is the case of one party.
 
     Nested loops (Algorithm 3) run each of Steps I and II for a number of batches, then Step III until the run ends.
-    The single loop with `switch` passes on as soon as the running mean of F1, then F2, falls below its threshold
+    The single loop with `switch` goes on as soon as the running mean of F1, then F2, falls below its threshold
     (section 4.2, iv), and never goes back. Both compute one step per batch. `switch=False` is Algorithm 4 as printed:
     every batch updates V, then H with the new V, then the data with the new H.
 
     Args:
         model: the model under attack.
         share: the protocol's own `share`.
-        num_samples: N.
+        num_samples: size N of the private set.
         options: see `CafeOptions`; None takes the defaults.
 
     Returns:
-        An `Attack`. Its info holds the phase, and this batch's F1, F2, F3 and unweighted terms of F3, each inf while
-        its step does not run. Its reconstruction's score is `||H_n - h(x_n)||^2`.
+        An `Attack`. Its info holds the phase, and this batch's F1, F2, F3 and unweighted terms of F3; a value is inf
+        while its step does not run. The score of a sample is `||H_n - h(x_n)||^2`.
 
     Raises:
         ValueError: if K = N, on arguments out of range, and, when an observation is first seen, if the threat

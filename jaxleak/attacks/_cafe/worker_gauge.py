@@ -1,4 +1,4 @@
-"""What fixed shares per worker hide in horizontal rounds, and how ReLU zeros give it back.
+"""What horizontal rounds hide when every worker has a fixed share of the batch, and how ReLU zeros reveal it.
 
 When every round takes exactly k_m samples from worker m, adding a constant c_m to all rows of V that belong to worker
 m changes no observed sum as long as sum_m k_m c_m = 0: the incidence matrix has rank N - (M - 1) only. Least squares
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 #: Share of a worker's samples that must agree on a value before it counts as the shifted zero.
 CROWD = 0.1
 
-#: How closely they must agree, relative to the largest entry of the block.
+#: How closely these samples must agree, relative to the largest entry of V.
 AGREEMENT = 1e-5
 
 
@@ -23,7 +23,7 @@ def fix_worker_gauge(v: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
         v: (N, P, d2) with worker m's samples in rows m N/M to (m+1) N/M - 1.
-        workers: M.
+        workers: number M of workers.
 
     Returns:
         (V (N, P, d2), resolved (P, d2)). A unit is resolved when every worker's block has a crowd of zeros; the
