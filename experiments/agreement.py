@@ -2,6 +2,8 @@
 
     python -m experiments.agreement
     python -m experiments.agreement --only lenet --seeds 0 1 2 3
+    # seeds that chose neither threshold
+    python -m experiments.agreement --only convnet mlp lenet patch --seeds 12 13 14 15 16 17
 
 Every case is attacked from two independent starts, and the SSIM between their images (`agreement`, which an attacker
 can compute) is compared with the SSIM of the answer to the truth (which only a study can). An image counts as right
@@ -9,7 +11,7 @@ where the latter is above .8. All cases count, whether or not their attack succe
 nothing smooths, or a network that is not broken here; in others a defense has changed the upload, of which the
 attacker knows nothing. The threshold is chosen on the even seeds of the undefended cases, as the lowest that at most
 one in twenty wrong images reaches; the odd seeds judge it. The same is counted for images whose gradient is matched,
-and for those with both.
+for those with both, and at the threshold that `jaxleak audit` uses (`recommended`).
 
 Prints a line per case, the threshold and the rates; draws all images, and the rates along the threshold. MNIST and
 CIFAR-10 are read from JAXLEAK_DATA_DIR. The study takes about half an hour of one core. Finished runs are not run
@@ -24,11 +26,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxleak import _validate, metrics
+from jaxleak import _validate, audit, metrics
 from jaxleak.study import Progress, RunFolder, default_out, plots, print_metrics, run_command, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import Result, runner_in
 from jaxleak.study.updates import Case
+from jaxleak.study.updates.diagnostics import believed_rates
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -61,9 +64,20 @@ SLOW: dict[str, Case] = {
     "resnet18_16-b1": replace(_RESNET, model="resnet18", iterations=200),
     "vit_tiny-b1": replace(_RESNET, model="vit_tiny", width=None, iterations=100),
 }
-CASES = QUICK | SLOW
+#: Cases of other attacks and of deep networks, some of which take minutes to compile.
+DEEP: dict[str, Case] = {
+    "patch-embedding-b1": replace(_RESNET, attack="patch_embedding", model="vit_tiny", width=None, iterations=400),
+    "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
+    "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
+    "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space"),
+    "resnet34_16-b1": replace(_RESNET, model="resnet34", iterations=100),
+    "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40),
+    "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100),
+}
+CASES = QUICK | SLOW | DEEP
 #: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
-MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | {"convnet-b4": 12, "convnet-b4-patches": 12}
+MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | dict.fromkeys(DEEP, 2)
+MOST_SEEDS |= {"convnet-b4": 12, "convnet-b4-patches": 12}
 
 #: Scores of a run that results.json keeps.
 KEPT = ("psnr", "score", "cosine_distance", "gradient_matched")
@@ -99,8 +113,8 @@ class Args:
 
     seeds: tuple[int, ...] = tuple(range(12))
     """Seeds of data, weights, batch and starts. The even ones choose the threshold, the odd ones judge it."""
-    only: str = ""
-    """Run only the cases whose name contains this."""
+    only: tuple[str, ...] = ()
+    """Run only the cases whose name contains one of these."""
     finished_only: bool = False
     """Judge the runs that are finished, and start no other."""
     out: Path | None = None
@@ -112,17 +126,12 @@ class Args:
 def main(args: Args) -> dict[str, float]:
     """Run all cases; returns the metrics."""
     _validate.seeds(seeds=args.seeds)
-    cases = {name: case for name, case in CASES.items() if args.only in name}
+    cases = {name: case for name, case in CASES.items() if not args.only or any(part in name for part in args.only)}
     if not cases:
-        raise ValueError(f"only must be part of a case's name ({', '.join(CASES)}), got {args.only!r}")
-    out = args.out or default_out("agreement", args.only or "all")
-    folder = RunFolder(
-        out,
-        "agreement",
-        {"seeds": args.seeds, "only": args.only},
-        fresh=args.fresh,
-        program="python -m experiments.agreement",
-    )
+        raise ValueError(f"only must be parts of cases' names ({', '.join(CASES)}), got {args.only!r}")
+    out = args.out or default_out("agreement", "-".join(args.only) or "all")
+    config = {"seeds": args.seeds, "only": args.only}
+    folder = RunFolder(out, "agreement", config, fresh=args.fresh, program="python -m experiments.agreement")
     rows, columns = list[dict[str, Any]](), list[Images]()
     with Progress() as progress:
         runner = runner_in(
@@ -181,30 +190,6 @@ def images_of(case: Case, seed: int, result: Result) -> Images:
     )
 
 
-def rates(believed: np.ndarray, right: np.ndarray) -> dict[str, float]:
-    """What it costs to believe these images.
-
-    Args:
-        believed: (I,) bool.
-        right: (I,) bool, with the truth in hand.
-
-    Returns:
-        images, right, believed and believed_wrong, which are counts; wrong_share, of the believed ones;
-        false_alarm_rate, the share of the wrong images that are believed; found_share, the share of the right images
-        that are believed. NaN where there is nothing to divide by.
-    """
-    wrong = int((believed & ~right).sum())
-    return {
-        "images": len(right),
-        "right": int(right.sum()),
-        "believed": int(believed.sum()),
-        "believed_wrong": wrong,
-        "wrong_share": wrong / believed.sum() if believed.any() else float("nan"),
-        "false_alarm_rate": wrong / (~right).sum() if (~right).any() else float("nan"),
-        "found_share": (believed & right).sum() / right.sum() if right.any() else float("nan"),
-    }
-
-
 def choose(agreement: np.ndarray, right: np.ndarray) -> float:
     """The lowest of `THRESHOLDS` that at most `FALSE_ALARMS_AT_MOST` of the wrong images reach; 1 if there is none."""
     fine = [t for t in THRESHOLDS if (agreement[~right] >= t).sum() <= FALSE_ALARMS_AT_MOST * (~right).sum()]
@@ -212,7 +197,7 @@ def choose(agreement: np.ndarray, right: np.ndarray) -> float:
 
 
 def judge(images: Images) -> dict[str, float]:
-    """The threshold of the even seeds, and the rates of all rules on the odd ones."""
+    """The threshold of the even seeds, the rates of all rules on the odd ones, and those at `audit.AGREE_ABOVE`."""
     even = images.seed % 2 == 0
     chosen_on, judged_on = (images.where(rows & ~images.defended) for rows in (even, ~even))
     threshold = choose(chosen_on.agreement, chosen_on.right)
@@ -221,10 +206,12 @@ def judge(images: Images) -> dict[str, float]:
         "chosen_on": chosen_on,
         "judged_on": judged_on,
         "defended": images.where(images.defended),
+        "recommended": images.where(~images.defended),
+        "recommended_defended": images.where(images.defended),
     }.items():
-        agree = some.agreement >= threshold
+        agree = some.agreement >= (audit.AGREE_ABOVE if group.startswith("recommended") else threshold)
         for rule, believed in {"agree": agree, "matched": some.matched, "both": agree & some.matched}.items():
-            found |= {f"{group}/{rule}/{name}": value for name, value in rates(believed, some.right).items()}
+            found |= {f"{group}/{rule}/{name}": value for name, value in believed_rates(believed, some.right).items()}
     undefended = images.where(~images.defended)
     if 0 < undefended.right.sum() < len(undefended.right):
         from sklearn.metrics import roc_auc_score  # which takes longer than --help may
@@ -256,7 +243,7 @@ def draw(folder: RunFolder, images: Images, threshold: float) -> None:
     """All images, and the rates along the threshold."""
     groups = {"undefended": images.where(~images.defended), "defended": images.where(images.defended)}
     curves = {
-        f"{group}: {label}": (THRESHOLDS, [rates(some.agreement >= t, some.right)[name] for t in THRESHOLDS])
+        f"{group}: {label}": (THRESHOLDS, [believed_rates(some.agreement >= t, some.right)[name] for t in THRESHOLDS])
         for group, some in groups.items()
         for label, name in (("wrong images believed", "false_alarm_rate"), ("right images believed", "found_share"))
         if len(some.seed)

@@ -9,7 +9,7 @@ from experiments import agreement as study
 from jaxleak import metrics
 from jaxleak.audit import Agreement
 from jaxleak.study.runner import Cost
-from jaxleak.study.updates import Outcome, _inversions
+from jaxleak.study.updates import Outcome, _inversions, diagnostics
 
 
 def made(agreement, ssim, *, seed, matched=True, defended=False):
@@ -29,11 +29,11 @@ def test_rates_are_counts_of_the_believed():
         "images": 7, "right": 3, "believed": 3, "believed_wrong": 1,
         "wrong_share": 1 / 3, "false_alarm_rate": 1 / 4, "found_share": 2 / 3,
     }  # fmt: skip
-    assert study.rates(believed, right) == pytest.approx(expected)
+    assert diagnostics.believed_rates(believed, right) == pytest.approx(expected)
 
 
 def test_rates_of_nothing_are_no_numbers():
-    none = study.rates(np.zeros(2, bool), np.zeros(2, bool))
+    none = diagnostics.believed_rates(np.zeros(2, bool), np.zeros(2, bool))
     assert np.isnan([none["wrong_share"], none["found_share"]]).all()
     assert none["false_alarm_rate"] == 0
 
@@ -60,6 +60,15 @@ def test_even_seeds_choose_and_odd_seeds_judge():
     assert found["judged_on/both/believed"] == found["judged_on/matched/believed"] == 0
     assert (found["defended/agree/believed"], found["defended/agree/believed_wrong"]) == (2, 1)
     assert found["undefended/area_under_roc/as_shown"] == pytest.approx(6 / 8)
+
+
+def test_the_rates_at_the_threshold_of_the_audit_are_of_all_seeds():
+    even, odd = made([0.94, 0.95], [0.9, 0.5], seed=4), made([0.96, 0.5], [0.9, 0.1], seed=1)
+    defended = made([0.99], [0.2], seed=2, defended=True)
+    found = study.judge(joined(even, odd, defended))
+    names = ("images", "right", "believed", "believed_wrong")
+    assert [found[f"recommended/agree/{name}"] for name in names] == [4, 2, 2, 1]
+    assert [found[f"recommended_defended/agree/{name}"] for name in names] == [1, 0, 1, 1]
 
 
 def test_a_tint_is_taken_off_every_channel():
@@ -92,12 +101,12 @@ def attacks_made(monkeypatch):
 
 def test_a_finished_run_is_not_run_again(attacks_made, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    args = {"only": "mlp-b4-noise-1e-3", "out": tmp_path}
+    args = {"only": ("mlp-b4-noise-1e-3",), "out": tmp_path}
     found = study.main(study.Args(seeds=(0, 1), **args))
     assert attacks_made == [0, 1]
     assert found["defended/agree/images"] == 4
     stored = json.loads((tmp_path / "results.json").read_text())
-    assert [(cell["case"], cell["seed"]) for cell in stored["cells"]] == [(args["only"], 0), (args["only"], 1)]
+    assert [(cell["case"], cell["seed"]) for cell in stored["cells"]] == [(*args["only"], 0), (*args["only"], 1)]
     assert np.array(stored["cells"][1]["ssim"]) == pytest.approx([1, 0], abs=0.3)
     assert stored["cells"][1]["agreement"] == [0.97, 0.2]
     assert (tmp_path / "figures" / "agreement.png").exists()
@@ -110,21 +119,21 @@ def test_a_finished_run_is_not_run_again(attacks_made, tmp_path, capsys, monkeyp
 
 
 def test_an_unknown_case_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="only must be part of a case's name"):
-        study.main(study.Args(only="nosuch", out=tmp_path / "new"))
+    with pytest.raises(ValueError, match="only must be parts of cases' names"):
+        study.main(study.Args(only=("nosuch",), out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
 def test_slow_cases_run_fewer_seeds(attacks_made, tmp_path):
-    study.main(study.Args(only="vit", out=tmp_path))
+    study.main(study.Args(only=("vit",), out=tmp_path))
     assert attacks_made == [0, 1, 2, 3]
 
 
 def test_finished_runs_are_judged_without_starting_others(attacks_made, tmp_path):
     with pytest.raises(ValueError, match="no run of these cases is finished"):
-        study.main(study.Args(only="vit", finished_only=True, out=tmp_path))
-    study.main(study.Args(only="vit", seeds=(0, 1), out=tmp_path))
-    found = study.main(study.Args(only="vit", finished_only=True, out=tmp_path))
+        study.main(study.Args(only=("vit",), finished_only=True, out=tmp_path))
+    study.main(study.Args(only=("vit",), seeds=(0, 1), out=tmp_path))
+    found = study.main(study.Args(only=("vit",), finished_only=True, out=tmp_path))
     assert attacks_made == [0, 1]
     assert found["chosen_on/agree/images"] == found["judged_on/agree/images"] == 2
 

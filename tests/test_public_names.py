@@ -56,7 +56,7 @@ NAMES = {
         sapag signed step_decay_adam
     """,
     "jaxleak.audit": """
-        Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS
+        AGREE_ABOVE Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS
         EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState start
         template_of update Verdict watch write_report
     """,
@@ -185,7 +185,7 @@ NAMES = {
     """,
     "jaxleak.study.updates.diagnostics": """
         FIG1_ATTACKED fig1_seeds label_rules magnitude_sensitivity NOISE_DRAWS parabola_path path_steepness
-        settled_after sign_noise STRENGTHS summary_of_ratios
+        settled_after sign_noise STRENGTHS believed_rates summary_of_ratios
     """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat

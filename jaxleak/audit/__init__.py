@@ -9,9 +9,10 @@ from jaxleak.audit._recorded import replay, watch
 from jaxleak.audit._report import write_report
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
-from jaxleak.audit._verdict import EXIT_STATUS, Answer, Verdict, update
+from jaxleak.audit._verdict import AGREE_ABOVE, EXIT_STATUS, Answer, Verdict, update
 
 __all__ = [
+    "AGREE_ABOVE",
     "EXECUTORS",
     "EXIT_STATUS",
     "Agreement",
