@@ -56,9 +56,9 @@ NAMES = {
         sapag signed step_decay_adam
     """,
     "jaxleak.audit": """
-        AGREE_ABOVE Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor EXECUTORS
-        EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState start
-        template_of update Verdict watch write_report
+        AGREE_ABOVE Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor
+        EXECUTORS EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState
+        start template_of update Verdict watch write_report
     """,
     "jaxleak.audit.mistakes": """
         Claim Client MISTAKES
