@@ -19,13 +19,13 @@ SplitDefenseName = Literal[
 OptimizerName = Literal["adam", "sgd", "adadelta"]
 FieldName = Literal["gradient", "outputs", "parameters", "inputs", "differences"]
 
-#: Records of either run where nobody asks for a number and the data have as many.
+#: Default numbers of records of the two runs, if the data have as many.
 SHADOW_RECORDS, VICTIM_RECORDS = 1000, 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSetup:
-    """Everything that a person chooses about a vertical run, but its data. Hashable."""
+    """All options of a vertical run except its data. Hashable."""
 
     share: float = 0.5
     """The adversary's share of the features."""
@@ -56,7 +56,7 @@ class SplitSetup:
     task_epochs: int = 20
     """Epochs of training after which the task's accuracy is measured, where a defense is on."""
     network_epochs: int = 10
-    """Passes of R over the steps of all shadow runs."""
+    """Epochs of training of the reconstruction network R, on the steps of all shadow runs."""
     fields: tuple[FieldName, ...] = ("gradient", "outputs", "inputs")
     """What a record holds."""
     select: Literal["fixed", "validation"] = "fixed"
@@ -67,7 +67,7 @@ class SplitSetup:
 
 @dataclass(frozen=True)
 class SplitCase(SplitSetup):
-    """A vertical run and the attacks on it: everything but the seed. Equal cases share what is compiled."""
+    """A vertical run and the attacks on it, without the seed. Equal cases share compiled programs."""
 
     data: str
     """Data set, as docs/data.md lists them."""
@@ -86,6 +86,6 @@ class SplitCase(SplitSetup):
         return replace(self, defense="none", strength=0.0)
 
     def attacker_only(self) -> "SplitCase":
-        """The same attacker's records and features, and defaults for all that its own features do not depend on."""
+        """A case with the same attacker's records and features, and defaults for everything else."""
         kept = ("share", "shadow_records", "victim_records", "parties", "partition", "scaling", "categories")
         return SplitCase(self.data, balanced=self.balanced, **{name: getattr(self, name) for name in kept})

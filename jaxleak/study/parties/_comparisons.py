@@ -25,12 +25,12 @@ def comparisons(
     """Label accuracies of Fu et al., and for two classes those of Li et al. on what was seen of the real run.
 
     Args:
-        case: of the run.
-        seed: of the runs of Fu et al.
-        problem: the set-up without its truth.
-        seen: of the real run.
-        baseline: what the attacker's own features say.
-        truth: scores.
+        case: case of the run.
+        seed: random seed of the attacks of Fu et al. and of the runs that they need.
+        problem: set-up without the truth.
+        seen: the attacker's observations of the real run.
+        baseline: label classifier on the attacker's own features.
+        truth: scores answers against the true labels.
     """
     scores = {
         "label_accuracy_fu_free_top": fu_free_top(case, seed),
@@ -74,7 +74,7 @@ def fu_completion(case: SplitCase, seed: int) -> float:
     problem = split_problem(replace(case.undefended(), cipher="none"), seed)
     rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
     bottom = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)["bottom"][ADVERSARY]
-    # Over so many epochs, every sample takes part.
+    # The model trains for many epochs, so every sample takes part.
     problem, truth = problem.without_truth(), Truth(problem, np.arange(len(problem.victim.y))[None])
 
     def outputs(batch: Batch) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Cases of vertical training as the jobs of a runner, each of which runs once for a seed."""
+"""Cases of vertical training as the jobs of a runner: every job runs once for every seed."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
@@ -12,12 +12,12 @@ from jaxleak.study.parties._truth import correlations
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays
 
-#: Seconds on two CPU cores that other work shares, measured; only used to decide what fits a budget.
+#: Measured seconds on two CPU cores that other work used as well. They only decide what fits a budget.
 _FIRST, _PER_START, _TASK, _CKKS_STEP = 10.0, 8.0, 6.0, 1.5
 
 
 class SplitJob(NamedTuple):
-    """A case, and everything that has to run of it."""
+    """A case, and the parts of it that have to run."""
 
     case: SplitCase
     runs: Runs
@@ -34,16 +34,16 @@ class SplitJobs:
         pictured: Collection[tuple[SplitCase, int]] = (),
         slowdown: Callable[[SplitCase], float] = lambda _: 1.0,
     ):
-        """Plan.
+        """Say which arrays are kept and how long cases take.
 
         Args:
             pictured: cases and seeds whose arrays are kept, for figures.
-            slowdown: by how much a case takes longer than the estimate.
+            slowdown: function from a case to the factor, > 0, by which it takes longer than `seconds_of` says.
         """
         self.pictured, self.slowdown = frozenset(pictured), slowdown
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
-        """Case and runs."""
+        """What a stored result belongs to: the case, the runs and the seed."""
         return {"case": dataclasses.asdict(job.case), "runs": job.runs._asdict(), "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:
@@ -51,15 +51,15 @@ class SplitJobs:
         return sources_of_parties(job.case)
 
     def require(self, job: SplitJob, seed: int) -> None:
-        """Refuse data that are not there or do not fit the case."""
+        """Raise if the data are missing or do not fit the case."""
         split_problem(job.case, seed)
 
     def cost(self, job: SplitJob) -> Cost:
-        """As `seconds_of` says."""
+        """Estimated cost, see `seconds_of`."""
         return Cost(self.slowdown(job.case) * seconds_of(job.case, job.runs))
 
     def run(self, job: SplitJob, seed: int) -> Result:
-        """Run all of the case once."""
+        """Run all parts of the case once."""
         used = {f"{name}_records": float(count) for name, count in records_of(job.case)._asdict().items()}
         if not job.runs.shadow_init and not job.runs.features:
             return Result(task_scores(job.case, seed) | used, {})
@@ -69,11 +69,11 @@ class SplitJobs:
 
 
 def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit, ...]) -> Runs:
-    """What has to run of a case so that it has these scores; one that only costs accuracy runs no attack.
+    """Which parts of a case have to run so that it has these scores; scores of the task alone need no attack.
 
     Args:
-        scores: names, as `run_case` and `correlations` give them.
-        shadow_init: how shadow runs start, where there is an attack.
+        scores: names of scores of `run_case` and `correlations`.
+        shadow_init: starts of the shadow runs, used if any score needs an attack.
     """
     names = list(scores)
     return Runs(
@@ -90,7 +90,7 @@ def seconds_of(case: SplitCase, runs: Runs) -> float:
     victims = case.victim_records or VICTIM_RECORDS
     size = min(2.0, victims / 1000)
     total = (_TASK * size if runs.task else 0.0) + (_FIRST if starts else 0.0)
-    # One training per candidate, on nearly all records, and one more with the fields that won.
+    # Validation trains once per candidate, on nearly all records, and once more with the chosen fields.
     trainings = 1 + (len(party_records.FIELD_CANDIDATES) if case.select == "validation" else 0)
     network = size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
     total += _PER_START * starts * network * trainings * max(1.0, case.shadow_runs * case.network_epochs / 10)

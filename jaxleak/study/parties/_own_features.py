@@ -1,4 +1,4 @@
-"""What the attacker's own features say without any gradient: every attack on a vertical run is compared with it."""
+"""Baselines that predict from the attacker's own features alone, without any gradient."""
 
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -19,7 +19,7 @@ TASKS: tuple[Task, ...] = ("labels", "features")
 
 
 class OwnFeatures(NamedTuple):
-    """What the attacker's own features say: tuned models, and the paper's networks."""
+    """Predictors from the attacker's own features alone: tuned models, and the paper's networks."""
 
     labels: party_records.LabelBaseline
     features: party_records.FeatureBaseline | None
@@ -44,7 +44,7 @@ class OwnFeatures(NamedTuple):
         return scores
 
     def arrays(self, truth: Truth) -> dict[str, np.ndarray]:
-        """What a figure shows beside the attack: own and victims' features, and what a tuned regression says."""
+        """What a figure shows beside the attack: own features, victims' features, and the tuned regression's answer."""
         if self.features is None:
             return {}
         own = truth.problem.own(truth.problem.victim)
@@ -55,10 +55,10 @@ class OwnFeatures(NamedTuple):
         }
 
 
-# No defense, cipher or optimiser changes what the attacker's own features say: one fit serves a whole table.
+# These predictors depend on no defense, cipher or optimiser, so one fit serves a whole table.
 @lru_cache(maxsize=32)
 def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
-    """Fit them on the shadow records of a case, as `SplitCase.attacker_only` gives it."""
+    """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave."""
     problem = split_problem(case, seed)
     own, y = problem.own(problem.shadow), np.asarray(problem.shadow.y)
     labels = party_records.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)

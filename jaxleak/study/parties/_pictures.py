@@ -10,7 +10,7 @@ from jaxleak.study import plots, sheets
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import ADVERSARY, IMAGE_WIDTHS, split_problem
 
-#: What a person calls the attacks, and what they are compared with.
+#: Names of the attacks and of the baselines, as legends show them.
 ATTACK_LABELS = {
     "shared": "VFLRecon, shared start",
     "own_bottom": "VFLRecon, own bottom shared",
@@ -23,10 +23,10 @@ ATTACK_LABELS = {
 WIDTHS = IMAGE_WIDTHS | {"digits": 8}
 #: A point of the accuracy over the epoch is a mean over this share of its steps.
 WINDOW = 0.1
-#: How many images a sheet shows: the first that took part.
+#: Number of images that a sheet shows; these are the first that took part.
 SHOWN = 16
 _GREY = 0.5
-#: Cells along each side of the picture of features; the values of digits fall into different ones.
+#: Cells along each side of the picture of features. With 17, every one of the 17 values of digits has its own cell.
 _BINS = 17
 
 
@@ -40,14 +40,14 @@ def draw_pictures(
     """Draw what the runs of one data set show.
 
     Args:
-        folder: where the figures go.
-        name: of the data set, in the names of the files.
-        case: that was run.
-        scores: of every seed, from `run_case`.
-        arrays: of every seed, likewise; a figure whose arrays are missing is left out.
+        folder: folder of the figures.
+        name: name of the data set, with which the files' names begin.
+        case: the case that was run.
+        scores: scores of every seed, from `run_case`.
+        arrays: arrays of every seed, from `run_case`; a figure whose arrays are missing is left out.
 
     Returns:
-        The captions of the figures by their names.
+        The captions, by the names of the figures.
     """
     captions = {}
     if any(key.startswith("right_") for key in arrays[0]):
@@ -91,7 +91,7 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
 
 
 def _called(name: str) -> str:
-    """What a person calls an attack; one whose shadow run has the defense too knows it."""
+    """The attack's name in legends; an attack whose shadow run has the defense knows the defense."""
     plain = name.removesuffix("_adaptive")
     return ATTACK_LABELS.get(plain, plain) + (", knows the defense" if plain != name else "")
 
@@ -119,7 +119,7 @@ def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> No
     side = WIDTHS[case.data]
 
     def assembled(victims: np.ndarray | float) -> np.ndarray:
-        """Images from the adversary's own pixels and somebody's opinion of the others; dropped pixels are black."""
+        """Images from the adversary's own pixels and an estimate of the others; dropped pixels are black."""
         x = np.zeros((len(arrays["own"]), side * side))
         x[:, columns[ADVERSARY]] = arrays["own"]
         x[:, np.concatenate([own for party, own in enumerate(columns) if party != ADVERSARY])] = victims
@@ -135,12 +135,12 @@ def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
-    """Draw the victims' strips of square images beside what was made of them; brightness is scaled pixel by pixel.
+    """Draw the victims' strips of square images beside their reconstructions; brightness is scaled pixel by pixel.
 
     Args:
         path: PNG file to write.
         victims: (N, F), the victims' columns of CIFAR-10 images of 32 rows, scaled to [0, 1].
-        estimate: (N, F), what an attack made of them.
+        estimate: (N, F), an attack's reconstruction of these columns.
 
     Raises:
         ValueError: if F is no multiple of the number of rows.
@@ -160,7 +160,7 @@ def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, sho
     Args:
         path: PNG file to write.
         victims: (N, F), the victims' features.
-        estimate: (N, F), what an attack made of them.
+        estimate: (N, F), an attack's reconstruction of them.
         shown: number of features that are drawn, the same in both panels.
     """
     chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])

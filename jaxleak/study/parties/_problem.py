@@ -1,4 +1,4 @@
-"""Vertical training between parties: rows, features, model, defense, and the protocols of the real and shadow runs."""
+"""Set-up of vertical training: records, parties, model, defense, and the protocols of the real and shadow runs."""
 
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
@@ -21,18 +21,18 @@ from jaxleak.study.parties._case import (
 )
 from jaxleak.study.sources import Arrays
 
-#: The paper gives the rate of Adam only.
+#: Optimizers by name. The paper gives the learning rate of Adam only.
 OPTIMIZERS: dict[OptimizerName, Any] = {
     "adam": lambda: optax.adam(1e-3),
     "sgd": lambda: optax.sgd(1e-1),
     "adadelta": lambda: optax.adadelta(1.0),
 }
-#: The number of the party that attacks.
+#: Number of the party that attacks.
 ADVERSARY = 0
-#: What that party is granted: its own record of every step, and which samples are in the batch.
+#: The threat model: the adversary has its own record of every step, and knows which samples are in the batch.
 THREAT = threats.party_view(ADVERSARY)
 
-#: Pixels per row; parties of images hold vertical strips, the adversary the left one.
+#: Width in pixels of data sets of images. Parties hold vertical strips of them, and the adversary the left one.
 IMAGE_WIDTHS = {"cifar10": 32, "mnist": 28}
 
 
@@ -41,15 +41,15 @@ class SplitProblem(NamedTuple):
 
     model: models.BottomTopModel
     shadow: Batch  # the attacker's complete records: x (n, P, max d_p) with zeros beyond d_p, y (n,)
-    victim: Batch  # the records of the real run, likewise
-    shadow_protocol: Protocol  # undefended
-    adaptive_protocol: Protocol  # of the shadow run of one who knows the victim's defense
-    victim_protocol: Protocol
-    columns: tuple[np.ndarray, ...]  # per party the numbers of its features in the table, numeric ones first
+    victim: Batch  # the records of the real run, in the same shapes
+    shadow_protocol: Protocol  # protocol of the undefended shadow run
+    adaptive_protocol: Protocol  # protocol of the shadow run of an attacker who knows the victim's defense
+    victim_protocol: Protocol  # protocol of the real run
+    columns: tuple[np.ndarray, ...]  # numbers of every party's features in the table, numeric ones first
 
     @property
     def own_width(self) -> int:
-        """Features of the adversary."""
+        """Number of the adversary's features."""
         return self.model.widths[ADVERSARY]
 
     def own(self, batch: Batch) -> np.ndarray:
@@ -57,13 +57,13 @@ class SplitProblem(NamedTuple):
         return np.asarray(batch.x)[:, ADVERSARY, : self.own_width]
 
     def without_truth(self) -> "SplitProblem":
-        """The same set-up as far as the attacker has it: of the victims' records, its own features and nothing else."""
+        """The set-up that the attacker has: the real run's records hold its own features, and zeros for all else."""
         own = jnp.zeros_like(self.victim.x).at[:, ADVERSARY].set(self.victim.x[:, ADVERSARY])
         return self._replace(victim=self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y)))
 
 
 class Records(NamedTuple):
-    """How many records both runs have."""
+    """Numbers of records of both runs."""
 
     shadow: int
     victim: int
@@ -73,8 +73,8 @@ def records_of(case: SplitCase) -> Records:
     """How many records the shadow run and the real run of a case have, whatever the seed.
 
     Raises:
-        ValueError: if the data do not have as many as the case asks for, or one run has less than a batch.
-        FileNotFoundError: if the data are not there.
+        ValueError: if the data have fewer records than the case asks for, or one run has fewer than a batch.
+        FileNotFoundError: if the data are missing.
     """
     exist = len(_rows(_table(case.data).y, case.balanced, 0))
     of_all = f"a third of the {exist} {'balanced ' if case.balanced else ''}records of {case.data}"
@@ -93,11 +93,11 @@ def _count(case: SplitCase, name: str, default: int, most: int, why: str) -> int
 
 
 def split_problem(case: SplitCase, seed: int) -> SplitProblem:
-    """Draw disjoint shadow and victim rows, encode them as the shadow rows say, deal the features to parties.
+    """Draw disjoint shadow and victim records, encode both by the shadow records, and divide the features.
 
     Args:
-        case: of the run.
-        seed: >= 0, draws the rows and the deal.
+        case: case of the run.
+        seed: random seed >= 0 of the records and of the features' division among the parties.
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
@@ -124,7 +124,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     # The attacker plays both sides of its shadow run, so there the cipher's algebra does without ciphertexts.
     shadow_cipher = "none" if case.cipher == "none" else "plain"
     shared = (model, case.batch_size, case.optimizer)
-    # The run whose accuracy is measured is the one that a defense is calibrated to.
+    # A defense is calibrated to the run whose accuracy is measured.
     defended = SplitRun(table.num_classes, case.batch_size, count.victim, case.task_epochs)
     defenses = _defenses(case.defense, case.strength, defended)
     return SplitProblem(
@@ -139,13 +139,13 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
 
 
 def _numbers_of(encoding: data.TableEncoding, parts: tuple[np.ndarray, ...], numeric: int) -> tuple[np.ndarray, ...]:
-    """The numbers of the parties' features in a table with so many numeric ones; constant columns were dropped."""
+    """Numbers of the parties' features in a table with `numeric` numeric columns; constant columns were dropped."""
     kept = np.array([*encoding.numeric, *(numeric + column for column in encoding.categorical)], int)
     return tuple(kept[part] for part in parts)
 
 
 def sources_of_parties(case: SplitCase) -> Arrays:
-    """All rows of the table, whatever the seed: the encoding and the draw go by the whole of it."""
+    """All rows of the table, whatever the seed: the encoding and the draw depend on all of them."""
 
     def load() -> dict[str, np.ndarray]:
         table = _table(case.data)
@@ -155,19 +155,19 @@ def sources_of_parties(case: SplitCase) -> Arrays:
 
 
 def rounds_of(batch: Batch, batch_size: int, epochs: int) -> int:
-    """Steps of that many epochs; what does not fill a batch is left out of an epoch."""
+    """Number of steps of `epochs` epochs; an epoch leaves out the records that do not fill a batch."""
     return len(batch.y) // batch_size * epochs
 
 
 def shadow_rounds(case: SplitCase, problem: SplitProblem) -> int:
-    """Steps of the shadow run."""
+    """Number of steps of the shadow run."""
     epoch = rounds_of(problem.shadow, case.batch_size, 1)
     real = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
     return epoch * (case.shadow_epochs or max(3, -(-3 * real // (2 * epoch))))
 
 
 def train(protocol: Protocol, private: Batch, key: jax.Array, rounds: int) -> PyTree:
-    """The parameters after `rounds` steps that nobody watches."""
+    """The parameters after `rounds` steps that no attacker observes."""
     return _train(protocol, private, protocol.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1), rounds)
 
 
@@ -191,7 +191,7 @@ def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: i
     )
     if kind != "blocks":
         return dealt
-    # As many features each as in the random deal, but neighbours: of an image, its columns from left to right.
+    # Every party gets as many features as in the random division, but neighbours: columns of an image from the left.
     order = np.arange(count)
     if image:
         order = np.lexsort((order, np.asarray(encoding.numeric) % IMAGE_WIDTHS[case.data]))
@@ -228,7 +228,7 @@ def _table(spec: str) -> data.Table:
     return data.load_table(spec)
 
 
-# Equal arguments give the same objects, so that what was compiled for one seed serves all of them.
+# Equal arguments give the same objects, so that programs that were compiled for one seed serve all seeds.
 @lru_cache
 def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.BottomTopModel:
     return models.bottom_top(widths, num_classes, top=None if free_top else (100, 100))
@@ -261,7 +261,7 @@ def _protocol(
 
 
 def _informed(*settings: Any) -> Protocol:
-    """As `_protocol`, for a shadow run; undefended where the real run is."""
+    """A shadow run's protocol with the real run's defense, or without one if the real run has none."""
     *undefended, defenses = settings
     return adaptive.informed_party(defenses, partial(_protocol, *undefended)) if defenses else _protocol(*settings)
 

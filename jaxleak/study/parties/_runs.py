@@ -1,4 +1,4 @@
-"""One case and seed of vertical training: the real run once, every attack on the same observations, all scores."""
+"""One case and seed of vertical training: one real run, every attack on the same observations, and all scores."""
 
 import time
 from functools import lru_cache, partial
@@ -27,22 +27,23 @@ from jaxleak.study.parties._truth import Truth, aligned_scores, regression_score
 
 
 class Runs(NamedTuple):
-    """What is run and scored of a case."""
+    """Which parts of a case are run and scored."""
 
     shadow_init: tuple[party_records.ShadowInit, ...] = party_records.SHADOW_INITS
-    features: bool = True  # also reconstruct features
-    task: bool = False  # also train for `task_epochs`, defended and undefended, and test on records nobody trained on
-    regressions: bool = False  # also regress features on cut gradients, without networks
-    comparisons: bool = False  # also the label attacks of Li et al. and Fu et al.
+    features: bool = True  # whether features are reconstructed as well
+    # Whether the task is trained for `task_epochs`, with and without the defense, and tested.
+    task: bool = False
+    regressions: bool = False  # whether features are regressed on cut gradients as well, without networks
+    comparisons: bool = False  # whether the label attacks of Li et al. and Fu et al. run as well
 
 
 def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Run a case once and score every attack on it.
 
     Args:
-        case: of the run.
-        seed: >= 0, of the records, the deal, both runs and the attacks.
-        runs: which attacks; None runs all starts of the shadow run, and reconstructs features.
+        case: case of the run.
+        seed: random seed >= 0 of the records, the division of features, both runs and the attacks.
+        runs: parts of the case that run; None runs all starts of the shadow run and reconstructs features.
 
     Returns:
         Scores: `label_accuracy_<attack>` and `feature_mse_<attack>` for the shadow's starts (`shared`, `own_bottom`,
@@ -73,11 +74,12 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     )
     begin = time.perf_counter()
     _, seen = watch()
-    if case.cipher != "ckks":  # whose steps take so long that compiling them does not matter
+    # Steps with a real cipher take so long that the time of compiling them does not matter.
+    if case.cipher != "ckks":
         begin = time.perf_counter()
         jax.block_until_ready(watch())
     scores = {"seconds_per_step": (time.perf_counter() - begin) / rounds}
-    # From here on the attacks get the set-up without the truth, which scores alone keep.
+    # From here on the attacks get the set-up without the truth. Only the scores keep the truth.
     problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
     known = own_features(case.attacker_only(), seed, runs.features)
     scores |= known.scores(truth)
@@ -116,7 +118,7 @@ def _with_shadow_runs(
     free_labels: np.ndarray,
     truth: Truth,
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """VFLRecon from every start of the shadow run, against a defense also with the shadow run defended."""
+    """VFLRecon from every start of the shadow run; if the real run has a defense, also with a defended shadow run."""
     key = jax.random.key(seed)
     scores: dict[str, float] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -154,7 +156,7 @@ def _with_shadow_runs(
 
 
 def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
-    """What training is worth: accuracy on the shadow records, which the victims never train on, after `task_epochs`."""
+    """Accuracy of the task after `task_epochs`, on the shadow records, on which the victims never train."""
     scores = {"task_accuracy": _task_accuracy(case, seed)}
     if case.defense != "none":
         scores["task_accuracy_undefended"] = _task_accuracy(case.undefended(), seed)
@@ -183,7 +185,7 @@ def _shadow_run(
     start: PyTree,
     key: jax.Array,
 ) -> Observation:
-    # The shared start is the simulator's gift to the attacker; the other two are what a participant has.
+    # The shared start is granted by the simulator; a participant has what the other two starts need.
     initial = party_records.shadow_params(
         problem.model,
         key,
@@ -210,7 +212,7 @@ def _vflrecon(
     key: jax.Array,
     tasks: tuple[Task, ...],
 ) -> tuple[Any, dict[Task, tuple[str, ...]]]:
-    """The answer, and the fields of the records by task."""
+    """The attack's answer, and the fields of the records that every task reads."""
     fields: dict[Task, tuple[str, ...]] = {}
     nets = {}
     joined = party_records.join_runs(shadows)

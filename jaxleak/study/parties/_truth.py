@@ -1,4 +1,4 @@
-"""Scores of a vertical run against the truth, and what regressions make of cut gradients."""
+"""Scores of a vertical run against the truth, and regressions of features on cut gradients."""
 
 import jax
 import numpy as np
@@ -13,14 +13,14 @@ class Truth:
     """Scores over the samples that took part; nothing here reaches an attack."""
 
     def __init__(self, problem: SplitProblem, index: np.ndarray):
-        """Keep what is scored against; `index` (rounds, batch) has the samples that took part."""
+        """Keep the truth; `index` (rounds, batch) has the numbers of the samples that took part."""
         self.problem = problem
         self.index = index
         self.took_part = np.unique(self.index)
         self.y = np.asarray(problem.victim.y)[self.took_part]
 
     def victims(self, x: jax.Array) -> np.ndarray:
-        """All other parties' features side by side."""
+        """The features (N, sum of the victims' d_p) of all parties but the adversary, side by side."""
         return np.asarray(party_records.victims_features(self.problem.model, x, ADVERSARY))
 
     def label_accuracy(self, labels: np.ndarray) -> float:
@@ -32,7 +32,7 @@ class Truth:
         return np.asarray(labels == np.asarray(self.problem.victim.y))[self.index]
 
     def feature_mse(self, x: jax.Array) -> float:
-        """Mean squared error of padded samples (N, P, max d_p) in the features that the victims hold."""
+        """Mean squared error, in the victims' features, of padded samples (N, P, max d_p)."""
         return self.feature_mse_of(self.victims(x))
 
     def feature_mse_of(self, estimate: np.ndarray) -> float:
@@ -49,14 +49,15 @@ def regression_score(
     truth: Truth,
     seed: int,
 ) -> float:
-    """What cut gradients add to a tuned regression of the victims' features, instead of the paper's network.
+    """Error of a tuned regression of the victims' features on cut gradients, in place of the paper's network.
 
-    The regression sees own features, direction and length of the cut gradient. It is fitted on the shadow run's first
-    epoch, where every record stands once, so that cross-validation holds whole records out; the baseline stays where it
-    has the better cross-validated error. Only of use if the shadow run starts where the real one did.
+    The regression reads the attacker's own features, and the direction and length of the cut gradient. It is fitted on
+    the shadow run's first epoch, in which every record occurs once, so that cross-validation holds whole records out.
+    The baseline is kept if its cross-validated error is lower. The regression is useful only if the shadow run starts
+    from the real run's parameters.
 
     Returns:
-        The mean squared error.
+        The mean squared error per feature, on the scale of the encoding.
     """
     assert baseline is not None
     epoch = len(problem.shadow.y) // seen.index.shape[1]  # type: ignore[union-attr]
@@ -78,20 +79,20 @@ def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
 def aligned_scores(
     problem: SplitProblem, shadow_seen: Observation, seen: Observation, labels: np.ndarray, truth: Truth, seed: int
 ) -> dict[str, float]:
-    """With labels known, do cut gradients of another initialisation tell features? Labels alone are the control.
+    """Whether cut gradients of another initialisation tell features once labels are known; labels alone are the control.
 
     Args:
-        problem: the set-up.
+        problem: set-up without the truth.
         shadow_seen: the attacker's observations of its shadow run.
-        seen: of the real run.
-        labels: (N,) as the initialisation-free attack recovered them.
-        truth: scores.
-        seed: of the regressions.
+        seen: the attacker's observations of the real run.
+        labels: (N,) labels that the initialisation-free attack recovered.
+        truth: scores answers against the true features.
+        seed: random seed of the regressions.
 
     Returns:
-        `feature_mse_aligned` and `feature_mse_free_labels`.
+        `feature_mse_aligned` and `feature_mse_free_labels`, mean squared errors per feature.
     """
-    # The shadow's first epochs, as many steps as the real run has: later gradients are of a better model.
+    # The shadow run is cut to as many steps as the real run has, because later gradients belong to a better model.
     early = jax.tree.map(lambda leaf: leaf[: len(seen.round)], shadow_seen)
     index, x, gradients = party_records.flat_observations(early)
     shadow_y, target = np.asarray(problem.shadow.y)[index], truth.victims(problem.shadow.x)[index]
@@ -117,15 +118,15 @@ def aligned_scores(
 
 
 def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> dict[str, float]:
-    """Pearson correlations of ten drawn features (VFLRecon, figure 6): the third with the fourth, and all pairs' error.
+    """Pearson correlations between drawn features (VFLRecon, Fig. 6): those of one pair, and the error over all pairs.
 
     Args:
         arrays: `victims` and `estimate`, (n, d) with d >= 4.
-        seed: draws the features.
-        shown: how many at most.
+        seed: random seed of the drawn features.
+        shown: number of features that are drawn, or all if there are fewer.
 
     Returns:
-        `correlation_original` and `correlation_reconstructed` of the pair, and `correlation_error`, the mean absolute
+        `correlation_original` and `correlation_reconstructed` of the third and the fourth drawn feature, and `correlation_error`, the mean absolute
         difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4,
         and where no features were reconstructed.
     """

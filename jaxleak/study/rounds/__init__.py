@@ -1,7 +1,7 @@
 """Federated rounds that CAFE attacks: the private set, the simulated parties, the attack, and its scores.
 
-`vertical_problem` and `horizontal_problem` make a `Problem`; `observe_and_recover` watches its rounds and solves them
-with the exact engine, and `steps_one_and_two` and `step_three` descend as the paper does.
+`vertical_problem` and `horizontal_problem` make a `Problem`. `observe_and_recover` observes the problem's rounds and
+solves them with the exact engine; `steps_one_and_two` and `step_three` descend as the paper does.
 """
 
 from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two

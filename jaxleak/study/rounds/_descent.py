@@ -1,7 +1,8 @@
 """CAFE by gradient descent, as the paper runs it, and the attacks that it is compared with.
 
-Steps I and II of the nested loops read dense-layer gradients only, so the simulated parties keep their forward
-features and run them thousands of times a minute. Step III needs the whole gradient and costs a second-order step.
+Steps I and II of the nested loops read gradients of the dense layer only. The simulated parties therefore compute
+their forward features once, and simulate thousands of rounds a minute. Step III needs the whole gradient, and every
+iteration of it takes second derivatives.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,10 +23,10 @@ Build = Callable[[models.SplitModel, ShareFn], Attack]
 
 
 class Tables(NamedTuple):
-    """What Steps I and II end with."""
+    """Results of Steps I and II."""
 
-    V: jax.Array
-    H: jax.Array
+    V: jax.Array  # (N, P, d2), gradients with respect to the outputs of the first dense layer, divided by K
+    H: jax.Array  # (N, P, d1), inputs of the first dense layer
 
 
 def steps_one_and_two(
@@ -41,17 +42,17 @@ def steps_one_and_two(
     callbacks: Iterable[audit.Callback] = (),
     checkpoints: Checkpoints | None = None,
 ) -> Tables:
-    """Algorithms 1 and 2 in nested loops, `iterations` batches each.
+    """Steps I and II of the nested loops (CAFE, Algorithms 1 and 2).
 
     Args:
-        problem: what is attacked.
+        problem: the attacked federation.
         features: (N, P, d1), the parties' forward features.
-        iterations: batches per step.
-        batch_size: K.
-        key: of the audit.
+        iterations: number of batches of each step.
+        batch_size: batch size K.
+        key: random key of the audit.
         options: learning rates and weights of `attacks.cafe`.
-        workers: M > 0 for horizontal rounds, 0 for vertical ones.
-        defense: acts on the payload.
+        workers: number M > 0 of workers in horizontal rounds, 0 for vertical rounds.
+        defense: defense of the payload, or None.
         callbacks: see `audit.run`.
         checkpoints: see `audit.run`.
     """
@@ -98,16 +99,16 @@ def step_three(
     """Descend on fake data for `rounds` batches: CAFE's Step III, a baseline, or (tables=None) the single loop.
 
     Args:
-        problem: what is attacked.
-        build: `(model, share) -> Attack`.
-        rounds: batches.
-        batch_size: K.
-        key: of the audit.
-        threat: what the attacker is granted.
+        problem: the attacked federation.
+        build: function `(model, share) -> Attack`.
+        rounds: number of batches.
+        batch_size: batch size K.
+        key: random key of the audit.
+        threat: threat model.
         tables: V and H from `steps_one_and_two`; the attack's state then starts in Step III.
-        workers: M > 0 for horizontal rounds, 0 for vertical ones.
-        optimizer: trains the model meanwhile; None keeps it frozen.
-        defense: acts on the payload.
+        workers: number M > 0 of workers in horizontal rounds, 0 for vertical rounds.
+        optimizer: optimizer that trains the model during the attack; None keeps the model frozen.
+        defense: defense of the payload, or None.
         callbacks: see `audit.run`; without checkpoints they are also told of the start, as iteration 0.
         checkpoints: see `audit.run`.
         on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
@@ -158,7 +159,7 @@ def _protocol(model: models.SplitModel, workers: int, **options: Any) -> Protoco
 
 
 def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> dict[str, float]:
-    """Truth-side scores of a reconstruction of the whole private set."""
+    """Scores of a reconstruction of the whole private set against the truth; PSNR in dB, the others in [0, 1]."""
     index = np.arange(len(problem.private.y))
     slices = np.asarray(reconstruction.x)
     psnr = image_psnr(problem, slices, index)

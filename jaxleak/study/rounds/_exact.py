@@ -15,16 +15,17 @@ from jaxleak.study.rounds._problem import Problem
 
 
 def require_memory_of_rounds(num_samples: int, solver: Solver) -> None:
-    """Refuse what the exact engine cannot do in memory, known from N alone, before any data are read.
+    """Raise, before any data are read, if the matrices of the exact engine do not fit in memory.
 
     Args:
-        num_samples: N > 0.
-        solver: of Steps I and II.
+        num_samples: size N > 0 of the private set.
+        solver: solver of Steps I and II.
 
     Raises:
-        MemoryError: if N x N matrices are to be factorised and do not fit; names the option that avoids it.
+        MemoryError: if N x N matrices are to be factorised and do not fit; the message names the option that avoids this.
     """
-    if factorises(num_samples, solver):  # one float64 matrix per party in turn, beside that of the counts
+    if factorises(num_samples, solver):
+        # Parties take turns with one float64 matrix, beside the matrix of counts.
         advice = "--linear-solver matrix_free factorises nothing"
         audit.require_bytes(16 * num_samples**2, jax.local_devices(backend="cpu")[0], advice)
 
@@ -43,18 +44,18 @@ def observe_and_recover(
     mesh: Mesh | None = None,
     on_resume: Callable[[int], None] = lambda _: None,
 ) -> aggregated.Recovery:
-    """Watch the rounds of the plan, then solve for V, H and labels.
+    """Observe the rounds of the plan, then solve for V, H and labels.
 
     Args:
-        problem: what is attacked.
+        problem: the attacked federation.
         features: (N, P, d1), see `forward_features`.
-        plan: how many rounds; who knows the defense may watch more, see `adaptive.informed_rounds`.
-        key: of the audit.
-        horizontal: the plan's workers hold whole samples.
-        defense: acts on the payload.
-        knows_defense: whether the attacker knows it.
+        plan: numbers of rounds; an attacker who knows the defense may observe more, see `adaptive.informed_rounds`.
+        key: random key of the audit.
+        horizontal: whether rounds are horizontal, with workers that hold whole samples, or vertical.
+        defense: defense of the payload, or None.
+        knows_defense: whether the attacker knows the defense.
         callbacks: see `audit.run`.
-        checkpoints: saves and resumes the rounds.
+        checkpoints: checkpoints that save and resume the rounds, or None.
         mesh: devices that share the tables; needs a matrix-free plan.
         on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
 
@@ -84,7 +85,7 @@ def observe_and_recover(
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
     on_resume(int(state.protocol.round))
-    # Step I reads only bias gradients, so that is all the parties need to simulate until then.
+    # Step I reads only bias gradients, so the parties need not simulate others during its rounds.
     phases = ((threats.BIAS_GRADIENT_ONLY, plan.output_rounds), (threats.FIRST_LAYER_ONLY, plan.rounds))
     for threat, rounds in phases:
         state, _ = audit.run(

@@ -1,4 +1,4 @@
-"""The private set, the model and the simulated parties that the CAFE studies attack."""
+"""The private set and the model that the CAFE studies attack."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -45,13 +45,13 @@ def vertical_problem(
 
     Args:
         spec: data specification, see `jaxleak.data.load`.
-        num_samples: N.
-        parties: P.
-        seed: which samples.
-        key: the audit's key; the model's parameters are those that `audit.start` would draw from it.
+        num_samples: size N of the private set.
+        parties: number P of parties.
+        seed: random seed of the draw of samples.
+        key: random key of the audit; the model has the parameters that `audit.start` draws from it.
         network: "cafe", "cafe-relu" (ReLU behind each party's output, as in the authors' code), "cafe-small" (a
             quarter of the channels), "dense", "logistic".
-        held_out: further samples for testing the model.
+        held_out: number of further samples, on which the model is tested.
 
     Raises:
         ValueError, FileNotFoundError: on unknown data, sizes that do not fit, labels out of range.
@@ -84,9 +84,9 @@ def horizontal_problem(
 
     Args:
         spec: data specification, see `jaxleak.data.load`.
-        num_samples: N.
-        seed: which samples.
-        key: the audit's key; the model's parameters are those that `audit.start` would draw from it.
+        num_samples: size N of the private set.
+        seed: random seed of the draw of samples.
+        key: random key of the audit; the model has the parameters that `audit.start` draws from it.
         network: "cafe", or "cafe-small" with a quarter of the channels.
 
     Raises:
@@ -121,15 +121,15 @@ def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
     """The private set, drawn from `spec` with `seed`; the model's parameters follow from the key alone.
 
     Args:
-        problem: has the private set.
-        spec: data specification that it was drawn from.
-        seed: of the draw.
+        problem: the problem with the private set.
+        spec: data specification from which the private set was drawn.
+        seed: random seed of that draw.
     """
     return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
 
 
 def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
-    """H (N, P, d1) of the whole private set: what the simulated parties keep while parameters are frozen."""
+    """H (N, P, d1), inputs of the first dense layer, of the whole private set; they stay the same for frozen parameters."""
 
     def one(x: jax.Array) -> jax.Array:
         return problem.model.features(problem.params, x[None])[0]
@@ -144,17 +144,18 @@ def relative_errors(truth: Any, estimate: Any, where: np.ndarray) -> np.ndarray:
 
 
 def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -> float:
-    """Mean PSNR of reconstructed images `index` by the paper's own formula, with every channel's largest true value.
+    """Mean PSNR of reconstructed images `index` by the paper's own formula, whose peak is every channel's largest true value.
 
-    An image with a channel that is black throughout has none and is left out; as elsewhere 200 dB stand for infinity.
+    Images with a channel that is black throughout are left out, since the formula is undefined for them. Values above
+    200 dB, such as infinity, count as 200 dB.
 
     Args:
-        problem: has the truth.
+        problem: the problem with the truth.
         images: (I, H, W, C), reconstructions.
-        index: (I,), their numbers in the private set.
+        index: (I,), numbers of the images in the private set.
 
     Returns:
-        dB; NaN if no image is left.
+        Mean PSNR in dB; NaN if no image is left.
     """
     with np.errstate(divide="ignore"):
         values = np.minimum(metrics.psnr_channel_peak(problem.dataset.x[index], images), 200.0)
@@ -163,12 +164,12 @@ def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -
 
 
 def image_psnr(problem: Problem, slices: Any, index: np.ndarray) -> np.ndarray:
-    """Truth-side PSNR (I,) in dB of reconstructed samples, peak 1.
+    """PSNR (I,) in dB of reconstructed samples against the truth, with a peak of 1.
 
     Args:
-        problem: has the truth.
+        problem: the problem with the truth.
         slices: (I, P, *slice), reconstructions.
-        index: (I,), their numbers in the private set.
+        index: (I,), numbers of the samples in the private set.
     """
     truth = problem.dataset.x[index]
     estimate = problem.assemble(slices)

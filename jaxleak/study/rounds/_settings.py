@@ -1,4 +1,4 @@
-"""What one run of CAFE's papers is: sizes, method, defense and how long, with the papers' own names and limits."""
+"""Options of one run of CAFE's papers: sizes, method, defense, iterations, and the papers' own names and limits."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +8,7 @@ import optax
 from jaxleak import defenses
 from jaxleak.attacks import aggregated
 
-#: Readings of the paper's fake gradients, by name; that which gives the paper's numbers comes first.
+#: Readings of the paper's fake gradients, by name; the first one gives the paper's numbers.
 FAKE: dict[str, dict[str, Any]] = {
     "fake-capped": {"reading": "clamped", "scale": "gradient"},
     "fake-printed": {"reading": "printed", "scale": "absolute"},
@@ -17,10 +17,10 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
-#: Table 5's caps on the iterations of every step, which are also those of Steps I and II here.
+#: Largest numbers of iterations of a step (Table 5), by data set; Steps I and II here take as many.
 CAPS = {"linnaeus5": 20_000}
 CAP = 8_000
-#: F1 and F2 below which the paper passes on to the next step.
+#: Values of F1 and F2 below which the paper goes on to the next step.
 THRESHOLDS = (1e-9, 5e-9)
 
 
@@ -33,33 +33,33 @@ class Setting:
     num_samples: int = 800
     batch_size: int = 40
     parties: int = 4
-    workers: int = 0  # M > 0: horizontal with one party
+    workers: int = 0  # number of workers of horizontal rounds, with one party; 0 for vertical rounds
     method: str = "cafe"
-    overrides: tuple[tuple[str, float], ...] = ()  # of Table 9's hyper-parameters
+    overrides: tuple[tuple[str, float], ...] = ()  # names and values in place of Table 9's
     iterations: int = 0
     images: int = 32
     model_learning_rate: float = 0.0
     model_optimizer: str = "sgd"
-    switch: bool = False  # the single loop passes on by thresholds
+    switch: bool = False  # whether the single loop goes on to its next step by thresholds
     defense: str = "none"
-    adaptive: bool = False  # the exact engine's attacker knows the defense
+    adaptive: bool = False  # whether the exact engine's attacker knows the defense
     network: Literal["cafe", "cafe-small"] = "cafe"
     seed: int = 0
 
 
 def cap(dataset: str) -> int:
-    """The most iterations that a step takes, by the data set's name."""
+    """Largest number of iterations of a step for this data set."""
     return CAPS.get(dataset, CAP)
 
 
 def table9_row(setting: Setting) -> str:
-    """The row of Table 9 whose hyper-parameters a setting takes."""
-    # The ICLR data set CIFAR-100 has no row; it takes that of CIFAR-10.
+    """Name of the row of Table 9 that has the setting's hyper-parameters."""
+    # CIFAR-100, a data set of the ICLR submission, has no row and takes that of CIFAR-10.
     return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
 
 
 def optimizer_of(setting: Setting) -> optax.GradientTransformation | None:
-    """What trains the model during the attack, or None if it is frozen."""
+    """The optimizer that trains the model during the attack, or None if the model is frozen."""
     if not setting.model_learning_rate:
         return None
     return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
@@ -69,7 +69,7 @@ def defense_named(name: str) -> defenses.Defense | None:
     """The defense of a setting, None for "none".
 
     Args:
-        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a reading of fake gradients, of `FAKE`.
+        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`, a reading of fake gradients.
 
     Raises:
         KeyError: on another name.

@@ -1,4 +1,4 @@
-"""A model that trains without an attack: what a defense costs, and what the attacks of a training model start from."""
+"""Training without an attack, which shows how much accuracy a defense costs."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from jaxleak.study.rounds._settings import Setting, defense_named, optimizer_of
 
 
 def training(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """No attack: the model's training loss on the private set, and accuracy on held-out samples, along the way.
+    """Train without an attack, and measure loss on the private set and accuracy on held-out samples along the way.
 
     Args:
-        setting: of kind "training".
+        setting: a setting of kind "training".
         problem: the private set, and held-out samples.
 
     Returns:
@@ -60,7 +60,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
             key=key,
             rounds=setting.iterations,
             state=start,
-            chunk=max(10, setting.iterations // 40),  # so that Table 11's rounds, all in thousands, are recorded
+            chunk=max(10, setting.iterations // 40),  # records the rounds of Table 11, which are thousands
             callbacks=[record],
         )
     except FloatingPointError:

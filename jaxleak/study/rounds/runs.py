@@ -1,6 +1,6 @@
 """The runs that CAFE's papers compare: the exact engine, the paper's descent and its baselines, single loops, training.
 
-A `Setting` says which run it is. Its scores come back as a dict, with curves and pictures beside them.
+A `Setting` says which run it is. Every run returns a dict of scores, curves and pictures.
 """
 
 from collections.abc import Callable
@@ -46,9 +46,9 @@ __all__ = [
     "training",
 ]
 
-#: So many reconstructions of a run are kept as pictures.
+#: Number of reconstructions of a run that are kept as pictures.
 PICTURES = 16
-#: Where they stand among a run's results.
+#: Key of these pictures among a run's results.
 PICTURE_KEY = "pictures"
 
 
@@ -60,8 +60,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     everything is inverted: leaving samples out would flatter the attack.
 
     Args:
-        setting: of kind "exact".
-        problem: what is attacked, of the setting's sizes.
+        setting: a setting of kind "exact".
+        problem: the attacked federation, of the setting's sizes.
 
     Returns:
         `psnr` in dB, at most 200 per sample and NaN if none has an answer; the counts above; of images the PSNR by the
@@ -107,19 +107,19 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NestedTables:
-    """Outcome of the paper's Steps I and II."""
+    """Results of the paper's Steps I and II."""
 
     values: Tables
-    history: list[tuple[int, float, float]]  # (rounds done, F1, F2) where a step ends a chunk or first passes on
-    feature_error: float  # truth-side, median relative error of H
+    history: list[tuple[int, float, float]]  # (rounds done, F1, F2) at the ends of chunks and where thresholds are met
+    feature_error: float  # median relative error of H against the truth
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """Steps I and II by gradient descent, as many batches each as the data set's cap.
 
     Args:
-        setting: of kind "descent"; the method and what follows in Step III are not read.
-        problem: what is attacked, of the setting's sizes.
+        setting: a setting of kind "descent"; its method and the options of Step III are not read.
+        problem: the attacked federation, of the setting's sizes.
     """
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
@@ -150,9 +150,9 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
     """The paper's Step III after Steps I and II, or a baseline without them.
 
     Args:
-        setting: of kind "descent".
-        problem: what is attacked, of the setting's sizes.
-        tables: of Steps I and II, or None for a method that reads none.
+        setting: a setting of kind "descent".
+        problem: the attacked federation, of the setting's sizes.
+        tables: results of Steps I and II, or None for a method that reads none.
 
     Returns:
         Scores of `reconstruction_metrics`, `psnr` in dB, and `curve`: pairs of iteration and mean PSNR.
@@ -182,16 +182,16 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
 
 
 def single(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """The single loop, while the model trains if it has a learning rate.
+    """The single loop. The model trains meanwhile if its learning rate is above 0.
 
-    All three updates in every iteration (Algorithm 4), or one of them, passing on by thresholds (Section 4.2).
+    Every iteration makes all three updates (Algorithm 4), or one of them, chosen by thresholds (Section 4.2).
 
     Args:
-        setting: of kind "single".
-        problem: what is attacked, of the setting's sizes.
+        setting: a setting of kind "single".
+        problem: the attacked federation, of the setting's sizes.
 
     Returns:
-        As `descent` does.
+        The same dict as `descent`.
     """
     key = jax.random.key(setting.seed)
     curve: list[tuple[int, float]] = []
@@ -237,12 +237,12 @@ def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel,
 
 
 def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[str, np.ndarray]:
-    """The first reconstructed images of a run beside the truth, to be looked at.
+    """The first reconstructed images of a run beside the truth, for contact sheets.
 
     Args:
-        problem: what is attacked.
+        problem: the attacked federation.
         images: (I, H, W, C), reconstructions of samples `index`.
-        index: (I,) rising sample numbers.
+        index: (I,) sample numbers in ascending order.
     """
     index = index[:PICTURES]
     truth = problem.dataset.x[index]
