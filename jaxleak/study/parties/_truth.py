@@ -79,7 +79,9 @@ def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
 def aligned_scores(
     problem: SplitProblem, shadow_seen: Observation, seen: Observation, labels: np.ndarray, truth: Truth, seed: int
 ) -> dict[str, float]:
-    """Whether cut gradients of another initialisation tell features once labels are known; labels alone are the control.
+    """Whether cut gradients of another initialisation tell features once labels are known.
+
+    The control is a regression on the attacker's own features and the labels, without gradients.
 
     Args:
         problem: set-up without the truth.
@@ -126,8 +128,8 @@ def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> d
         shown: number of features that are drawn, or all if there are fewer.
 
     Returns:
-        `correlation_original` and `correlation_reconstructed` of the third and the fourth drawn feature, and `correlation_error`, the mean absolute
-        difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4,
+        `correlation_original` and `correlation_reconstructed` of the third and the fourth drawn feature, and
+        `correlation_error`, the mean absolute difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4,
         and where no features were reconstructed.
     """
     if "estimate" not in arrays or (width := arrays["victims"].shape[1]) < 4:

@@ -22,7 +22,8 @@ def require_memory_of_rounds(num_samples: int, solver: Solver) -> None:
         solver: solver of Steps I and II.
 
     Raises:
-        MemoryError: if N x N matrices are to be factorised and do not fit; the message names the option that avoids this.
+        MemoryError: if the solver factorises N x N matrices that do not fit; the message names the option that avoids
+            this.
     """
     if factorises(num_samples, solver):
         # Parties take turns with one float64 matrix, beside the matrix of counts.

@@ -129,7 +129,7 @@ def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
 
 
 def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
-    """H (N, P, d1), inputs of the first dense layer, of the whole private set; they stay the same for frozen parameters."""
+    """Inputs H (N, P, d1) of the first dense layer for the whole private set; frozen parameters keep them the same."""
 
     def one(x: jax.Array) -> jax.Array:
         return problem.model.features(problem.params, x[None])[0]
@@ -144,7 +144,7 @@ def relative_errors(truth: Any, estimate: Any, where: np.ndarray) -> np.ndarray:
 
 
 def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -> float:
-    """Mean PSNR of reconstructed images `index` by the paper's own formula, whose peak is every channel's largest true value.
+    """Mean PSNR of reconstructed images by the paper's formula, with the largest true value of every channel as peak.
 
     Images with a channel that is black throughout are left out, since the formula is undefined for them. Values above
     200 dB, such as infinity, count as 200 dB.

@@ -69,7 +69,7 @@ def defense_named(name: str) -> defenses.Defense | None:
     """The defense of a setting, None for "none".
 
     Args:
-        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`, a reading of fake gradients.
+        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`.
 
     Raises:
         KeyError: on another name.
