@@ -129,8 +129,8 @@ def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> d
 
     Returns:
         `correlation_original` and `correlation_reconstructed` of the third and the fourth drawn feature, and
-        `correlation_error`, the mean absolute difference over all pairs; a feature that was answered by a constant counts as uncorrelated. Empty for d < 4,
-        and where no features were reconstructed.
+        `correlation_error`, the mean absolute difference over all pairs. A feature whose answer is constant counts as
+        uncorrelated. The dict is empty for d < 4, and if no features were reconstructed.
     """
     if "estimate" not in arrays or (width := arrays["victims"].shape[1]) < 4:
         return {}
