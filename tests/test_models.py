@@ -210,3 +210,9 @@ def test_bad_sizes_are_refused():
         models.all_dense((0,))
     with pytest.raises(ValueError, match="width must be > 0, got -1"):
         models.all_dense((4,), width=-1)
+
+
+def test_a_million_classes_are_the_most():
+    assert models.logistic((3,), parties=2, num_classes=10**6).num_classes == 10**6
+    with pytest.raises(ValueError, match="got 1000001"):
+        models.logistic((3,), parties=2, num_classes=10**6 + 1)

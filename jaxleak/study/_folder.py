@@ -90,11 +90,6 @@ class RunFolder:
     def _next_config(self) -> Path:
         return partial_of(self.path / "config.json")
 
-    def work_again(self) -> None:
-        """Forget log, results and seconds of an earlier sitting, all of whose work this one does again."""
-        self._forget(*OF_A_SITTING)
-        self.seconds = {}
-
     def log_again(self) -> None:
         """Forget the log of an earlier sitting, whose finished work is read back and logged by this one too.
 

@@ -22,14 +22,12 @@ class LabelSource(NamedTuple):
     start: `key -> ` the label logits (B, C) that are optimised, or () where labels are not.
     fixed: `(observation, label_key) -> (B, C)` soft labels that are not optimised; None where they are.
     hard: `(logits or (), soft labels) -> (B,)`, the answer.
-    reads_head: whether the head's gradient is read.
     reads_labels: whether the threat must grant the labels.
     """
 
     start: Callable[[jax.Array], PyTree]
     fixed: Callable[[Observation, jax.Array], jax.Array | None]
     hard: Callable[[PyTree, jax.Array], jax.Array]
-    reads_head: bool = False
     reads_labels: bool = False
 
     def soft(self, logits: PyTree, fixed: jax.Array | None) -> jax.Array:
@@ -72,7 +70,7 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
             found = jax.random.permutation(order, found)
         return soft_labels(found, classes)
 
-    return LabelSource(_nothing, inferred, _of_soft, reads_head=True)
+    return LabelSource(_nothing, inferred, _of_soft)
 
 
 def inferred_labels(rule: str, setup: Setup, observation: Observation, label_key: jax.Array) -> jax.Array:

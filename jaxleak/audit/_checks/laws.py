@@ -49,7 +49,6 @@ class Broken(NamedTuple):
 
     laws: int  # how many there are
     worst: float  # largest violation over tolerance
-    fraction: float  # the share of laws that are broken, in [0, 1]
     violations: np.ndarray  # (laws,) over the tolerances
 
 
@@ -83,8 +82,8 @@ def against(laws: Laws, variables: PyTree, payload: PyTree) -> Broken:
     """How far a payload breaks the laws at these variables."""
     ratios = _violations(laws.directions, laws.combinations, variables, payload) / laws.tolerances
     if not len(ratios):
-        return Broken(0, 0.0, 0.0, ratios)
-    return Broken(len(ratios), float(ratios.max()), float((ratios > 1).mean()), ratios)
+        return Broken(0, 0.0, ratios)
+    return Broken(len(ratios), float(ratios.max()), ratios)
 
 
 def vanishing(laws: Laws) -> list[str]:
