@@ -3,7 +3,7 @@
     python -m experiments.agreement
     python -m experiments.agreement --only lenet --seeds 0 1 2 3
     # seeds that chose neither threshold
-    python -m experiments.agreement --only convnet mlp lenet patch --seeds 12 13 14 15 16 17
+    python -m experiments.agreement --only b4 patches --seeds 12 13 14 15 16 17
 
 Every case is attacked from two independent starts, and the SSIM between their images (`agreement`, which an attacker
 can compute) is compared with the SSIM of the answer to the truth (which only a study can). An image counts as right
@@ -66,7 +66,6 @@ SLOW: dict[str, Case] = {
 }
 #: Cases of other attacks and of deep networks, some of which take minutes to compile.
 DEEP: dict[str, Case] = {
-    "patch-embedding-b1": replace(_RESNET, attack="patch_embedding", model="vit_tiny", width=None, iterations=400),
     "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
     "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space"),
