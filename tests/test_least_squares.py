@@ -56,6 +56,15 @@ def test_step_1_is_least_squares(direct):
     assert output_gradient_conditioning(batches, N, direct=direct)[0] == N
 
 
+def test_one_batch_again_and_again_gives_every_sample_an_equal_share():
+    batches = np.repeat(_batches(1), 3, axis=0)
+    gradients = np.random.default_rng(3).standard_normal((3, P, D2))
+    found = np.asarray(solve_v(batches, jnp.asarray(gradients, jnp.float32), N, direct=True))
+    expected = np.zeros((N, P, D2))
+    expected[batches[0]] = gradients.mean(axis=0) / K
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @BOTH
 def test_the_condition_number_of_step_1_is_numpys(direct):
     batches = _batches(40)
