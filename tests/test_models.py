@@ -1,3 +1,4 @@
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,6 +195,24 @@ def test_models_without_extractor_see_the_data(problem):
     kernel, bias = np.asarray(params["first"]["kernel"]), np.asarray(params["first"]["bias"])
     by_hand = sum(np.asarray(x)[:, p] @ kernel[p] + bias[p] for p in range(2))
     np.testing.assert_allclose(logits, by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("output_activation", [None, nn.relu])
+def test_towers_have_activations_between_layers_and_the_asked_one_at_the_end(output_activation):
+    model = models.cafe_vertical(
+        (4, 4, 1), parties=2, num_classes=3, width=5, hidden=4, channels=(2, 2), output_activation=output_activation
+    )
+    params = jax.jit(model.init)(jax.random.key(0))
+    u = np.asarray(jax.random.normal(jax.random.key(1), (6, 2, 5)))
+    tower, joint = (params["rest"][name] for name in ("VmapDenseTower_0", "Dense_0"))
+    outputs = []
+    for p in range(2):
+        hidden = np.maximum(u[:, p], 0) @ tower["Dense_0"]["kernel"][p] + tower["Dense_0"]["bias"][p]
+        outputs.append(np.maximum(hidden, 0) @ tower["Dense_1"]["kernel"][p] + tower["Dense_1"]["bias"][p])
+    joined = np.concatenate(outputs, axis=1)
+    assert (joined < 0).any()
+    joined = joined if output_activation is None else np.maximum(joined, 0)
+    np.testing.assert_allclose(model.rest(params, u), joined @ joint["kernel"] + joint["bias"], atol=1e-5)
 
 
 def test_bad_sizes_are_refused():
