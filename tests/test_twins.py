@@ -1,4 +1,4 @@
-"""LeNet, perceptron, ConvNet and ViT against twins in plain Flax and PyTorch, through the doors of `jaxleak.models`."""
+"""LeNet, perceptron, ConvNet, ResNet and ViT against twins in plain Flax and PyTorch, through the doors for them."""
 
 import functools
 
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.networks.flax_networks import PlainResNet
 from jaxleak import Batch, Observation, _tree, attacks, models, protocols
 from jaxleak.attacks import presets
 from jaxleak.objectives import cross_entropy
@@ -67,12 +68,14 @@ BUILT_IN = {
     "mlp": functools.partial(models.mlp, IMAGE, CLASSES, widths=(7, 6)),
     "convnet": functools.partial(models.convnet, IMAGE, CLASSES, **CONVNET),
     "vit": functools.partial(models.vit, IMAGE, CLASSES, **VIT),
+    "resnet": functools.partial(models.resnet, IMAGE, CLASSES, blocks=(1, 1), width=4),
 }
 FLAX = {
     "lenet": Stack(nn.sigmoid, **LENET, window=5),
     "mlp": Stack(nn.relu, widths=(7, 6)),
     "convnet": Stack(nn.relu, **CONVNET),
     "vit": PlainViT(),
+    "resnet": PlainResNet((1, 1), 4, CLASSES),
 }
 
 
@@ -116,6 +119,9 @@ def torch_twin(name, variables):
                 value = np.array(value)
                 value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T if leaf == "kernel" else value
                 self.register_parameter(renamed(module, leaf), torch.nn.Parameter(torch.tensor(value.copy())))
+                if name == "resnet" and leaf == "scale":
+                    self.register_buffer(f"{module}_running_mean", torch.zeros(value.shape))
+                    self.register_buffer(f"{module}_running_var", torch.ones(value.shape))
 
         def part(self, module, leaf="weight"):
             return getattr(self, f"{module}_{leaf}", None)
@@ -147,6 +153,21 @@ def torch_twin(name, variables):
             for i, stride in enumerate(CONVNET["strides"]):
                 x = torch.relu(self.conv(f"conv_{i}", x, stride))
             return self.dense("head", x.permute(0, 2, 3, 1).flatten(1))
+
+        def batch_norm(self, module, x):
+            seen = (self.part(module, f"running_{moment}") for moment in ("mean", "var"))
+            return functional.batch_norm(x, *seen, self.part(module), self.part(module, "bias"), self.training)
+
+        def resnet(self, x):
+            x = torch.relu(self.batch_norm("stem_norm", self.conv("stem", x)))
+            for i in range(2):
+                block, stride = f"stage_{i}_block_0", 1 + i
+                z = torch.relu(self.batch_norm(f"{block}_norm_0", self.conv(f"{block}_conv_0", x, stride)))
+                z = self.batch_norm(f"{block}_norm_1", self.conv(f"{block}_conv_1", z))
+                if stride > 1:
+                    x = self.batch_norm(f"{block}_shortcut_norm", self.conv(f"{block}_shortcut", x, stride))
+                x = torch.relu(z + x)
+            return self.dense("head", x.mean((2, 3)))
 
         def vit(self, x):
             b = x.shape[0]
