@@ -25,16 +25,18 @@ SHADOW_RECORDS, VICTIM_RECORDS = 1000, 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSetup:
-    """All options of a vertical run except its data. Hashable."""
+    """All options of a vertical run except its data. Instances are hashable."""
 
     share: float = 0.5
-    """The adversary's share of the features."""
+    """The adversary's share of the features, in (0, 1)."""
     batch_size: int = 16
     """Samples in a batch."""
     shadow_records: int | None = None
-    """Complete records that the attacker owns, at most a third of the data; None takes 1000, or that third."""
+    """Complete records that the attacker owns, at most a third of the data; None takes 1000, or a third if it is less.
+    """
     victim_records: int | None = None
-    """Records of the real run, at most what the shadow records leave; None takes 2000, or what is left."""
+    """Records of the real run, at most what the shadow records leave; None takes 2000, or all that are left
+    if they are fewer."""
     parties: int = 2
     """Parties that share the features."""
     partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = "auto"
@@ -44,13 +46,13 @@ class SplitSetup:
     scaling: Literal["minmax", "quantile"] = "minmax"
     """How columns are scaled to [0, 1]."""
     balanced: bool = False
-    """Draw equally many samples of every class."""
+    """Whether equally many samples of every class are drawn."""
     cipher: Literal["none", "plain", "ckks"] = "none"
-    """The top's first layer runs without a cipher, by the algebra of the encrypted protocol without ciphertexts, or on
-    real ones. Rows of tables that are printed for encryption run on real ones unless plain, which is quicker, is given.
+    """Cipher of the top model's first layer: none, plain (the encrypted protocol's algebra without ciphertexts), or
+    ckks (real ciphertexts). Rows that a table prints for encryption use ckks unless the quicker plain is given.
     """
     defense: SplitDefenseName = "none"
-    """Defense of the real run; attacked by one who ignores it, and by one who applies it to the shadow run too."""
+    """Defense of the real run. One attacker ignores it, and another one applies it to the shadow run too."""
     strength: float = 0.0
     """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
     task_epochs: int = 20
@@ -60,7 +62,7 @@ class SplitSetup:
     fields: tuple[FieldName, ...] = ("gradient", "outputs", "inputs")
     """What a record holds."""
     select: Literal["fixed", "validation"] = "fixed"
-    """Take `--fields`, or choose them by validation on the attacker's own shadow records."""
+    """Fields that R reads: fixed takes `--fields`, validation chooses them on the attacker's own shadow records."""
     shadow_runs: int = 1
     """Shadow runs of the same records in other orders, all of which R learns from; few records need several."""
 
@@ -74,7 +76,7 @@ class SplitCase(SplitSetup):
     categories: Literal["hashed", "one_hot"] = "hashed"
     """How categorical columns become numbers: hashed into a few, or one per category."""
     free_top: bool = False
-    """The top model has no parameters and adds up what the parties send."""
+    """Whether the top model has no parameters and only adds up what the parties send."""
     shadow_epochs: int = 0
     """Epochs of the shadow run; 0 takes one and a half times as many steps as the attacker sees of the real run, and at
     least 3 epochs."""
@@ -86,6 +88,6 @@ class SplitCase(SplitSetup):
         return replace(self, defense="none", strength=0.0)
 
     def attacker_only(self) -> "SplitCase":
-        """A case with the same attacker's records and features, and defaults for everything else."""
+        """A case with the same records and features of the attacker, and defaults for everything else."""
         kept = ("share", "shadow_records", "victim_records", "parties", "partition", "scaling", "categories")
         return SplitCase(self.data, balanced=self.balanced, **{name: getattr(self, name) for name in kept})

@@ -22,7 +22,7 @@ def comparisons(
     baseline: party_records.LabelBaseline,
     truth: Truth,
 ) -> dict[str, float]:
-    """Label accuracies of Fu et al., and for two classes those of Li et al. on what was seen of the real run.
+    """Label accuracies of the attacks of Fu et al. and, for two classes, of the attacks of Li et al. on the real run.
 
     Args:
         case: case of the run.
@@ -31,6 +31,9 @@ def comparisons(
         seen: the attacker's observations of the real run.
         baseline: label classifier on the attacker's own features.
         truth: scores answers against the true labels.
+
+    Returns:
+        Accuracies in [0, 1], by the names of the scores.
     """
     scores = {
         "label_accuracy_fu_free_top": fu_free_top(case, seed),
@@ -40,7 +43,7 @@ def comparisons(
         return scores
     index, x, gradients = party_records.flat_observations(seen)
     share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
-    # Li et al. know one positive sample; this attacker takes the one it is surest of from its own features.
+    # Li et al. know one positive sample; this attacker takes the sample of which its own features make it surest.
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
     answers = {
         "norm": party_records.norm_labels(gradients, share),
@@ -86,7 +89,7 @@ def fu_completion(case: SplitCase, seed: int) -> float:
 
 
 def _by_sample(index: np.ndarray, answer: np.ndarray, num_samples: int) -> np.ndarray:
-    """Labels (N,) from those of the samples `index`; samples that took no part have label 0 and are not scored."""
+    """Labels (N,) of all samples from answers for the samples `index`; the others have label 0 and are not scored."""
     labels = np.zeros(num_samples, np.int32)
     labels[index] = answer
     return labels

@@ -26,7 +26,7 @@ class SplitJob(NamedTuple):
 class SplitJobs:
     """Cases as jobs, for `jaxleak.study.runner`.
 
-    Scores are those of `run_case`, correlations where features are reconstructed, and how many records were used.
+    A job has the scores of `run_case`, correlations if features are reconstructed, and the numbers of records used.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class SplitJobs:
         return {"case": dataclasses.asdict(job.case), "runs": job.runs._asdict(), "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:
-        """The records that the case draws from."""
+        """The data from which the case draws records."""
         return sources_of_parties(job.case)
 
     def require(self, job: SplitJob, seed: int) -> None:
-        """Raise if the data are missing or do not fit the case."""
+        """Raise `ValueError`, `FileNotFoundError` or `ImportError` if the data are missing or do not fit the case."""
         split_problem(job.case, seed)
 
     def cost(self, job: SplitJob) -> Cost:
@@ -73,7 +73,7 @@ def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit,
 
     Args:
         scores: names of scores of `run_case` and `correlations`.
-        shadow_init: starts of the shadow runs, used if any score needs an attack.
+        shadow_init: starts of the shadow runs; they run only if a score needs an attack.
     """
     names = list(scores)
     return Runs(
@@ -85,7 +85,7 @@ def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit,
 
 
 def seconds_of(case: SplitCase, runs: Runs) -> float:
-    """Estimated seconds of one seed on two CPU cores."""
+    """Estimated seconds that the parts `runs` of a case take for one seed on two CPU cores."""
     starts = len(runs.shadow_init) * (2 if case.defense != "none" else 1)
     victims = case.victim_records or VICTIM_RECORDS
     size = min(2.0, victims / 1000)

@@ -26,6 +26,7 @@ class OwnFeatures(NamedTuple):
     networks: dict[Task, party_records.ReconstructionNet]
 
     def scores(self, truth: Truth) -> dict[str, float]:
+        """Label accuracies and, if features are predicted, mean squared errors beside the features' variance."""
         own = truth.problem.own(truth.problem.victim)
         record = _inputs_only(jnp.asarray(own))
         scores = {

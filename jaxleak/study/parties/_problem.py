@@ -37,7 +37,7 @@ IMAGE_WIDTHS = {"cifar10": 32, "mnist": 28}
 
 
 class SplitProblem(NamedTuple):
-    """A victim's run and an attacker's means to shadow it, P parties with d_p features each."""
+    """A victim's run and an attacker's means to shadow it. Party p of P parties has d_p features."""
 
     model: models.BottomTopModel
     shadow: Batch  # the attacker's complete records: x (n, P, max d_p) with zeros beyond d_p, y (n,)
@@ -63,7 +63,7 @@ class SplitProblem(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Numbers of records of both runs."""
+    """Numbers of records of the shadow run and of the real run."""
 
     shadow: int
     victim: int
@@ -101,6 +101,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
+        FileNotFoundError: if the data are missing.
         ImportError: if an optional library is missing.
     """
     _validate.positive(shadow_runs=case.shadow_runs)
@@ -172,7 +173,7 @@ def train(protocol: Protocol, private: Batch, key: jax.Array, rounds: int) -> Py
 
 
 def accuracy(model: models.BottomTopModel, params: PyTree, batch: Batch) -> float:
-    """The trained model's accuracy on `batch`."""
+    """The trained model's accuracy in [0, 1] on `batch`."""
     return float(jnp.mean(_predict(model, params, batch.x) == batch.y))
 
 
@@ -191,7 +192,7 @@ def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: i
     )
     if kind != "blocks":
         return dealt
-    # Every party gets as many features as in the random division, but neighbours: columns of an image from the left.
+    # Every party gets as many features as in the random division, but adjacent ones: an image's columns, from the left.
     order = np.arange(count)
     if image:
         order = np.lexsort((order, np.asarray(encoding.numeric) % IMAGE_WIDTHS[case.data]))

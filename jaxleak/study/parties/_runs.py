@@ -46,16 +46,23 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         runs: parts of the case that run; None runs all starts of the shadow run and reconstructs features.
 
     Returns:
-        Scores: `label_accuracy_<attack>` and `feature_mse_<attack>` for the shadow's starts (`shared`, `own_bottom`,
-        `independent`, against a defense also `..._adaptive`, where the shadow run has the same defense), `free`,
-        `baseline` (tuned) and `baseline_network` (the paper's: R on the attacker's own features alone);
-        `feature_variance`; `task_accuracy` and its change against no defense. MSE is per feature, on the scale of the
-        encoding. And arrays for figures: `right_<attack>` (rounds, batch), which labels of every step are right, and
-        where features are reconstructed, of the samples that took part the adversary's `own` (n, d), the `victims`'
-        (n, d'), the `estimate` by the first of the starts, and that by the tuned `baseline`.
+        The scores, and arrays for figures.
+
+        The scores are `label_accuracy_<attack>` in [0, 1], `feature_mse_<attack>`, `feature_variance`, `task_accuracy`
+        in [0, 1], and the change of `task_accuracy` against no defense. The attacks are the starts of the shadow run
+        (`shared`, `own_bottom`, `independent`), `free`, `baseline` (tuned models of the attacker's own features) and
+        `baseline_network` (the paper's network R on the same features). Against a defense every start has a second
+        score, `..._adaptive`, for a shadow run with the same defense. Errors are mean squared errors per feature on the
+        scale of the encoding.
+
+        The array `right_<attack>` (rounds, batch) says which labels of every step are right. If features are
+        reconstructed, four arrays hold the n samples that took part: the adversary's features `own` (n, d), the
+        victims' features `victims` (n, d'), their reconstruction `estimate` (n, d') from the first start, and the
+        answer `baseline` (n, d') of the tuned regression.
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range, before anything is trained.
+        FileNotFoundError: if the data are missing.
         ImportError: if an optional library is missing.
     """
     runs = runs or Runs()
@@ -156,7 +163,10 @@ def _with_shadow_runs(
 
 
 def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
-    """Accuracy of the task after `task_epochs`, on the shadow records, on which the victims never train."""
+    """Accuracy in [0, 1] of the task after `task_epochs` epochs, on the shadow records, which are not trained on.
+
+    With a defense the dict also has the undefended accuracy, and the change that the defense makes.
+    """
     scores = {"task_accuracy": _task_accuracy(case, seed)}
     if case.defense != "none":
         scores["task_accuracy_undefended"] = _task_accuracy(case.undefended(), seed)

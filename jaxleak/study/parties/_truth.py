@@ -10,7 +10,7 @@ from jaxleak.study.parties._problem import ADVERSARY, SplitProblem
 
 
 class Truth:
-    """Scores over the samples that took part; nothing here reaches an attack."""
+    """Scores over the samples that took part in the run; nothing here reaches an attack."""
 
     def __init__(self, problem: SplitProblem, index: np.ndarray):
         """Keep the truth; `index` (rounds, batch) has the numbers of the samples that took part."""
@@ -28,7 +28,7 @@ class Truth:
         return metrics.label_accuracy(self.y, labels[self.took_part])
 
     def right(self, labels: np.ndarray) -> np.ndarray:
-        """Which of `labels` (N,) are the true ones, by step and place in its batch (rounds, batch)."""
+        """Which of `labels` (N,) are the true ones: booleans (rounds, batch), by step and by place in the batch."""
         return np.asarray(labels == np.asarray(self.problem.victim.y))[self.index]
 
     def feature_mse(self, x: jax.Array) -> float:
@@ -120,10 +120,10 @@ def aligned_scores(
 
 
 def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> dict[str, float]:
-    """Pearson correlations between drawn features (VFLRecon, Fig. 6): those of one pair, and the error over all pairs.
+    """Pearson correlations between drawn features (VFLRecon, Fig. 6): one pair, and the error over all pairs.
 
     Args:
-        arrays: `victims` and `estimate`, (n, d) with d >= 4.
+        arrays: the true features `victims` and their reconstruction `estimate`, (n, d) each.
         seed: random seed of the drawn features.
         shown: number of features that are drawn, or all if there are fewer.
 

@@ -53,8 +53,11 @@ def steps_one_and_two(
         options: learning rates and weights of `attacks.cafe`.
         workers: number M > 0 of workers in horizontal rounds, 0 for vertical rounds.
         defense: defense of the payload, or None.
-        callbacks: see `audit.run`.
-        checkpoints: see `audit.run`.
+        callbacks: functions that see the progress, see `audit.run`.
+        checkpoints: checkpoints that save the rounds, see `audit.run`; None saves none.
+
+    Returns:
+        Gradients V and inputs H of the first dense layer for all N samples.
     """
     head = models.frozen_features(problem.model)
     size = features.shape[0]
@@ -109,9 +112,14 @@ def step_three(
         workers: number M > 0 of workers in horizontal rounds, 0 for vertical rounds.
         optimizer: optimizer that trains the model during the attack; None keeps the model frozen.
         defense: defense of the payload, or None.
-        callbacks: see `audit.run`; without checkpoints they are also told of the start, as iteration 0.
-        checkpoints: see `audit.run`.
-        on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
+        callbacks: functions that see the progress, see `audit.run`; without checkpoints they also see the start, as
+            iteration 0.
+        checkpoints: checkpoints that save and resume the rounds, see `audit.run`; None saves none.
+        on_resume: function that is called before the first round with the number of rounds in the checkpoint, or 0
+            without one.
+
+    Returns:
+        The reconstruction of the private set, and what the attack reports of every round.
     """
     size = len(problem.private.y)
     protocol = _protocol(
@@ -152,14 +160,17 @@ def step_three(
 
 
 def _protocol(model: models.SplitModel, workers: int, **options: Any) -> Protocol:
-    """Rounds of batches drawn uniformly, horizontal with `workers` or, at 0, vertical."""
+    """Rounds of batches that are drawn uniformly: horizontal if `workers` > 0, vertical if it is 0."""
     if workers:
         return protocols.horizontal(model, workers=workers, sampling="uniform", **options)
     return protocols.vertical(model, sampling="uniform", **options)
 
 
 def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> dict[str, float]:
-    """Scores of a reconstruction of the whole private set against the truth; PSNR in dB, the others in [0, 1]."""
+    """Scores of a reconstruction of the whole private set against the truth.
+
+    PSNR is in dB, the label accuracy is in [0, 1], and the mean squared error is on the scale of the data.
+    """
     index = np.arange(len(problem.private.y))
     slices = np.asarray(reconstruction.x)
     psnr = image_psnr(problem, slices, index)

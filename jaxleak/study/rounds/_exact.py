@@ -49,19 +49,23 @@ def observe_and_recover(
 
     Args:
         problem: the attacked federation.
-        features: (N, P, d1), see `forward_features`.
+        features: (N, P, d1), the parties' forward features, see `forward_features`.
         plan: numbers of rounds; an attacker who knows the defense may observe more, see `adaptive.informed_rounds`.
         key: random key of the audit.
         horizontal: whether rounds are horizontal, with workers that hold whole samples, or vertical.
         defense: defense of the payload, or None.
         knows_defense: whether the attacker knows the defense.
-        callbacks: see `audit.run`.
+        callbacks: functions that see the progress, see `audit.run`.
         checkpoints: checkpoints that save and resume the rounds, or None.
         mesh: devices that share the tables; needs a matrix-free plan.
-        on_resume: called with the number of rounds in the checkpoint, 0 without one, before any further round.
+        on_resume: function that is called before the first round with the number of rounds in the checkpoint, or 0
+            without one.
+
+    Returns:
+        The recovered V, H and labels, and which samples have an answer.
 
     Raises:
-        ValueError: on a defense that the attacker should know while no such attack is known, and as `cafe_exact` does.
+        ValueError: if no attack is known that knows the defense, and on what `attacks.cafe_exact` refuses.
     """
     head = models.frozen_features(problem.model)
     if horizontal:
@@ -86,7 +90,7 @@ def observe_and_recover(
     if checkpoints is not None:
         state = checkpoints.restore_latest(state)
     on_resume(int(state.protocol.round))
-    # Step I reads only bias gradients, so the parties need not simulate others during its rounds.
+    # Step I reads only bias gradients, so the parties need not simulate other gradients during its rounds.
     phases = ((threats.BIAS_GRADIENT_ONLY, plan.output_rounds), (threats.FIRST_LAYER_ONLY, plan.rounds))
     for threat, rounds in phases:
         state, _ = audit.run(

@@ -41,7 +41,7 @@ def vertical_problem(
     network: str = "cafe",
     held_out: int = 0,
 ) -> Problem:
-    """Load `num_samples` samples of `spec`, split them among `parties`, and build the model.
+    """Load `num_samples` samples of `spec`, split their features among `parties`, and build the model.
 
     Args:
         spec: data specification, see `jaxleak.data.load`.
@@ -50,11 +50,13 @@ def vertical_problem(
         seed: random seed of the draw of samples.
         key: random key of the audit; the model has the parameters that `audit.start` draws from it.
         network: "cafe", "cafe-relu" (ReLU behind each party's output, as in the authors' code), "cafe-small" (a
-            quarter of the channels), "dense", "logistic".
+            quarter of the channels), "dense" or "logistic". Tables with "cafe" get "dense".
         held_out: number of further samples, on which the model is tested.
 
     Raises:
-        ValueError, FileNotFoundError: on unknown data, sizes that do not fit, labels out of range.
+        ValueError: on unknown data, sizes that do not fit, or labels out of range.
+        FileNotFoundError: if the data are missing.
+        KeyError: on an unknown network.
     """
     dataset = data.load(spec, num_samples + held_out, seed)
     layout: data.TileLayout | data.ColumnLayout
@@ -80,7 +82,9 @@ def vertical_problem(
 def horizontal_problem(
     spec: str, *, num_samples: int, seed: int, key: jax.Array, network: Literal["cafe", "cafe-small"] = "cafe"
 ) -> Problem:
-    """Whole images and the horizontal network of the ICLR submission; the worker's number is n // (N / M).
+    """Load whole images and build the horizontal network of the ICLR submission.
+
+    With M workers, the sample n of N belongs to worker n // (N / M).
 
     Args:
         spec: data specification, see `jaxleak.data.load`.
@@ -90,7 +94,8 @@ def horizontal_problem(
         network: "cafe", or "cafe-small" with a quarter of the channels.
 
     Raises:
-        ValueError, FileNotFoundError: on unknown data or networks, tables, labels out of range.
+        ValueError: on unknown data or networks, on tables, or on labels out of range.
+        FileNotFoundError: if the data are missing.
     """
     _validate.one_of(_HORIZONTAL_CHANNELS, network=network)
     dataset = data.load(spec, num_samples, seed)
@@ -123,7 +128,7 @@ def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
     Args:
         problem: the problem with the private set.
         spec: data specification from which the private set was drawn.
-        seed: random seed of that draw.
+        seed: random seed with which the private set was drawn.
     """
     return {drawn_name(spec, len(problem.dataset.y), seed): lambda: arrays_of(problem.dataset)}
 
@@ -138,7 +143,13 @@ def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
 
 
 def relative_errors(truth: Any, estimate: Any, where: np.ndarray) -> np.ndarray:
-    """||estimate - truth|| / ||truth|| over the last axis, for the (sample, party) pairs in `where`."""
+    """Relative errors (n,) ||estimate - truth|| / ||truth|| over the last axis.
+
+    Args:
+        truth: (N, P, d), true values.
+        estimate: (N, P, d), recovered values.
+        where: (N, P), booleans that select n pairs of sample and party.
+    """
     truth, estimate = np.asarray(truth)[where], np.asarray(estimate)[where]
     return np.linalg.norm(estimate - truth, axis=-1) / np.linalg.norm(truth, axis=-1)
 

@@ -17,7 +17,7 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
-#: Largest numbers of iterations of a step (Table 5), by data set; Steps I and II here take as many.
+#: Largest numbers of iterations of a step (Table 5), by data set. Steps I and II take as many here.
 CAPS = {"linnaeus5": 20_000}
 CAP = 8_000
 #: Values of F1 and F2 below which the paper goes on to the next step.
@@ -26,7 +26,7 @@ THRESHOLDS = (1e-9, 5e-9)
 
 @dataclass(frozen=True)
 class Setting:
-    """One configuration to run. Defaults are those of NeurIPS 2021, Table 2."""
+    """One configuration to run. The defaults come from NeurIPS 2021, Table 2."""
 
     kind: Literal["exact", "descent", "single", "training"]
     dataset: str = "mnist"
@@ -35,7 +35,7 @@ class Setting:
     parties: int = 4
     workers: int = 0  # number of workers of horizontal rounds, with one party; 0 for vertical rounds
     method: str = "cafe"
-    overrides: tuple[tuple[str, float], ...] = ()  # names and values in place of Table 9's
+    overrides: tuple[tuple[str, float], ...] = ()  # hyper-parameters and values that replace Table 9's
     iterations: int = 0
     images: int = 32
     model_learning_rate: float = 0.0
@@ -54,7 +54,7 @@ def cap(dataset: str) -> int:
 
 def table9_row(setting: Setting) -> str:
     """Name of the row of Table 9 that has the setting's hyper-parameters."""
-    # CIFAR-100, a data set of the ICLR submission, has no row and takes that of CIFAR-10.
+    # CIFAR-100, a data set of the ICLR submission, has no row and takes the row of CIFAR-10.
     return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
 
 
@@ -73,11 +73,12 @@ def defense_named(name: str) -> defenses.Defense | None:
 
     Raises:
         KeyError: on another name.
+        ValueError: if the epsilon is no number > 0.
     """
     if name == "none":
         return None
     if name.startswith("dp-"):
         epsilon = float(name.removeprefix("dp-"))
         return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
-    # With millions of entries sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
+    # With millions of entries, sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
     return defenses.fake_gradients(pool_size=1, **FAKE[name])

@@ -14,15 +14,15 @@ from jaxleak.study.rounds._settings import Setting, defense_named, optimizer_of
 
 
 def training(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """Train without an attack, and measure loss on the private set and accuracy on held-out samples along the way.
+    """Train without an attack, and measure the loss on the private set and the accuracy on held-out samples.
 
     Args:
         setting: a setting of kind "training".
         problem: the private set, and held-out samples.
 
     Returns:
-        `curve`: triples of iteration, loss and accuracy in [0, 1], of which both are NaN after a gradient that was not
-        finite.
+        `curve`: triples of iteration, loss and accuracy in [0, 1]. A gradient that is not finite ends the curve with a
+        triple whose loss and accuracy are NaN.
     """
     key = jax.random.key(setting.seed)
     protocol = protocols.vertical(
@@ -60,7 +60,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
             key=key,
             rounds=setting.iterations,
             state=start,
-            chunk=max(10, setting.iterations // 40),  # records the rounds of Table 11, which are thousands
+            chunk=max(10, setting.iterations // 40),  # records the rounds of Table 11, multiples of 1000
             callbacks=[record],
         )
     except FloatingPointError:

@@ -53,7 +53,7 @@ PICTURE_KEY = "pictures"
 
 
 def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """The exact engine: Steps I and II on all samples, Step III on the first `images`.
+    """Run the exact engine: Steps I and II on all samples, Step III on the first `images` samples.
 
     Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
     of the `images_asked` are left, and `answered` is the share of answers among all samples. Against a defense
@@ -64,11 +64,12 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem: the attacked federation, of the setting's sizes.
 
     Returns:
-        `psnr` in dB, at most 200 per sample and NaN if none has an answer; the counts above; of images the PSNR by the
-        paper's formula (`psnr_channel_peak`) and the first pictures (`PICTURE_KEY`).
+        `psnr` in dB, at most 200 per sample and NaN if no sample has an answer; `images`, `images_asked` and
+        `answered`. Image data also have the PSNR by the paper's formula (`psnr_channel_peak`) and the first pictures
+        (`PICTURE_KEY`).
 
     Raises:
-        ValueError: on sizes that do not fit, or a defense that the attacker should know and does not.
+        ValueError: on sizes that do not fit, or a defense for which no attack is known that knows it.
     """
     defense = defense_named(setting.defense)
     plan = attacks.plan_cafe_exact(
@@ -115,7 +116,7 @@ class NestedTables:
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
-    """Steps I and II by gradient descent, as many batches each as the data set's cap.
+    """Run Steps I and II by gradient descent. Each step takes as many batches as the data set's cap.
 
     Args:
         setting: a setting of kind "descent"; its method and the options of Step III are not read.
@@ -147,7 +148,7 @@ def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, 
 
 
 def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> dict[str, Any]:
-    """The paper's Step III after Steps I and II, or a baseline without them.
+    """Run the paper's Step III after Steps I and II, or a baseline without them.
 
     Args:
         setting: a setting of kind "descent".
@@ -155,7 +156,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
         tables: results of Steps I and II, or None for a method that reads none.
 
     Returns:
-        Scores of `reconstruction_metrics`, `psnr` in dB, and `curve`: pairs of iteration and mean PSNR.
+        Scores of `reconstruction_metrics`, `psnr` in dB, and `curve`: pairs of iteration and mean PSNR in dB.
     """
     key = jax.random.key(setting.seed)
     options = {
@@ -182,7 +183,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
 
 
 def single(setting: Setting, problem: Problem) -> dict[str, Any]:
-    """The single loop. The model trains meanwhile if its learning rate is above 0.
+    """Run the single loop. The model trains meanwhile if the setting's `model_learning_rate` is above 0.
 
     Every iteration makes all three updates (Algorithm 4), or one of them, chosen by thresholds (Section 4.2).
 
@@ -241,7 +242,7 @@ def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[st
 
     Args:
         problem: the attacked federation.
-        images: (I, H, W, C), reconstructions of samples `index`.
+        images: (I, H, W, C), reconstructions of the samples `index`.
         index: (I,) sample numbers in ascending order.
     """
     index = index[:PICTURES]
