@@ -68,7 +68,7 @@ SLOW: dict[str, Case] = {
 DEEP: dict[str, Case] = {
     "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
-    "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space"),
+    "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space", iterations=2600),
     "resnet34_16-b1": replace(_RESNET, model="resnet34", iterations=100),
     "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40),
     "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100),

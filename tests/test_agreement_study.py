@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from experiments import agreement as study
-from jaxleak import metrics
+from jaxleak import metrics, protocols
+from jaxleak.attacks import presets
 from jaxleak.audit import Agreement
 from jaxleak.study.runner import Cost
 from jaxleak.study.updates import Outcome, _inversions, diagnostics
+from jaxleak.study.updates._attacker import check, resolved
+from jaxleak.study.updates._client import build_model
 
 
 def made(agreement, ssim, *, seed, matched=True, defended=False):
@@ -140,3 +143,12 @@ def test_finished_runs_are_judged_without_starting_others(attacks_made, tmp_path
 
 def test_every_case_has_two_starts():
     assert {case.restarts for case in study.CASES.values()} == {2}
+
+
+@pytest.mark.parametrize("name", study.SLOW | study.DEEP)
+def test_every_case_has_settings_that_its_attack_takes(name):
+    case = study.CASES[name]
+    check(case)
+    model = build_model(case, (32, 32, 3), 10)
+    if case.attack not in presets.GENERATIVE:  # which need public images
+        resolved(case).build(model, protocols.ClientShare(model))
