@@ -26,12 +26,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxleak import _validate, audit, metrics
+from jaxleak import _validate, metrics
 from jaxleak.study import Progress, RunFolder, default_out, plots, print_metrics, run_command, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import Result, runner_in
 from jaxleak.study.updates import Case
-from jaxleak.study.updates.diagnostics import believed_rates
 
 _CONVNET = Case(data="cifar10", batch_size=4, restarts=2, iterations=200)
 _MLP = replace(_CONVNET, model="mlp", iterations=500)
@@ -200,6 +199,8 @@ def judge(images: Images) -> dict[str, float]:
     even = images.seed % 2 == 0
     chosen_on, judged_on = (images.where(rows & ~images.defended) for rows in (even, ~even))
     threshold = choose(chosen_on.agreement, chosen_on.right)
+    from jaxleak.audit import AGREE_ABOVE  # which takes longer than --help may
+
     found = {"threshold": threshold}
     for group, some in {
         "chosen_on": chosen_on,
@@ -208,9 +209,11 @@ def judge(images: Images) -> dict[str, float]:
         "recommended": images.where(~images.defended),
         "recommended_defended": images.where(images.defended),
     }.items():
-        agree = some.agreement >= (audit.AGREE_ABOVE if group.startswith("recommended") else threshold)
+        agree = some.agreement >= (AGREE_ABOVE if group.startswith("recommended") else threshold)
         for rule, believed in {"agree": agree, "matched": some.matched, "both": agree & some.matched}.items():
-            found |= {f"{group}/{rule}/{name}": value for name, value in believed_rates(believed, some.right).items()}
+            found |= {
+                f"{group}/{rule}/{name}": value for name, value in updates.believed_rates(believed, some.right).items()
+            }
     undefended = images.where(~images.defended)
     if 0 < undefended.right.sum() < len(undefended.right):
         from sklearn.metrics import roc_auc_score  # which takes longer than --help may
@@ -242,7 +245,10 @@ def draw(folder: RunFolder, images: Images, threshold: float) -> None:
     """All images, and the rates along the threshold."""
     groups = {"undefended": images.where(~images.defended), "defended": images.where(images.defended)}
     curves = {
-        f"{group}: {label}": (THRESHOLDS, [believed_rates(some.agreement >= t, some.right)[name] for t in THRESHOLDS])
+        f"{group}: {label}": (
+            THRESHOLDS,
+            [updates.believed_rates(some.agreement >= t, some.right)[name] for t in THRESHOLDS],
+        )
         for group, some in groups.items()
         for label, name in (("wrong images believed", "false_alarm_rate"), ("right images believed", "found_share"))
         if len(some.seed)

@@ -9,8 +9,9 @@ from experiments import agreement as study
 from jaxleak import metrics, protocols
 from jaxleak.attacks import presets
 from jaxleak.audit import Agreement
+from jaxleak.study import updates
 from jaxleak.study.runner import Cost
-from jaxleak.study.updates import Outcome, _inversions, diagnostics
+from jaxleak.study.updates import Outcome, _inversions
 from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._client import build_model
 
@@ -32,11 +33,11 @@ def test_rates_are_counts_of_the_believed():
         "images": 7, "right": 3, "believed": 3, "believed_wrong": 1,
         "wrong_share": 1 / 3, "false_alarm_rate": 1 / 4, "found_share": 2 / 3,
     }  # fmt: skip
-    assert diagnostics.believed_rates(believed, right) == pytest.approx(expected)
+    assert updates.believed_rates(believed, right) == pytest.approx(expected)
 
 
 def test_rates_of_nothing_are_no_numbers():
-    none = diagnostics.believed_rates(np.zeros(2, bool), np.zeros(2, bool))
+    none = updates.believed_rates(np.zeros(2, bool), np.zeros(2, bool))
     assert np.isnan([none["wrong_share"], none["found_share"]]).all()
     assert none["false_alarm_rate"] == 0
 

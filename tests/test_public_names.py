@@ -173,8 +173,8 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        attack ATTACKS build_model captions Case cell_of_point check client_of CLOSED_FORM COMPILE_SECONDS
-        defense_of draw_distances draw_reconstructions Federation forward_seconds generator_for HELD_OUT
+        attack ATTACKS believed_rates build_model captions Case cell_of_point check client_of CLOSED_FORM
+        COMPILE_SECONDS defense_of draw_distances draw_reconstructions Federation forward_seconds generator_for HELD_OUT
         Inversion Inversions observe Outcome own_opinion parameter_count public_images RECOGNISED_ABOVE
         refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off score
         seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
@@ -185,7 +185,7 @@ NAMES = {
     """,
     "jaxleak.study.updates.diagnostics": """
         FIG1_ATTACKED fig1_seeds label_rules magnitude_sensitivity NOISE_DRAWS parabola_path path_steepness
-        settled_after sign_noise STRENGTHS believed_rates summary_of_ratios
+        settled_after sign_noise STRENGTHS summary_of_ratios
     """,
     "jaxleak.threats": """
         BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat

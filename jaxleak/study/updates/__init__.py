@@ -10,6 +10,7 @@ from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
+    from jaxleak.study.updates._believed import believed_rates
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "ATTACKS": "_names",
     **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
+    "believed_rates": "_believed",
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
@@ -77,6 +79,7 @@ __all__ = [
     "Utility",
     "Victim",
     "attack",
+    "believed_rates",
     "build_model",
     "captions",
     "cell_of_point",
