@@ -16,7 +16,7 @@ from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
 from jaxleak.study.parties import Runs, SplitCase, SplitJob
 from jaxleak.study.rounds.runs import Setting
-from jaxleak.study.sources import drawn
+from jaxleak.study.sources import drawn, unavailable
 from jaxleak.study.updates import sources_of_update
 
 STUDIES = (
@@ -156,3 +156,10 @@ class TestFile:
         with pytest.raises(ConfigMismatchError, match=r"no sources.json says which data they come from; .*--fresh"):
             RunFolder(tmp_path, "study", {}, fresh=False).sources.bind(drawn("digits", 4, 0))
         RunFolder(tmp_path, "study", {}, fresh=True).sources.bind(drawn("digits", 4, 0))
+
+
+def test_what_cannot_be_loaded_from_one_folder_may_be_in_another(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
+    assert "it is not set" in unavailable("mnist")
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", str(tmp_path))
+    assert "it is not set" not in unavailable("mnist")

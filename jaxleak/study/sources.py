@@ -146,19 +146,28 @@ def contents(what: str, path: Path) -> Arrays:
     return {what: load}
 
 
-@functools.cache
 def samples_in(spec: str) -> int:
     """How many samples a data specification has; it is loaded once for all that ask.
 
     Raises:
         ValueError, OSError: on data that cannot be loaded.
     """
+    return _samples_in(spec, os.environ.get("JAXLEAK_DATA_DIR"))
+
+
+def unavailable(spec: str) -> str:
+    """Why a data specification cannot be loaded, or nothing; one sample is loaded once for all that ask."""
+    return _unavailable(spec, os.environ.get("JAXLEAK_DATA_DIR"))
+
+
+# The answers depend on the data folder, so the caches know it.
+@functools.cache
+def _samples_in(spec: str, folder: str | None) -> int:
     return len(data.load(spec).y)
 
 
 @functools.cache
-def unavailable(spec: str) -> str:
-    """Why a data specification cannot be loaded, or nothing; one sample is loaded once for all that ask."""
+def _unavailable(spec: str, folder: str | None) -> str:
     try:
         data.load(spec, 1)
     except (ValueError, OSError, MemoryError) as error:
