@@ -20,7 +20,7 @@ from jaxleak import _memory, _validate, data
 from jaxleak._command.invert import captured
 from jaxleak._command.invert import run as invert_run
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
-from jaxleak.study import RunFolder, _streams, run_command, sources
+from jaxleak.study import RunFolder, _streams, run_command
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, attack
 from jaxleak.study.updates import _size as inversion_size
@@ -185,9 +185,7 @@ class TestData:
 
     def test_data_that_take_the_place_of_missing_ones_are_used_or_said_not_to_be(self, monkeypatch):
         monkeypatch.delenv("JAXLEAK_DATA_DIR", raising=False)
-        sources.unavailable.cache_clear()
         sizes = fedleak.sizes_of(fedleak.Args(table=("table15",), sizes=jobs.Replacements(substitute="digits")))
-        sources.unavailable.cache_clear()
         assert set(sizes.specs.values()) == {"digits"}
         plan = next(iter(fedleak.cells("table15", sizes)))
         assert plan.jobs[0].case.data == "digits"
