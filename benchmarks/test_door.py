@@ -5,43 +5,36 @@ gradient; what they change in the steps of one call must agree before they are t
 """
 
 import functools
-from typing import Any
 
 import jax
 import pytest
 
 from benchmarks import _problems
 from benchmarks._quiet import in_turns, store, timed_first_call
-from examples.networks.flax_networks import PlainConvNet, PlainResNet, flat
+from benchmarks.test_inversion_step import MODELS, RATE, ROUNDS, problem_of
+from examples.networks.flax_networks import PlainResNet, PlainStack, flat_variables
 from jaxleak import models
 
-RATE = 1.0
-IMAGE = (32, 32, 3)
 ROWS = ("jaxleak's layers", "plain Flax, from_flax")
-#: How often each row is timed.
-ROUNDS = 7
-#: Relative to the norm of the change. Rounding flips a few ReLUs.
+#: Largest difference of the two changes, relative to the norm. Rounding flips a few ReLUs.
 TOLERANCE = 2e-3
-
-# name: (jaxleak's model, its options, the plain module, attack, B, iterations per call)
-CASES: dict[str, tuple[str, dict[str, Any], Any, str, int, int]] = {
-    "ConvNet": ("convnet", _problems.CONVNET, PlainConvNet(**_problems.CONVNET), "inverting_gradients", 8, 8),
-    "ResNet10": ("resnet10", {}, PlainResNet(), "inverting_gradients", 16, 2),
-    "ResNet18": ("resnet18", {}, PlainResNet((2, 2, 2, 2)), "inverting_gradients", 16, 1),
+#: The networks of `MODELS` in plain Flax.
+PLAIN = {
+    "ConvNet": PlainStack(**_problems.CONVNET),
+    "ResNet10": PlainResNet(),
+    "ResNet18": PlainResNet((2, 2, 2, 2)),
 }
 
 
 @functools.cache
 def timed(name: str) -> dict[str, tuple[float, list[float], list[bool]]]:
     """By row: seconds of the first call, seconds of the timed ones, and which of these were spoiled."""
-    kind, options, module, attack, batch, per_call = CASES[name]
-    own = models.build(kind, IMAGE, 10, **options)
-    settings = _problems.descent(attack, RATE)
-    problem = _problems.inversion(own, settings, batch)
+    problem = problem_of(name)
+    own, (_, _, batch, per_call, _) = problem.model, MODELS[name]
     # Steps in training mode read no running statistics, which the server does not see.
     given = {**jax.jit(own.init)(_problems.KEY), "params": problem.observation.params["params"]}
-    twin, _ = models.from_flax(module, flat(given), image_shape=IMAGE, num_classes=10)
-    problems = dict(zip(ROWS, (problem, _problems.inversion(twin, settings, batch)), strict=True))
+    twin, _ = models.from_flax(PLAIN[name], flat_variables(given), image_shape=own.image_shape)
+    problems = dict(zip(ROWS, (problem, _problems.inversion(twin, problem.settings, batch)), strict=True))
     calls = {row: functools.partial(each.run, "jit over the loop", per_call) for row, each in problems.items()}
     first, changes = {}, {}
     for row, call in calls.items():
@@ -52,13 +45,12 @@ def timed(name: str) -> dict[str, tuple[float, list[float], list[bool]]]:
     return {row: (first[row], *taken) for row, taken in in_turns(calls, ROUNDS).items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("row", ROWS)
 def test_step_through_the_door(benchmark, name, row):
     """Store a row of the table of one network."""
-    batch, per_call = CASES[name][4:]
+    _, _, batch, per_call, _ = MODELS[name]
     first, seconds, spoiled = timed(name)[row]
     group = f"Step through the door for any model, {name}, B = {batch}, 32x32x3"
     columns = {"first_call_seconds": first, "base": row == ROWS[0]}
     store(benchmark, seconds, spoiled, group=group, name=row, per_call=per_call, **columns)
-    jax.clear_caches()

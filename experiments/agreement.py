@@ -14,8 +14,9 @@ one in twenty wrong images reaches; the odd seeds judge it. The same is counted 
 for those with both, and at the threshold that `jaxleak audit` uses (`recommended`).
 
 Prints a line per case, the threshold and the rates; draws all images, and the rates along the threshold. MNIST and
-CIFAR-10 are read from JAXLEAK_DATA_DIR. The study takes about half an hour of one core. Finished runs are not run
-again, so the same command goes on where it was; `--fresh` starts over, and `--finished-only` counts what is there.
+CIFAR-10 are read from JAXLEAK_DATA_DIR. All cases but those of `DEEP` take about half an hour of one core. Finished
+runs are not run again, so the same command goes on where it was; `--fresh` starts over, and `--finished-only` counts
+what is there.
 """
 
 from dataclasses import dataclass, replace
@@ -196,25 +197,24 @@ def choose(agreement: np.ndarray, right: np.ndarray) -> float:
 
 def judge(images: Images) -> dict[str, float]:
     """The threshold of the even seeds, the rates of all rules on the odd ones, and those at `audit.AGREE_ABOVE`."""
-    even = images.seed % 2 == 0
-    chosen_on, judged_on = (images.where(rows & ~images.defended) for rows in (even, ~even))
-    threshold = choose(chosen_on.agreement, chosen_on.right)
     from jaxleak.audit import AGREE_ABOVE  # which takes longer than --help may
 
+    undefended, defended = images.where(~images.defended), images.where(images.defended)
+    even = undefended.seed % 2 == 0
+    chosen_on, judged_on = undefended.where(even), undefended.where(~even)
+    threshold = choose(chosen_on.agreement, chosen_on.right)
     found = {"threshold": threshold}
-    for group, some in {
-        "chosen_on": chosen_on,
-        "judged_on": judged_on,
-        "defended": images.where(images.defended),
-        "recommended": images.where(~images.defended),
-        "recommended_defended": images.where(images.defended),
-    }.items():
-        agree = some.agreement >= (AGREE_ABOVE if group.startswith("recommended") else threshold)
+    for group, some, least in (
+        ("chosen_on", chosen_on, threshold),
+        ("judged_on", judged_on, threshold),
+        ("defended", defended, threshold),
+        ("recommended", undefended, AGREE_ABOVE),
+        ("recommended_defended", defended, AGREE_ABOVE),
+    ):
+        agree = some.agreement >= least
         for rule, believed in {"agree": agree, "matched": some.matched, "both": agree & some.matched}.items():
-            found |= {
-                f"{group}/{rule}/{name}": value for name, value in updates.believed_rates(believed, some.right).items()
-            }
-    undefended = images.where(~images.defended)
+            rates = updates.believed_rates(believed, some.right)
+            found |= {f"{group}/{rule}/{name}": value for name, value in rates.items()}
     if 0 < undefended.right.sum() < len(undefended.right):
         from sklearn.metrics import roc_auc_score  # which takes longer than --help may
 

@@ -12,8 +12,6 @@ from jaxleak.audit import Agreement
 from jaxleak.study import updates
 from jaxleak.study.runner import Cost
 from jaxleak.study.updates import Outcome, _inversions
-from jaxleak.study.updates._attacker import check, resolved
-from jaxleak.study.updates._client import build_model
 
 
 def made(agreement, ssim, *, seed, matched=True, defended=False):
@@ -149,7 +147,7 @@ def test_every_case_has_two_starts():
 @pytest.mark.parametrize("name", study.SLOW | study.DEEP)
 def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]
-    check(case)
-    model = build_model(case, (32, 32, 3), 10)
+    updates.check(case)
+    model = updates.build_model(case, (32, 32, 3), 10)
     if case.attack not in presets.GENERATIVE:  # which need public images
-        resolved(case).build(model, protocols.ClientShare(model))
+        updates.resolved(case).build(model, protocols.ClientShare(model))

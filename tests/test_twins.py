@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.networks.flax_networks import PlainResNet
+from examples.networks.flax_networks import PlainResNet, PlainStack, flat_variables
 from jaxleak import Batch, Observation, _tree, attacks, models, protocols
 from jaxleak.attacks import presets
 from jaxleak.objectives import cross_entropy
@@ -16,26 +16,6 @@ from jaxleak.objectives import cross_entropy
 IMAGE, CLASSES = (8, 8, 3), 5
 X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
 Y = jnp.array([1, 3])
-
-
-class Stack(nn.Module):
-    """Convolutions, then dense layers, with one activation."""
-
-    activation: object
-    channels: tuple = ()
-    strides: tuple = ()
-    window: int = 3
-    widths: tuple = ()
-
-    @nn.compact
-    def __call__(self, x):
-        side = (self.window, self.window)
-        for i, (channels, stride) in enumerate(zip(self.channels, self.strides, strict=True)):
-            x = self.activation(nn.Conv(channels, side, stride, padding=self.window // 2, name=f"conv_{i}")(x))
-        x = x.reshape(len(x), -1)
-        for i, width in enumerate(self.widths):
-            x = self.activation(nn.Dense(width, name=f"dense_{i}")(x))
-        return nn.Dense(CLASSES, name="head")(x)
 
 
 class PlainViT(nn.Module):
@@ -71,9 +51,9 @@ BUILT_IN = {
     "resnet": functools.partial(models.resnet, IMAGE, CLASSES, blocks=(1, 1), width=4),
 }
 FLAX = {
-    "lenet": Stack(nn.sigmoid, **LENET, window=5),
-    "mlp": Stack(nn.relu, widths=(7, 6)),
-    "convnet": Stack(nn.relu, **CONVNET),
+    "lenet": PlainStack(**LENET, window=5, activation=nn.sigmoid, num_classes=CLASSES),
+    "mlp": PlainStack(widths=(7, 6), num_classes=CLASSES),
+    "convnet": PlainStack(**CONVNET, num_classes=CLASSES),
     "vit": PlainViT(),
     "resnet": PlainResNet((1, 1), 4, CLASSES),
 }
@@ -87,15 +67,7 @@ def flat(name):
 
 def flax_twin(name, variables):
     """The plain module as a classifier, and how a leaf of the built-in is found in its trees."""
-
-    def tree(leaves):
-        found = {}
-        for path, leaf in _tree.named_leaves(leaves).items():
-            module, last = flat(path)
-            (found.setdefault(module, {}) if module else found)[last] = leaf
-        return found
-
-    given = {part: tree(leaves) for part, leaves in variables.items() if leaves}
+    given = flat_variables({part: leaves for part, leaves in variables.items() if leaves})
     twin, theirs = models.from_flax(FLAX[name], given, image_shape=IMAGE, num_classes=CLASSES)
     return twin, theirs, lambda leaves, path: _tree.named_leaves(leaves)["/".join(filter(None, flat(path)))]
 

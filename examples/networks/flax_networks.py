@@ -1,26 +1,33 @@
-"""A ConvNet and a ResNet in plain Flax Linen, as a user writes them, with the weights of jaxleak's own networks."""
+"""Networks in plain Flax Linen, as a user writes them, with the weights of jaxleak's own networks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 
-class PlainConvNet(nn.Module):
-    """3x3 convolutions with ReLUs and one dense layer, like `jaxleak.models.convnet`; images (B, H, W, c)."""
+class PlainStack(nn.Module):
+    """Convolutions, then dense layers, with one activation, like `jaxleak.models.convnet`, `lenet` and `mlp`."""
 
-    channels: Sequence[int]
-    strides: Sequence[int]
+    channels: Sequence[int] = ()
+    strides: Sequence[int] = ()
+    window: int = 3
+    widths: Sequence[int] = ()
+    activation: Callable[[jax.Array], jax.Array] = nn.relu
     num_classes: int = 10
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images to logits (B, C)."""
+        """Images (B, H, W, c) to logits (B, C)."""
+        side = (self.window, self.window)
         for i, (channels, stride) in enumerate(zip(self.channels, self.strides, strict=True)):
-            x = nn.relu(nn.Conv(channels, (3, 3), (stride, stride), padding=1, name=f"conv_{i}")(x))
-        return nn.Dense(self.num_classes, name="head")(x.reshape(len(x), -1))
+            x = self.activation(nn.Conv(channels, side, stride, padding=self.window // 2, name=f"conv_{i}")(x))
+        x = x.reshape(len(x), -1)
+        for i, width in enumerate(self.widths):
+            x = self.activation(nn.Dense(width, name=f"dense_{i}")(x))
+        return nn.Dense(self.num_classes, name="head")(x)
 
 
 class PlainResNet(nn.Module):
@@ -55,14 +62,12 @@ class PlainResNet(nn.Module):
         return nn.Dense(self.num_classes, name="head")(x.mean((1, 2)))
 
 
-def flat(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def flat_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Variables of one of jaxleak's networks by the names of the classes above: nested modules' names are joined.
 
     Args:
         variables: collections ("params", "batch_stats") of nested modules; "params/stage_0_block_0/conv_0/kernel"
             becomes "params/stage_0_block_0_conv_0/kernel".
     """
-    found: dict[str, dict[str, Any]] = {}
-    for (collection, *modules, leaf), value in flatten_dict(variables).items():
-        found.setdefault(collection, {}).setdefault("_".join(modules), {})[leaf] = value
-    return found
+    flat = flatten_dict(variables)
+    return unflatten_dict({(part, *filter(None, ["_".join(path)]), leaf): x for (part, *path, leaf), x in flat.items()})
