@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import shutil
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,10 +290,29 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
+    hook = sys.unraisablehook
+    sys.unraisablehook = _without_late_writers(hook)
     try:
         yield
+        # After a failure the hook stays, since the threads that are still writing end later.
+        sys.unraisablehook = hook
     finally:
         logger.setLevel(before)
+
+
+def _without_late_writers(hook: Callable[["sys.UnraisableHookArgs"], Any]) -> Callable[["sys.UnraisableHookArgs"], Any]:
+    """`hook`, without what TensorStore's threads report when they end after Orbax closed the event loop.
+
+    Orbax gives up at the first array that cannot be written, and closes its event loop while other arrays are still
+    being written. Each of their threads then reports a closed loop, which is a consequence of the first error.
+    """
+
+    def filtered(unraisable: "sys.UnraisableHookArgs") -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            hook(unraisable)
+
+    return filtered
 
 
 def _all_wait(where: str) -> None:

@@ -82,6 +82,44 @@ except OSError as error:
 """
 
 
+#: A save that fails while a thread of TensorStore is still writing: the thread ends after the event loop was closed.
+LATE_WRITER = """
+import asyncio, sys, time
+import tensorstore
+from jaxleak.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1], {})
+promise, writing = tensorstore.Promise.new()
+
+async def wait():
+    await writing
+
+async def give_up():
+    task = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    return task
+
+def save(*_, **__):
+    loop = asyncio.new_event_loop()
+    checkpoints.task = loop.run_until_complete(give_up())
+    loop.close()
+    raise OSError("no room")
+
+checkpoints._manager.save = save
+try:
+    checkpoints.save(1, {})
+except OSError as error:
+    print(error)
+promise.set_result(1)
+time.sleep(0.2)
+
+class Late:
+    def __del__(self):
+        raise RuntimeError(sys.argv[2])
+
+Late()
+"""
+
+
 #: A run that takes a folder's lock and is refused afterwards.
 FAILED_START = """
 import pathlib, sys
@@ -270,6 +308,14 @@ class TestFiles:
         assert Checkpoints(out / "checkpoints", {}).latest_step() is None
         RunFolder(out, "study", {}, fresh=False).log(round=2)
         assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()] == [1, 2]
+
+    def test_threads_that_end_after_a_failed_save_print_nothing_and_other_errors_are_still_shown(self, tmp_path):
+        argv = [sys.executable, "-c", LATE_WRITER, str(tmp_path), "another error"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"cannot write checkpoint 1 to {tmp_path}: no room")
+        assert "Event loop is closed" not in done.stderr
+        assert "RuntimeError: another error" in done.stderr
 
     @pytest.mark.parametrize(
         ("cells", "status"),
