@@ -23,8 +23,22 @@ NO_ARRAY = re.compile(r"\b(?:Callable|Mapping|dict)\b")
 AXIS = r"(?:\.\.\.|(?:max |sum of the others' |ceil\()?\*?\w+'?(?: ?(?:[*+/-]|//) ?\w+| [A-Za-z]\b)*\)?)"
 #: What says a shape: (B, H, W, C), (N,), (), "a scalar", "the same shape".
 SHAPE = re.compile(rf"\(\)|\({AXIS},\)|\({AXIS}(?:, {AXIS})+\)|\bscalar\b|\bshape\b")
+#: What says in which range or unit a number is: "in (0, 1]", ">= 0", "dB", "in the unit of the data", "without a unit";
+#: or that it is no quantity: "integers", "booleans", "indices"; or where that is said.
+RANGE = r"[\[(]-?\d[\w.]*, [\w./ ^+*-]+[\])]|[<>]=? ?[\w.]+|in \{|positive|negative|in the range|the largest value"
+UNIT = (
+    r"\b(?:units?|scale|dB|decibels?|seconds?|inch(?:es)?|pixels?|bytes|GB|nats|bits|per cent|times|dtype|share of)\b"
+)
+OF_A_KIND = r"norm|fraction|probabilit|standard deviation|epsilon|relative|cosine|learning rate|logits|L[12]|squared"
+NO_QUANTITY = r"\b(?:integers?|booleans?|bool|indices|positions)\b"
+ELSEWHERE = r"\b(?:as|see|that of) `"
+MEASURED = re.compile("|".join((RANGE, UNIT, OF_A_KIND, NO_QUANTITY, ELSEWHERE)), re.IGNORECASE)
+#: Arguments that hold what was measured or reconstructed.
+SAMPLES = re.compile(r"images?|public|truth|estimates?|x")
 #: Functions whose arrays have no shape yet.
 WITHOUT_SHAPE = {"score"}
+#: A random key is no quantity.
+WITHOUT_UNIT = {"init_key"}
 
 
 def described(module):
@@ -85,6 +99,42 @@ def test_arrays_have_a_shape(module):
         assert [argument for argument in arrays if not SHAPE.search(entry(text, argument))] == [], name
         if is_array(signature.return_annotation):
             assert SHAPE.search(result(text)), f"{name}: result"
+
+
+def is_number(annotation):
+    text = inspect.formatannotation(annotation)
+    return annotation is not inspect.Parameter.empty and bool(re.search(r"\bfloat\b", text)) and "Callable" not in text
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_numbers_have_a_range_or_a_unit(module):
+    for name, thing, text in described(module):
+        if REFERS.search(text):
+            continue
+        signature = inspect.signature(thing)
+        for argument, parameter in signature.parameters.items():
+            samples = is_array(parameter.annotation) and SAMPLES.fullmatch(argument)
+            if samples or is_number(parameter.annotation):
+                assert MEASURED.search(entry(text, argument)), f"{name}: {argument}"
+        back = signature.return_annotation
+        if name not in WITHOUT_UNIT and (is_array(back) or is_number(back)):
+            assert MEASURED.search(result(text) if "Returns:" in text else text), f"{name}: result"
+
+
+def test_the_rule_of_units():
+    assert is_number(inspect.signature(metrics.psnr).parameters["peak"].annotation)
+    measured = ("weight >= 0.", "(N,) float64 in dB.", "share in (0, 1].", "(B, d) in [-1, 1].", "in the unit of `x`.")
+    for text in (*measured, "Labels (n,), int32 integers.", "see `epsilon_of`.", "seconds since the start."):
+        assert MEASURED.search(text), text
+    for text in (
+        "(N, H, W, C).",
+        "(B,), per image",
+        "weight of the prior.",
+        "()",
+        "the number",
+        "the best one of all.",
+    ):
+        assert not MEASURED.search(text), text
 
 
 def test_the_rule_of_shapes():

@@ -72,12 +72,12 @@ def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def cosine_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
-    """Adam whose rate falls to zero along half a cosine."""
+    """Adam whose learning rate > 0 falls to zero along half a cosine."""
     return optax.adam(optax.cosine_decay_schedule(learning_rate, iterations))
 
 
 def step_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
-    """Adam whose rate falls tenfold after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
+    """Adam whose learning rate > 0 falls tenfold after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
     boundaries = {round(iterations * part / 8): 0.1 for part in (3, 5, 7)}
     return optax.adam(optax.piecewise_constant_schedule(learning_rate, boundaries))
 
@@ -97,7 +97,7 @@ def inverting_gradients(iterations: int = 4800, *, tv: float = 0.1) -> Settings:
 
     Args:
         iterations: 4,800 in the paper's CIFAR-10 runs.
-        tv: weight; the paper's range is 1e-6 to 1e-1 on differently normalised images.
+        tv: weight >= 0 of the total variation; the paper's range is 1e-6 to 1e-1 on differently normalised images.
     """
     optimizer = signed(step_decay_adam(0.1, iterations))
     return Settings(pixels("normal"), Gradients(cosine), optimizer, iterations, priors=((tv, variation_prior()),))
@@ -141,7 +141,7 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", noise_scale: float
         iterations: steps of Adam, > 0.
         noise: "gaussian" or "laplace", as the defense adds it.
         noise_scale: standard deviation of gaussian noise, or the scale of Laplace's, > 0.
-        tv: weight of the prior.
+        tv: weight >= 0 of the prior.
 
     Raises:
         ValueError: on another noise, or a scale that is not > 0.

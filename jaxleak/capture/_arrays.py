@@ -64,7 +64,7 @@ def read_npz_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...
         expected: the array's shape, where that is known.
 
     Returns:
-        A float32 array of that shape.
+        An array of that shape, of dtype float32, in the unit of the file.
 
     Raises:
         ValueError: on another shape, a dtype that is not floating-point, or contents of another size.

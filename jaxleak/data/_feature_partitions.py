@@ -40,12 +40,12 @@ def partition_features(
             leaves at least one to everyone else. None gives everyone the same share.
         adversary: the party that gets the share.
         kind: as above.
-        x: (n, F) samples whose correlations "gibbs" uses: public, or the attacker's own.
+        x: (n, F) samples in any unit, whose correlations "gibbs" uses: public, or the attacker's own.
         beta: inverse temperature of "gibbs", >= 0; 0 is "random".
         seed: in [0, 2^32).
 
     Returns:
-        Per party the sorted features (F_p,) that it holds: disjoint, none empty, all F together.
+        Per party the sorted indices (F_p,) of the features that it holds: disjoint, none empty, all F together.
 
     Raises:
         ValueError: if there are more parties than features, or an argument is out of range.
@@ -74,10 +74,10 @@ def partition_features(
 
 
 def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Slices (N, P, w) of an encoded table (N, width), zero-padded to the widest party's w columns.
+    """Slices (N, P, w) of an encoded table (N, width), zero-padded to the widest party's w columns, in its unit.
 
     Args:
-        x: (N, width).
+        x: (N, width), in any unit.
         columns: per party the columns (F_p,) that it holds.
 
     Raises:

@@ -24,7 +24,7 @@ def epsilon_of(
     sampling: PrivacySampling = "poisson",
     examples: int | None = None,
 ) -> float:
-    """Epsilon of `steps` steps of DP-SGD, by Renyi accounting (an upper bound).
+    """Epsilon >= 0 of `steps` steps of DP-SGD, by Renyi accounting (an upper bound).
 
     What counts as a neighbour goes with the sampling. "poisson": one example more or less, and every example enters a
     batch on its own with probability `sampling_rate`. "without_replacement": one example replaced, and batches of a

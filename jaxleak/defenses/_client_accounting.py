@@ -9,7 +9,7 @@ from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
 
 
 def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int, rounds: int) -> float:
-    """Epsilon of a client's uploads by accounting at `SHORTHAND_DELTA`, where all of them are visible.
+    """Epsilon >= 0 of a client's uploads by accounting at `SHORTHAND_DELTA`, where all of them are visible.
 
     Batches are drawn without replacement. Every client takes part in every round, and neighbours differ in one example
     that is replaced. The whole update's clip protects a replaced batch, so sampling does not amplify it. Soteria after

@@ -33,8 +33,9 @@ def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
 
 
 def label_dp_scale(epsilon: float, *, delta: float, epochs: int, batch_size: int) -> float:
-    """Scale for `gaussian_noise(scale, place="top_output_gradient")` that makes all of training label-private.
+    """The standard deviation that makes all of training label-private, by noise on the top's output gradient.
 
+    It is the `scale` of `gaussian_noise(scale, place="top_output_gradient")`.
     Changing one label moves that example's row of dL/do = (p - onehot(y)) / B by sqrt(2) / B. All that a party or the
     top sees of labels is computed from the noisy rows, and a row is released once per epoch: so labels have (epsilon,
     delta) differential privacy in the view of every party, messages included. Features have none. `dp_sgd`, in

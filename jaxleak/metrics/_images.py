@@ -40,8 +40,8 @@ def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray
         peak: the largest value that a pixel may have.
 
     Returns:
-        (N,) float64; inf where a sample is identical to the truth. A mean over samples is then inf too: report the
-        median, or count those samples.
+        (N,) float64 in dB; inf where a sample is identical to the truth. A mean over samples is then inf too: report
+        the median, or count those samples.
 
     Raises:
         ValueError: if the shapes differ or `peak` is not > 0.
@@ -99,7 +99,7 @@ def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
         peak: the largest value that a pixel may have.
 
     Returns:
-        (N,) float64, at least `grey_psnr`; inf where the image is constant.
+        (N,) float64 in dB, at least `grey_psnr`; inf where the image is constant.
 
     Raises:
         ValueError: if truth is not (N, H, W, C), or `peak` is not > 0.
@@ -119,7 +119,7 @@ def psnr_channel_peak(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         estimate: the same shape.
 
     Returns:
-        (N,) float64; inf where a channel is identical to the truth, -inf where a channel that is not has a true
+        (N,) float64 in dB; inf where a channel is identical to the truth, -inf where a channel that is not has a true
         peak of 0, nan where an image has both.
 
     Raises:
@@ -204,8 +204,8 @@ def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
     """Images with the gain and offset of every channel that bring them nearest to others, by least squares.
 
     Args:
-        wanted: (I, H, W, C), the images to be near to.
-        images: (I, H, W, C).
+        wanted: (I, H, W, C), the images in [0, 1] to be near to.
+        images: (I, H, W, C), on the same scale.
 
     Returns:
         (I, H, W, C), which may leave [0, 1].

@@ -57,7 +57,7 @@ def best_match_psnr(truth: ArrayLike, estimates: ArrayLike, peak: float = 1.0) -
     Args:
         truth: (N, ...) samples.
         estimates: (M, ...) reconstructions.
-        peak: the largest value that a sample may have.
+        peak: the largest value that a sample may have, > 0.
 
     Returns:
         (N,) float64 in dB, as `psnr`.

@@ -48,12 +48,12 @@ def activation(name: str, z: jax.Array, sharpness: Sharpness = None) -> jax.Arra
     Args:
         name: one of `ACTIVATIONS`: "relu", "relu6", "leaky_relu" (slope 0.01), "sigmoid", "tanh", "gelu" (exact, by
             the error function), "silu", "softplus".
-        z: any shape.
+        z: any shape, in any unit.
         sharpness: None for the exact function; a scalar beta > 0, which may be traced, for `soft_relu` in place of
             every ReLU: relu6 is a difference of two, leaky ReLU a line plus one. Smooth functions ignore it.
 
     Returns:
-        The shape of z.
+        The shape and the unit of z, except for sigmoid and tanh, which are in [0, 1] and [-1, 1].
 
     Raises:
         ValueError: on an unknown name.
@@ -107,7 +107,7 @@ def smooth_max(
             broadcasts against that of the result. Default: the size of the axis.
 
     Returns:
-        The shape of z without `axis`.
+        The shape of z without `axis`, in the unit of z.
     """
     beta = jnp.asarray(sharpness, z.dtype)
     count = z.shape[axis] if count is None else count

@@ -56,7 +56,7 @@ def conv2d(
     """2-D cross-correlation with zeros around.
 
     Args:
-        x: (B, H, W, C_in).
+        x: (B, H, W, C_in), in any unit.
         kernel: (kh, kw, C_in / groups, C_out). Output channel o reads the inputs of group o // (C_out / groups).
         stride: s >= 1, of both axes.
         padding: zeros on every side, as PyTorch counts them; or on each, ((top, bottom), (left, right)); or "SAME",
@@ -68,7 +68,8 @@ def conv2d(
             fourier and patches is fastest; lax elsewhere.
 
     Returns:
-        (B, H', W', C_out), H' = ceil(H / s) for "SAME", else floor((H + 2 padding - kh) / s) + 1.
+        (B, H', W', C_out), in the unit of `x` times that of `kernel`. H' = ceil(H / s) for "SAME", else
+        floor((H + 2 padding - kh) / s) + 1.
 
     Raises:
         ValueError: if sizes do not fit.
@@ -215,7 +216,7 @@ def max_pool(
     *,
     sharpness: jax.Array | float | None = None,
 ) -> jax.Array:
-    """Max pooling over square windows: (B, H, W, C) -> (B, H', W', C).
+    """Max pooling over square windows: (B, H, W, C) -> (B, H', W', C), in the unit of `z`.
 
     Written as maxima of shifted slices, because the transpose of XLA's windowed reduction (select-and-scatter) has no
     efficient second derivative. Equal entries of a window share its gradient.
@@ -262,11 +263,11 @@ def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Means of disjoint square windows; rows and columns that fill none are left out.
 
     Args:
-        x: (B, H, W, C).
+        x: (B, H, W, C), in any unit.
         window: k in [1, min(H, W)].
 
     Returns:
-        (B, H // k, W // k, C).
+        (B, H // k, W // k, C), in the unit of `x`.
 
     Raises:
         ValueError: on a window out of range.

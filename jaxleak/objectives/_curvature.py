@@ -81,7 +81,8 @@ def regularized_gradient(
         step: from a gradient to the optimizer's update, for the probe "step".
 
     Returns:
-        The objective's value () and aux at `variables`, and the direction, of the structure of `variables`.
+        The objective's value () in its own unit and aux at `variables`, and the direction, of the structure of
+        `variables`.
     """
     (value, aux), p = jax.value_and_grad(objective, has_aux=True)(variables, None)
     if regularization.blend == 0:

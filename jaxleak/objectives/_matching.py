@@ -113,7 +113,10 @@ def dlg_objective() -> MatchingObjective:
 
 
 def cosine_tv_objective(beta: float = 1e-4) -> MatchingObjective:
-    """Cosine distance plus total variation, never truncated (Geiping et al. 2020; NeurIPS 2021, section 4.1, ii)."""
+    """Cosine distance plus total variation, never truncated (Geiping et al. 2020; NeurIPS 2021, section 4.1, ii).
+
+    `beta` >= 0 is the weight of the total variation, and that of the distance is 1.
+    """
     return matching_objective(alpha=1.0, distance=cosine, beta=beta)
 
 
@@ -123,10 +126,16 @@ def sapag_objective() -> MatchingObjective:
 
 
 def bn_objective(alpha: float = 1e-2, statistics: float = 1e-3) -> MatchingObjective:
-    """The gradient term of F3 plus matched activation statistics (NeurIPS 2021, section 4.1, iv)."""
+    """The gradient term of F3 plus matched activation statistics (NeurIPS 2021, section 4.1, iv).
+
+    `alpha` and `statistics` are the weights of the two terms, >= 0.
+    """
     return matching_objective(alpha=alpha, statistics=statistics)
 
 
 def gc_objective(alpha: float = 1e-2, consistency: float = 1e-3) -> MatchingObjective:
-    """The gradient term of F3 plus group consistency (NeurIPS 2021, section 4.1, v)."""
+    """The gradient term of F3 plus group consistency (NeurIPS 2021, section 4.1, v).
+
+    `alpha` and `consistency` are the weights of the two terms, >= 0.
+    """
     return matching_objective(alpha=alpha, consistency=consistency)

@@ -17,10 +17,10 @@ def total_variation(x: jax.Array) -> jax.Array:
     tiles of one sample are summed; seams between tiles are not counted, as every party holds its tile alone.
 
     Args:
-        x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images.
+        x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images, in any unit.
 
     Returns:
-        (B,), >= 0.
+        (B,) in the unit of `x`, >= 0.
 
     Raises:
         ValueError: if x has no two image axes.
@@ -41,11 +41,11 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
     - "isotropic": the mean of `sqrt(dv^2 + dh^2)` over channels and the pixels with a lower and a right neighbour.
 
     Args:
-        x: (B, H, W, C) images, H and W at least 2, or (B, P, h, w, c) tiles.
+        x: (B, H, W, C) images, H and W at least 2, or (B, P, h, w, c) tiles, in any unit.
         kind: as above.
 
     Returns:
-        () >= 0, at most 2 for images in [0, 1]; the gradient is 0 where an image is constant.
+        () in the unit of `x`, >= 0, at most 2 for images in [0, 1]; the gradient is 0 where an image is constant.
 
     Raises:
         ValueError: if x has no two image axes of at least two pixels, or `kind` is unknown.
@@ -67,10 +67,10 @@ def relative_total_variation(x: jax.Array) -> jax.Array:
     (`row_space_distance`) are not pulled towards black.
 
     Args:
-        x: (B, H, W, C) images, H and W at least 2.
+        x: (B, H, W, C) images in any unit, H and W at least 2.
 
     Returns:
-        () >= 0.
+        () >= 0, without a unit.
     """
     return mean_total_variation(x) / jnp.sqrt(jnp.var(x, axis=(1, 2, 3)).mean() + 1e-6)
 
@@ -81,10 +81,10 @@ def summed_total_variation(x: jax.Array) -> jax.Array:
     Unlike `total_variation`, whose derivative is CAFE's, it leaves an image that is constant where it is.
 
     Args:
-        x: (B, H, W, C) images, or (B, P, h, w, c) tiles.
+        x: (B, H, W, C) images, or (B, P, h, w, c) tiles, in any unit.
 
     Returns:
-        () >= 0; the gradient is 0 where an image is constant.
+        () in the unit of `x`, >= 0; the gradient is 0 where an image is constant.
 
     Raises:
         ValueError: if x has no two image axes.
@@ -102,11 +102,11 @@ def truncated_tv(x: jax.Array, xi: float) -> jax.Array:
     Table 9): the mean TV of a real quadrant. The indicator (ICLR 2021 submission, equation 8) has no gradient.
 
     Args:
-        x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images.
-        xi: threshold >= 0; 0 never truncates.
+        x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images, in any unit.
+        xi: threshold >= 0, in the unit of `x`; 0 never truncates.
 
     Returns:
-        () mean over the batch of each sample's TV summed over its tiles, or 0.
+        () in the unit of `x`, >= 0: the mean over the batch of each sample's TV summed over its tiles, or 0.
     """
     mean = total_variation(x).mean()
     tiles = x.shape[1] if x.ndim == 5 else 1
@@ -121,7 +121,7 @@ def feature_distance(observed: jax.Array, simulated: jax.Array) -> jax.Array:
         simulated: (B, P, d1), those of the fake samples.
 
     Returns:
-        () summed over the batch, not averaged.
+        () >= 0, a squared distance summed over the batch, not averaged.
     """
     return jnp.sum((observed - simulated) ** 2)
 
@@ -139,7 +139,7 @@ def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.A
         simulated: the statistics of the fake batch.
 
     Returns:
-        () summed over layers and channels.
+        () >= 0, squared differences summed over layers and channels.
     """
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
 
@@ -191,7 +191,7 @@ def l2_prior(x: jax.Array) -> jax.Array:
     """GradInversion's prior R_l2: the mean over the batch of each image's Euclidean norm (Yin et al. 2021).
 
     Args:
-        x: (B, ...) images.
+        x: (B, ...) images in any unit.
 
     Returns:
         () >= 0; the gradient of an image of zeros is 0.

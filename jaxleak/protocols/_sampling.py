@@ -10,7 +10,7 @@ SAMPLINGS: tuple[Sampling, ...] = ("epoch", "uniform")
 
 
 def draw_batch(key: jax.Array, step: jax.Array, *, num_samples: int, batch_size: int, sampling: Sampling) -> jax.Array:
-    """Positions (batch_size,) of round `step`, without repeats.
+    """Positions (batch_size,) of round `step` in the private set, integers in [0, num_samples) without repeats.
 
     Args:
         key: key of the whole run.

@@ -23,7 +23,10 @@ class MaskedPayloads(NamedTuple):
 
 
 def largest_entry(clients: int, fraction_bits: int) -> float:
-    """The largest magnitude of an entry for which the sum over `clients` cannot leave the 32-bit range."""
+    """The largest magnitude of an entry for which the sum over `clients` cannot leave the 32-bit range.
+
+    It is > 0 and in the unit of the payloads.
+    """
     _check(clients, fraction_bits)
     return _largest_integer(clients) / 2**fraction_bits
 

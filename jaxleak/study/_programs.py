@@ -8,6 +8,7 @@ _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 def forget_when_many(share: float = 0.5) -> bool:
     """Drop JAX's compiled programs, once they take up `share` of the memory maps that Linux grants a process.
 
+    `share` is in (0, 1].
     XLA keeps every program in dozens of maps, so that a study whose cells compile their own would end in the middle
     with "LLVM compilation error: Cannot allocate memory", however much memory is free. Where there is no such limit,
     nothing happens.

@@ -139,7 +139,10 @@ def read_json(path: Path, read: Callable[[Any], Read]) -> Read:
 
 
 def read_numbers(path: Path, read: Callable[[Any], Mapping[str, Any]] = lambda content: content) -> dict[str, float]:
-    """Numbers by name that `read` takes out of a JSON file, NaN and infinities included; errors as in `read_json`."""
+    """Numbers by name that `read` takes out of a JSON file, as they stand there, NaN and infinities included.
+
+    Units are those of the file; errors as in `read_json`.
+    """
     return Stored(path, read_json(path, lambda content: {n: float(value) for n, value in read(content).items()}))
 
 

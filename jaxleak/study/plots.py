@@ -80,7 +80,7 @@ def residual_scatter(
         path: PNG to write.
         residual: (I,) of the worst slice of each sample.
         psnr: (I,) dB.
-        certified_below: the residual below which the attacker trusts a sample, a dotted line.
+        certified_below: the relative residual >= 0 below which the attacker trusts a sample, a dotted line.
         unanswered: samples without an answer, which have no point; the legend says how many.
     """
     figure, axes = subplots(size=(6, 4))
@@ -116,9 +116,9 @@ def certificate(
     Args:
         path: PNG to write.
         points: label to (agreement, SSIM to the truth).
-        curves: label to (threshold, rate); NaN leaves a gap.
-        threshold: the one that is recommended.
-        right: SSIM to the truth above which an image counts as right.
+        curves: label to (threshold, rate), both in [0, 1]; NaN leaves a gap.
+        threshold: the agreement in [0, 1] that is recommended.
+        right: SSIM to the truth, <= 1, above which an image counts as right.
     """
     figure, panels = subplots(1, 2, size=(10, 4))
     for label, (agreement, ssim) in points.items():
@@ -184,7 +184,7 @@ def curves(
         title: what the curves show.
         log_x: horizontal axis in logarithms.
         log_y: vertical axis in logarithms.
-        levels: label to a height at which a dashed line stands, to compare the curves with.
+        levels: label to a height, as `ylabel` measures it, at which a dashed line stands, to compare the curves with.
     """
     figure, axes = subplots(size=(6, 4))
     for label, (x, y) in series.items():
@@ -218,8 +218,8 @@ def trade_off(
         path: PNG to write.
         curves: label to points in the order of strength, each with `accuracy` and `psnr` of the attacker who does not
             know the defense (dashed), and `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
-        undefended: (PSNR, accuracy), a star.
-        grey: PSNR of a grey image, where nothing is left to protect.
+        undefended: (PSNR in dB, accuracy in [0, 1]), a star.
+        grey: PSNR of a grey image in dB, where nothing is left to protect.
         title: the figure's title.
         xlabel: what the leak is measured in, where it is not the PSNR.
         ylabel: what the utility is measured in.
@@ -310,7 +310,7 @@ def grouped_bars(path: Path, bars: Mapping[str, Sequence[float]], groups: Sequen
 
     Args:
         path: PNG to write.
-        bars: name to one value per group; NaN leaves a gap.
+        bars: name to one value per group, in the unit that `ylabel` states; NaN leaves a gap.
         groups: labels of the groups.
         ylabel: label of the values.
     """

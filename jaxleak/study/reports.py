@@ -44,7 +44,10 @@ class Measure(NamedTuple):
 
 
 def measured(measures: Iterable[Measure], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Name and value in words of every measure that `scores` have; NaN says that there is nothing to say."""
+    """Name and value in words, with its unit, of every measure that `scores` have.
+
+    NaN says that there is nothing to say.
+    """
     return [
         (measure.name, measure.text(scores[measure.key]))
         for measure in measures
@@ -53,7 +56,7 @@ def measured(measures: Iterable[Measure], scores: Mapping[str, float]) -> list[t
 
 
 def print_measures(measures: Iterable[Measure], scores: Mapping[str, float]) -> None:
-    """Print what `measured` gives, a line each."""
+    """Print what `measured` gives, a line each; the measures know the units of `scores`."""
     rows = measured(measures, scores)
     width = max((len(name) for name, _ in rows), default=0)
     for name, text in rows:

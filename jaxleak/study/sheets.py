@@ -36,7 +36,7 @@ def contact_sheet(
     Args:
         path: PNG to write.
         truth: (I, H, W, C) in [0, 1].
-        estimate: (I, H, W, C).
+        estimate: (I, H, W, C), of which values outside [0, 1] are clipped.
         second: (I, H, W, C), what another start of the attack found, shown below the reconstruction.
         unanswered: (I,) bool, samples for which the attack says that it has no answer; they are shown as framed grey
             tiles, which a line at the end explains.

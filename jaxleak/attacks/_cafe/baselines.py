@@ -75,7 +75,7 @@ def aligned_matching(
         optimizer: function from a learning rate to an optimiser with a state per row; CAFE's papers name none for
             these attacks.
         label_mode: "joint", "given" or "fixed", see `fake_data_step`.
-        box: range of the samples' values, or None.
+        box: (lowest, highest) value of a sample, to which candidates are clipped, in the unit of the data; or None.
         inner_updates: updates per batch, >= 1.
         candidates: number G >= 1 of candidates per sample, which only group consistency couples; the answer is their
             mean.

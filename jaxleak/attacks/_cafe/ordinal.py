@@ -211,7 +211,7 @@ def _unit(upload: jax.Array, predicted: jax.Array, visible: jax.Array) -> jax.Ar
 
 
 def kernel_to_bias_ratio(gradient: PyTree) -> float:
-    """Root mean square of the first dense layer's kernel gradient over that of its bias gradient."""
+    """Root mean square of the first dense layer's kernel gradient over that of its bias gradient, >= 0."""
     first = gradient["first"]
     return float(jnp.sqrt(jnp.mean(first["kernel"] ** 2) / jnp.mean(first["bias"] ** 2)))
 

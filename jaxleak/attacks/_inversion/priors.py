@@ -50,8 +50,8 @@ class Evidence:
             candidate: how variables become images.
             observation: what the attacker was granted.
             variables: what is optimised.
-            x: (B, H, W, channels), the images that `candidate` has decoded from `variables`.
-            sharpness: scalar, how sharp smoothed kinks are in this iteration; None where they are exact.
+            x: (B, H, W, channels), the images in [0, 1] that `candidate` has decoded from `variables`.
+            sharpness: beta > 0, how sharp smoothed kinks are in this iteration, a scalar; None where they are exact.
         """
         self.candidate, self.observation, self.variables, self.x = candidate, observation, variables, x
         self._setup, self._sharpness = setup, sharpness
@@ -88,8 +88,9 @@ Weighted: TypeAlias = tuple[float | Literal["auto"], Prior]
 
 
 def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
-    """The weight of the total variation that has won in `experiments.homotopy`, as a mean beside a distance around 1.
+    """The weight > 0 of the total variation that has won in `experiments.homotopy`.
 
+    The variation is a mean, and stands beside a distance around 1.
     It grows with sqrt(B), since more images share one gradient, and is three times as large where statistics of the
     batch couple kinks, as in a ResNet of ReLUs in training mode: gradients then lead from nearby only
     (`experiments.basin`).

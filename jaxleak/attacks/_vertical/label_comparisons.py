@@ -19,7 +19,7 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
             label 0 is the rare class and gets the large norms.
 
     Returns:
-        Labels (n,) int32 in {0, 1}.
+        Labels (n,), int32 integers in {0, 1}.
 
     Raises:
         ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e).
@@ -46,7 +46,7 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
         anchor_label: 0 or 1.
 
     Returns:
-        Labels (n,) int32 in {0, 1}.
+        Labels (n,), int32 integers in {0, 1}.
 
     Raises:
         ValueError: if shapes do not fit, the label is not binary or the anchor is zero.

@@ -191,11 +191,11 @@ def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Arr
 
     Args:
         model: tells how many features each party has.
-        x: (N, P, max d_p), padded samples.
+        x: (N, P, max d_p), padded samples in any unit.
         party: the attacker, in [0, P).
 
     Returns:
-        (N, sum of the others' d_p).
+        (N, sum of the others' d_p), in the unit of `x`, as `assemble_victims` takes them.
     """
     return jnp.concatenate([x_p for p, x_p in enumerate(model.slices(x)) if p != party], axis=1)
 
@@ -309,6 +309,8 @@ def vflrecon(
 
 def flat_observations(observations: Observation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Flatten stacked observations to sample ids (T B,), own features (T B, d) and cut gradients (T B, e).
+
+    Units are those of the observations.
 
     Raises:
         ValueError: if the threat withholds the sample ids or a party's record.

@@ -205,7 +205,7 @@ def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int)
         num_classes: C.
 
     Returns:
-        (n, 2 C + 1): one-hot labels, C coordinates, rank of the length.
+        (n, 2 C + 1) without a unit: one-hot labels, C standardised coordinates, rank of the length in (-0.5, 0.5).
     """
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / np.where(norms > 0, norms, 1.0)[:, None]
@@ -227,7 +227,7 @@ def fit_aligned_features(
     """Regress the victims' features on own features and `aligned_signals`, on an independent shadow run.
 
     Args:
-        x: (n, d) own features, one row per sample and sighting.
+        x: (n, d) own features in any unit, one row per sample and sighting.
         gradients: (n, e) the shadow run's cut gradients for the same rows.
         labels: (n,) the shadow records' labels.
         victims: (n, d_victim) what to learn.

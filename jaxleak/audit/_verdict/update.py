@@ -60,7 +60,7 @@ def update(
         fresh: start over, whatever an earlier audit left in `out`.
         names: names for the entries of a list, as in `capture.fit`; None takes `listed` of the model.
         show: called as `show(phase, done, total, note)` around the checks and after every chunk of an attack.
-        since: the time at which the budget began to run, by `time.monotonic()`; None: with this call.
+        since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. The
             defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, "none", or "other" for one that

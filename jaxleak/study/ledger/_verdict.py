@@ -54,8 +54,8 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     """The status of a measurement, and a sentence that says how it came about.
 
     Args:
-        paper: the printed number.
-        values: ours, one per seed.
+        paper: the printed number, in the unit of the cell.
+        values: ours in the same unit, one per seed.
         how: see `Directions`.
 
     Raises:
@@ -89,8 +89,8 @@ def agrees(stored: float, again: float, spread: float) -> bool:
     `TOLERANCE` of the stored number, whichever is more; two runs without a number agree.
 
     Args:
-        stored: the number of a seed in the ledger.
-        again: what the same seed gives now.
+        stored: the number of a seed in the ledger, in the unit of its cell.
+        again: what the same seed gives now, in the same unit.
         spread: standard deviation over the stored seeds.
     """
     if math.isnan(stored) or math.isnan(again):

@@ -43,7 +43,7 @@ def draw_pictures(
         folder: folder of the figures.
         name: name of the data set, with which the files' names begin.
         case: the case that was run.
-        scores: scores of every seed, from `run_case`.
+        scores: scores of every seed by name, each in the unit that `run_case` states.
         arrays: arrays of every seed, from `run_case`; a figure whose arrays are missing is left out.
 
     Returns:
@@ -140,7 +140,7 @@ def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
     Args:
         path: PNG file to write.
         victims: (N, F), the victims' columns of CIFAR-10 images of 32 rows, scaled to [0, 1].
-        estimate: (N, F), an attack's reconstruction of these columns.
+        estimate: (N, F), an attack's reconstruction of these columns in the same unit.
 
     Raises:
         ValueError: if F is no multiple of the number of rows.
@@ -160,7 +160,7 @@ def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, sho
     Args:
         path: PNG file to write.
         victims: (N, F), the victims' features.
-        estimate: (N, F), an attack's reconstruction of them.
+        estimate: (N, F), an attack's reconstruction of them in the same unit.
         shown: number of features that are drawn, the same in both panels.
     """
     chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])

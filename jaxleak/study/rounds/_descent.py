@@ -167,7 +167,7 @@ def _protocol(model: models.SplitModel, workers: int, **options: Any) -> Protoco
 
 
 def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> dict[str, float]:
-    """Scores of a reconstruction of the whole private set against the truth.
+    """Scores of a reconstruction of the whole private set against the truth, each in a unit of its own.
 
     PSNR is in dB, the label accuracy is in [0, 1], and the mean squared error is on the scale of the data.
     """

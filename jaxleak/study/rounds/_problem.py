@@ -134,7 +134,10 @@ def sources_of_rounds(problem: Problem, spec: str, seed: int) -> Arrays:
 
 
 def forward_features(problem: Problem, batch_size: int = 50) -> jax.Array:
-    """Inputs H (N, P, d1) of the first dense layer for the whole private set; frozen parameters keep them the same."""
+    """Inputs H (N, P, d1) of the first dense layer for the whole private set, in the unit of the model.
+
+    Frozen parameters keep them the same from round to round.
+    """
 
     def one(x: jax.Array) -> jax.Array:
         return problem.model.features(problem.params, x[None])[0]
@@ -162,7 +165,7 @@ def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -
 
     Args:
         problem: the problem with the truth.
-        images: (I, H, W, C), reconstructions.
+        images: (I, H, W, C), reconstructions, in [0, 1] as a rule.
         index: (I,), numbers of the images in the private set.
 
     Returns:

@@ -242,7 +242,7 @@ def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[st
 
     Args:
         problem: the attacked federation.
-        images: (I, H, W, C), reconstructions of the samples `index`.
+        images: (I, H, W, C), reconstructions of the samples `index`, shown as values in [0, 1].
         index: (I,) sample numbers in ascending order.
     """
     index = index[:PICTURES]

@@ -227,8 +227,8 @@ def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np
     """Truth-side scores, the estimates in the order of the truth that they match one to one, and that order.
 
     Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels. Scores are means over the
-    images, except for `ssim_max`, which is the SSIM of the image that leaks most, and `recognised`, which is the share
-    of images whose SSIM is above `RECOGNISED_ABOVE`.
+    images in the unit of their measure (PSNR in dB), except for `ssim_max`, which is the SSIM of the image that leaks
+    most, and `recognised`, which is the share of images whose SSIM is above `RECOGNISED_ABOVE`.
     """
     estimate = np.clip(estimate, 0, 1)
     order = metrics.match_one_to_one(truth, estimate)

@@ -38,11 +38,11 @@ def distances(
     variables: PyTree | None = None,
     compare: str = "gradients",
 ) -> np.ndarray:
-    """Distances from the exact gradient of the truth, (batches, S, K) for S values of sharpness and the K `CANDIDATES`.
+    """Distances >= 0 from the exact gradient of the truth, (batches, S, K) for S sharpnesses and the K `CANDIDATES`.
 
     Args:
         case: names model, data, batch size and mode of the batch normalisation.
-        sharpness: S values of the sharpness of the smoothed copy whose gradients are compared.
+        sharpness: S values > 0 of the sharpness of the smoothed copy whose gradients are compared.
         batches: number of batches that are the truth in turn.
         seed: random seed of the data, the weights and the noise.
         variables: variables of the model; None draws them.
@@ -101,7 +101,7 @@ def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> d
 
     Args:
         row: name of the row.
-        sharpness: S values of sharpness.
+        sharpness: S values > 0 of the sharpness.
         found: (batches, S, K) distances as `distances` gives them.
     """
     mean = found.mean(axis=0)

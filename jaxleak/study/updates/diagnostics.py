@@ -104,7 +104,8 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
         seed: random seed of the data and the weights.
 
     Returns:
-        `pearson` and `pearson_spread`, mean and deviation over the `case.pool` images, and `images`.
+        `pearson` in [-1, 1] and `pearson_spread`, mean and standard deviation over the `case.pool` images, and
+        `images`.
     """
     dataset = data.load(case.data, case.pool, seed)
     model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
@@ -265,7 +266,7 @@ def parabola_path(case: Case) -> np.ndarray:
         case: gives the step size, blend, probe and number of iterations.
 
     Returns:
-        (iterations + 1,), x before the first step and after each one.
+        (iterations + 1,), x before the first step and after each one, without a unit.
     """
     regularization = resolved(case).settings.regularization
     path = [jnp.float32(0.5)]
