@@ -7,6 +7,7 @@ import pytest
 from dataset_checks import check_dataset
 from PIL import Image
 
+from jaxleak.data import _folder as _folder_of_images
 from jaxleak.data import load
 
 # folders of images
@@ -69,6 +70,15 @@ def test_sizes_must_agree_unless_resized(tmp_path):
         load(spec)
     assert "wide.png" in str(caught.value)
     assert load(f"{spec}?size=4").x.shape == (5, 4, 4, 3)
+
+
+def test_memory_for_resized_images_is_asked_for_before_they_are_read(tmp_path, monkeypatch):
+    spec, asked = _folder(tmp_path), []
+    monkeypatch.setattr(_folder_of_images, "require_host_bytes", lambda need, what: asked.append((need, what)))
+    images = load(f"{spec}?size=8").x
+    # Three channels of a byte and of a 32-bit float.
+    assert [need for need, _ in asked] == [len(images) * 8 * 8 * 3 * (1 + 4)]
+    assert "take a smaller size" in asked[0][1]
 
 
 def test_resizing_is_lanczos_of_the_centre_square(tmp_path):

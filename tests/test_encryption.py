@@ -40,6 +40,13 @@ def test_products_on_ciphertexts_are_more_precise_than_float32(owner, n, m, k):
     np.testing.assert_allclose(found, matrix @ plain + offset, atol=2e-9)
 
 
+def test_a_ciphertext_holds_as_many_numbers_as_it_has_slots():
+    assert [_ckks._rows_per_chunk(width) for width in (1, _ckks.SLOTS // 3, _ckks.SLOTS)] == [_ckks.SLOTS, 3, 1]
+    for width in (0, _ckks.SLOTS + 1):
+        with pytest.raises(ValueError, match="width must be in"):
+            _ckks._rows_per_chunk(width)
+
+
 def test_the_other_side_cannot_decrypt(owner):
     library = _ckks.tenseal()
     public = library.context_from(owner.public_key)

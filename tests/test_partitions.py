@@ -58,6 +58,7 @@ def test_pad_false_refuses_to_pad_and_names_the_sizes():
     with pytest.raises(ValueError, match=r"pad=False, but 25x25 images .* 2x2 grid .* 26x26 would"):
         image_tiles(_images(25, 25), 4, pad=False)
     assert image_tiles(_images(4, 4), 4, pad=False)[1].note == ""
+    assert image_tiles(_images(2, 2), 4, pad=False)[0].shape[1:4] == (4, 1, 1)
 
 
 @pytest.mark.parametrize(

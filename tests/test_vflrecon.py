@@ -128,6 +128,7 @@ def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
     assert 0.66 < none.log_loss < 0.8  # log 2 = 0.69: an overconfident one is above, one that was shown labels below
     assert np.exp(none.log_proba(noise)).max() < 0.85
     assert np.exp(none.log_proba(noise))[:, 2].min() > 0
+    np.testing.assert_allclose(np.exp(none.log_proba(noise)).sum(axis=1), 1)
     target = np.stack([x[:, 0], rng.random(150)], axis=1)
     known = party_records.fit_feature_baseline(x, target)
     assert known.mse < 0.6 * target.var(axis=0).mean()
