@@ -3,6 +3,8 @@
 Sources: CAFE (NeurIPS 2021), Tables 2, 5 and 9 and section 5; images of CIFAR-10 size for a captured update.
 """
 
+import inspect
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 from jaxleak import defenses, models
 from jaxleak._command.cafe_scale.options import PRESETS
 from jaxleak._command.invert.options import Args as InvertArgs
+from jaxleak.attacks import presets
 from jaxleak.study.rounds import runs
 
 #: Private samples N, samples per round K, and images that Step III inverts.
@@ -30,6 +33,12 @@ FAKE = {
     "fake-repaired": ("clamped", "absolute"),
     "fake-paired-tensor": ("paired", "tensor"),
     "fake-paired": ("paired", "gradient"),
+}
+#: Iterations where a preset is given none: the paper's, and ours for GGL, ROG, Bayes and our own.
+ITERATIONS = {
+    **{"dlg": 300, "idlg": 300, "inverting_gradients": 4800, "sapag": 4000, "gradinversion": 20_000},
+    **{"fedleak_paper": 10_000, "fedleak_upstream": 10_000, "fedleak": 1000, "bayes": 1000, "ggl": 500, "rog": 1000},
+    "row_space": 4250,
 }
 KEY, PAYLOAD = jax.random.key(3), {"a": jnp.linspace(-1.0, 2.0, 40), "b": jnp.linspace(0.1, 0.5, 12).reshape(3, 4)}
 
@@ -63,6 +72,20 @@ def test_differential_privacy_by_name_has_the_papers_clip_and_delta():
 def test_a_captured_update_is_of_cifar_10_unless_said_otherwise():
     args = InvertArgs()
     assert (args.image_shape, args.num_classes, args.seeds) == ((32, 32, 3), 10, (0,))
+
+
+def test_presets_of_inversions_have_the_papers_iterations():
+    makers = {name: getattr(presets, name) for name in ITERATIONS}
+    assert {
+        name: inspect.signature(make).parameters["iterations"].default for name, make in makers.items()
+    } == ITERATIONS
+
+
+def test_private_split_training_clips_at_one():
+    payload = ({"w": jnp.full((2, 9), 4.0)},)
+    run = defenses.SplitRun(num_classes=3, batch_size=2, num_samples=8, epochs=1)
+    found = defenses.split_defense("dp_sgd", 1e6, run).apply(KEY, payload)[0]["w"].mean(axis=0)
+    assert float(jnp.linalg.norm(found)) == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_party_may_hold_one_feature():

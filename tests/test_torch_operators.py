@@ -53,7 +53,7 @@ CASES = [
     ),
     *((name, (np.round(X), np.round(Y)), {}) for name in ("eq", "ne", "ge", "le", "gt", "lt")),
     *((name, TRUTH_TABLE, {}) for name in ("logical_and", "logical_or")),
-    *((name, (X, Y), {"alpha": 0.5}) for name in ("add", "sub", "rsub")),
+    *((name, (X, Y), {"alpha": alpha}) for name in ("add", "sub", "rsub") for alpha in (0.5, 2)),
     *((name, (X, 2.5), {}) for name in ("add", "sub", "mul", "div", "rsub", "remainder", "gt", "le")),
     ("pow", (POSITIVE, 1.5), {}),
     ("pow", (X, 2), {}),
