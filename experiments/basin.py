@@ -166,8 +166,10 @@ def main(args: Args) -> list[dict[str, Any]]:
         for cell in cells
         for level in updates.basin.NOISE
     }
-    captions = {"*": "How much closer the gradient of a noisy image is than another image's, by the noise's PSNR."}
-    write_rows(folder, "How far a gradient leads", args, cells, seeds=args.seeds, captions=captions)
+    caption = (
+        "How far the gradients of the image under noise, by its PSNR, and of another image are from the observed one."
+    )
+    write_rows(folder, "How far a gradient leads", args, cells, seeds=args.seeds, captions={"*": caption})
     folder.finish(metrics, cells=cells)
     print(folder.contents())
     return cells
@@ -189,8 +191,8 @@ def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None
     """One curve per candidate over the sharpness."""
     x = np.array(sharpness, float)
     series = {name: (x, np.array(cell["distance"][name])) for name in cell["distance"]}
-    ylabel = "distance from the observed gradient"
-    plots.curves(path, series, title=f"{cell['id']}: candidates", xlabel="sharpness", ylabel=ylabel, log_x=True)
+    xlabel, ylabel = "sharpness of the smoothed kinks", "distance from the observed gradient (lower is closer)"
+    plots.curves(path, series, title=f"{cell['id']}: whose gradient is near", xlabel=xlabel, ylabel=ylabel, log_x=True)
 
 
 if __name__ == "__main__":

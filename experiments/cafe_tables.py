@@ -45,10 +45,10 @@ PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel
 
 #: What the figures show, by their names.
 CAPTIONS = {
-    "descent.png": "PSNR over the iterations of Step III, by row; the attacker does not see it.",
-    "single.png": "PSNR over the iterations of CAFE's single-loop algorithm; the attacker does not see it.",
-    "training.png": "Training loss with each defense.",
-    "*": "Private images above the reconstructions of every row of a table, with the row's mean PSNR.",
+    "descent.png": "The PSNR over the iterations of Step III, a curve per row and seed. The attacker does not see it.",
+    "single.png": "The PSNR over the iterations of CAFE's single-loop algorithm. The attacker does not see it.",
+    "training.png": "The training loss with and without each defense. A loss that stays high is what a defense costs.",
+    "*": "Private images above what every row of a table reconstructs, with the row's mean PSNR. Higher leaks more.",
 }
 
 
@@ -109,7 +109,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     show(rows)
     _draw_curves(folder, runner)
     for name, images in pictured(runner, [cell for cell in chosen if not cell.reason], args.seeds[0]).items():
-        sheets.comparison_sheet(folder.figure(f"{name}.png"), images)
+        sheets.comparison_sheet(folder.figure(f"{name}.png"), images, title=f"{name}: what every row reconstructs")
     title = "The tables of the CAFE papers"
     finish_cells(folder, title, args, rows, BESIDE, seeds=args.seeds, captions=CAPTIONS, need_runs=need_runs)
     return rows
@@ -169,20 +169,21 @@ def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dic
         if not len(common):
             continue
         first = next(iter(rows.values())).arrays
-        sheet = {"truth": first["truth"][np.isin(first["index"], common)]}
+        sheet = {"private images": first["truth"][np.isin(first["index"], common)]}
         for row, result in rows.items():
             drawn = result.arrays
-            sheet[f"{row}, {result.scores['psnr']:.1f} dB"] = drawn["estimate"][np.isin(drawn["index"], common)]
+            label = f"{row}: mean PSNR {result.scores['psnr']:.1f} dB"
+            sheet[label] = drawn["estimate"][np.isin(drawn["index"], common)]
         drawn_sheets[name] = sheet
     return drawn_sheets
 
 
 def _draw_curves(folder: RunFolder, runner: Runner) -> None:
     stored = []
-    for kind, ylabel in (
-        ("descent", "PSNR in dB (truth-side)"),
-        ("single", "PSNR in dB"),
-        ("training", "training loss"),
+    for kind, ylabel, title in (
+        ("descent", "PSNR in dB (higher leaks more)", "What Step III recovers"),
+        ("single", "PSNR in dB (higher leaks more)", "What the single-loop algorithm recovers"),
+        ("training", "training loss (lower is better)", "What defenses cost in training"),
     ):
         series = {}
         for (setting, seed), result in runner.memory.items():
@@ -194,9 +195,8 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
             series[f"{label}, seed {seed}"] = (points[:, 0], points[:, 1])
             stored.append({"kind": kind, "label": label, "seed": seed, "curve": points})
         if series:
-            # Losses of defended training span many orders of magnitude.
-            log = kind == "training"
-            plots.curves(folder.figure(f"{kind}.png"), series, xlabel="iteration", ylabel=ylabel, log_y=log)
+            log, path = kind == "training", folder.figure(f"{kind}.png")  # such losses span many orders of magnitude
+            plots.curves(path, series, title=title, xlabel="iteration", ylabel=ylabel, log_y=log)
     write_json(folder.path / "curves.json", stored)
 
 

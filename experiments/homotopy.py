@@ -175,14 +175,14 @@ def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> N
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
-        sheets.contact_sheet(path, truth, estimate, captions=captions(runs), title=name, columns=8, zoom=4)
+        sheets.contact_sheet(path, truth, estimate, captions=captions(runs), title=f"{row}, {name}", columns=8, zoom=4)
     series = {
         name: (np.arange(len(runs[0].curve)), runs[0].curve) for name, runs in outcomes.items() if len(runs[0].curve)
     }
     path = folder.figure(f"{row}-distance.png")
     if series:  # an attack without iterations has none
-        ylabel = "gradient distance, as smoothed"
-        plots.curves(path, series, title=f"{row}: variants", xlabel="iteration", ylabel=ylabel, log_y=True)
+        ylabel = "gradient distance of the smooth copy (lower is closer)"
+        plots.curves(path, series, title=f"{row}: how close it came", xlabel="iteration", ylabel=ylabel, log_y=True)
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:

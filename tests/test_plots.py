@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from jaxleak.study import plots
 
@@ -90,13 +91,28 @@ def test_a_chart_without_a_point_says_so(drawn):
     assert "no answer, hence no point: 4" in texts(figure.legends[0])
 
 
+def test_both_panels_of_a_certificate_say_what_their_colours_and_thresholds_are(drawn):
+    along, agreement = np.array([0.5, 0.9]), np.array([0.4, 0.8])
+    points, rates = {"updates": (agreement, agreement)}, {"updates": (along, [0.5, 0.0], [1.0, 0.9])}
+    figure = drawn(plots.certificate, points, rates, thresholds={"that is recommended": 0.95}, right=0.8)
+    for axes in figure.axes:
+        assert texts(axes.get_legend())[-1] == "the threshold that is recommended: 0.95"
+        assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
+    found, wrong, _ = figure.axes[1].lines
+    assert (found.get_linestyle(), wrong.get_linestyle()) == ("-", "--")
+    colours = [to_hex(line.get_color()) for line in (found, wrong, figure.axes[0].lines[0])]
+    assert len(set(colours)) == 1
+    assert list(wrong.get_ydata()) == [0.5, 0.0]
+
+
 @pytest.mark.parametrize("count", [1, 3, 12])
-def test_a_legend_takes_no_width_from_the_curves_and_is_not_cut(drawn, count):
+def test_a_legend_takes_no_space_from_the_curves_and_is_not_cut(drawn, count):
     series = {f"a curve whose name is long, number {i}": (np.arange(3), np.arange(3) + i) for i in range(count)}
     figure = drawn(plots.curves, series, xlabel="x", ylabel="y", title="Curves")
     assert figure.axes[0].get_title(loc="left") == "Curves"
     width = figure.get_window_extent().width
     assert figure.axes[0].get_window_extent().width > 0.8 * width
+    assert figure.axes[0].get_window_extent().height > 3 * figure.dpi  # of the 4 inches that curves have without one
     legend = figure.legends[0].get_window_extent()
     assert legend.x0 >= 0
     assert legend.x1 <= width

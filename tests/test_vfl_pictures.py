@@ -47,12 +47,14 @@ def test_images_have_every_pixel_at_its_place(problem, monkeypatch, tmp_path):
     everything = np.sort(np.concatenate(problem.columns))
     truth = np.zeros((pictures.SHOWN, 64))
     truth[:, everything] = scaled(everything, table, rows[64:96], rows[:64])[: pictures.SHOWN]
-    np.testing.assert_allclose(drawn["private"].reshape(-1, 64), truth, atol=1e-6)
-    exact, regression = (next(images for label, images in drawn.items() if name in label) for name in ("VFL", "tuned"))
-    np.testing.assert_array_equal(exact, drawn["private"])
+    np.testing.assert_allclose(drawn["private images"].reshape(-1, 64), truth, atol=1e-6)
+    exact, regression = (
+        next(images for label, images in drawn.items() if name in label) for name in ("VFL", "own features")
+    )
+    np.testing.assert_array_equal(exact, drawn["private images"])
     own = regression.reshape(-1, 64) != 0
     assert not own[:, np.concatenate(problem.columns[1:])].any()
-    held = drawn["what the attacker holds"].reshape(-1, 64)
+    held = next(images for label, images in drawn.items() if "attacker holds" in label).reshape(-1, 64)
     assert (held[:, np.concatenate(problem.columns[1:])] == 0.5).all()
 
 
@@ -65,12 +67,12 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     arrays = [{"right_free": first}, {"right_free": second}]
     captions = pictures.draw_pictures(tmp_path, "adult", SplitCase("adult"), scores, arrays)
     assert set(captions) == {"adult-labels.png"}
-    steps, percent = shown["initialisation-free"]
+    steps, percent = shown[pictures.ATTACK_LABELS["free"]]
     assert (steps[0], steps[-1], len(steps)) == (3, 30, 28)
     np.testing.assert_allclose(percent[:13], 0, atol=1e-9)
     np.testing.assert_allclose(percent[13:16], [25, 50, 75])
     np.testing.assert_allclose(percent[16:], 75)
-    assert shown["levels"] == {"own features alone, tuned": pytest.approx(60)}
+    assert shown["levels"] == {pictures.ATTACK_LABELS["baseline"]: pytest.approx(60)}
 
 
 def test_one_seed_has_no_spread_and_clocks_and_sizes_are_no_scores():

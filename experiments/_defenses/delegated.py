@@ -90,8 +90,8 @@ def run(
                 folder / "figures" / f"{study}.png",
                 curves,
                 title=study,
-                xlabel="label accuracy of the attack, % (leak)",
-                ylabel="change of task accuracy, %",
+                xlabel="labels that the attack finds, % (further left leaks less)",
+                ylabel="change of the task's accuracy, % (higher is better)",
             )
     figures = [os.path.relpath(path, out) for path in sorted((folder / "figures").glob("*.png"))]
     return rows, figures

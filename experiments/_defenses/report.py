@@ -33,9 +33,9 @@ METHOD = (
 )
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
-    "*-images.png": "Private images above the reconstructions of every attack on the first seed, with its PSNR.",
-    "*": "What a defense costs in accuracy, and what leaks through it. Dashed: the attacker does not know the defense; "
-    "solid: it knows the defense and its strength.",
+    "*-images.png": "Private images above what every attack reconstructs with the first seed, with its mean PSNR.",
+    "*": "What each defense costs in accuracy, and what leaks through it. Points at the top left are best. Dashed: the "
+    " attacker does not know the defense; solid: it knows the defense and its strength.",
 }
 
 
@@ -120,7 +120,7 @@ def draw(
                 curves.setdefault(row["curve"].removesuffix(f", {steps} steps"), []).append(row)
         name = f"{study}-steps{steps}.png"
         grey = float(np.mean([row["psnr_grey"] for row in those]))
-        title = f"{study}, {_of_steps(steps)}; strengths beside the points"
+        title = f"{study}, {_of_steps(steps)}: a number beside a point is the defense's strength"
         plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
     if results := _of_the_same_images(runner, attacks, ran[0]["seeds"][0]):
         draw_reconstructions(folder.figure(f"{study}-images.png"), results)

@@ -20,18 +20,18 @@ SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
 
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
-    "*-distance.png": "The attackers' own distance over the iterations, by run; distances of different attacks are "
-    "different functions, so their heights do not compare.",
-    "sign_noise.png": "How far the gradient moves when noise of one sign per pixel is added to the images.",
-    "steepness.png": "2 mu / L along the way of an attack, computed with the truth, by run.",
-    "parabola-*.png": "Gradient descent on x^2 from 0.5, plain and with 0.3 of a second gradient: that where the step "
-    "would lead, as in the paper's example, or that a short way up the gradient, as in its Equation 13.",
-    "*": "Private images above the reconstructions of every run that attacked them, with its PSNR.",
+    "*-distance.png": "The distance that each attack minimises, over its iterations. Different attacks minimise "
+    "different functions, so that their heights do not compare.",
+    "sign_noise.png": "How far the client's gradient moves when noise of one sign per pixel is added to the images.",
+    "steepness.png": "2 mu / L along the way of each attack. It is computed with the truth, which no attack sees.",
+    "parabola-*.png": "Gradient descent on x^2 from 0.5, plain and with 0.3 of a second gradient. That is the gradient "
+    "where the step would lead, as in the paper's example, or a short way up the slope, as in its Equation 13.",
+    "*": "Private images above what every attack on them reconstructs, with its mean PSNR. Higher leaks more.",
 }
 
 
 #: Labels in the legend of Figure 10, by the point at which the second gradient is taken.
-_BLENDED = {"step": "next point", "ascent": "uphill"}
+_BLENDED = {"step": "with the next point's gradient", "ascent": "with the gradient uphill"}
 #: Columns beside a cell's number: heading to the function that gives the text.
 BESIDE = {
     "grey": value_of("psnr_grey"),
@@ -123,8 +123,9 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     }
     if noise:
         plots.curves(
-            folder.figure("sign_noise.png"), noise, xlabel="sign noise, 1/255", ylabel="L2 distance of gradients"
-        )
+            folder.figure("sign_noise.png"), noise, title="How far noise on the images moves the gradient",
+            xlabel="noise of every pixel, in 1/255", ylabel="L2 distance of the gradients",
+        )  # fmt: skip
     paths = {
         describe(job, [other for other, _ in runner.memory if other.kind == "path"]): result.arrays
         for (job, of_seed), result in runner.memory.items()
@@ -132,19 +133,20 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     }
     if paths:
         positive = {label: (p["iteration"], np.maximum(p["ratio"], 1e-12)) for label, p in paths.items()}
-        plots.curves(
-            folder.figure("steepness.png"), positive, xlabel="iteration", ylabel="2 mu / L (truth-side)", log_y=True
-        )
+        texts = {"title": "2 mu / L along each attack", "xlabel": "iteration", "ylabel": "2 mu / L (needs the truth)"}
+        plots.curves(folder.figure("steepness.png"), positive, **texts, log_y=True)
     parabolas: dict[float, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for (job, of_seed), result in runner.memory.items():
         if job.kind == "fig10" and of_seed == seed:
             of_rate, x = parabolas.setdefault(job.case.step_size, {}), result.arrays["x"]
-            of_rate[_BLENDED[job.case.probe] if job.case.blend else "plain"] = (np.arange(len(x)), x)
+            of_rate[_BLENDED[job.case.probe] if job.case.blend else "plain descent"] = (np.arange(len(x)), x)
     for rate, series in parabolas.items():
-        xlabel = f"step of size {rate:g} down x^2"
-        plots.curves(
-            folder.figure(f"parabola-{rate:g}.png"), series, title="Descent on a parabola", xlabel=xlabel, ylabel="x"
-        )
+        texts = {
+            "title": "Descent on a parabola",
+            "xlabel": f"steps of size {rate:g} down x^2",
+            "ylabel": "x (best: 0)",
+        }
+        plots.curves(folder.figure(f"parabola-{rate:g}.png"), series, **texts)
     write_json(folder.path / "curves.json", stored)
 
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from jaxleak.study.parties import ATTACK_LABELS, draw_correlations, draw_strips
-from jaxleak.study.plots import grouped_bars, save_figure, subplots
+from jaxleak.study.plots import grouped_bars, legend_below, save_figure, subplots
 
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
-    "fig4.png": "The victim's part of the images above what was made of cut gradients; brightness is scaled pixel by "
-    "pixel.",
-    "fig6.png": "Correlations of the same ten features, original and reconstructed.",
-    "*": "Ours over the seeds, beside the other attacks, both baselines and the paper's points.",
+    "fig4.png": "The victim's part of the private images above what the attack made of the cut gradients. Every pixel "
+    "is scaled to its own range.",
+    "fig6.png": "Correlations of ten features with each other, private and reconstructed. Constant features have none.",
+    "*": "VFLRecon (the mean over the seeds, and their standard deviation) beside other attacks, models that see only "
+    "the attacker's own features, and the paper's numbers.",
 }
 
 #: Figures that show arrays instead of the numbers of rows.
@@ -22,11 +23,16 @@ PICTURED = ("fig4", "fig6")
 #: Attacks and baselines whose scores are shown beside ours.
 BESIDE = tuple(name for name in ATTACK_LABELS if name != "shared")
 #: Labels of the curves and bars.
-LABELS = {"ours": "VFLRecon, first of --shadow-init", **ATTACK_LABELS, "paper": "paper"}
+LABELS = {"ours": "VFLRecon from the first --shadow-init", **ATTACK_LABELS, "paper": "VFLRecon as the paper prints it"}
+#: What an axis says of a score, and what its figure shows.
+_SCORES = {
+    "label_accuracy": ("right labels in % (higher leaks more)", "How many labels each attack finds"),
+    "feature_mse": ("mean squared error (lower leaks more)", "How far recovered features are from the true ones"),
+}
 _AXES = {
-    "fig7": "share of the features held by the adversary",
-    "fig8": "batch size",
-    "fig9": "shadow records",
+    "fig7": "share of the features that the adversary holds",
+    "fig8": "samples in a batch",
+    "fig9": "records of the shadow run",
 }
 
 
@@ -41,19 +47,19 @@ def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: Mapping[s
     """
     ran = [row for row in rows if row["ours"] is not None]
     if table in ("fig3", "fig5") and ran:
-        _bars(folder / f"{table}.png", ran, "label accuracy, %" if table == "fig3" else "mean squared error")
+        _bars(folder / f"{table}.png", ran, *_SCORES["label_accuracy" if table == "fig3" else "feature_mse"])
     elif table == "fig4" and arrays:
         draw_strips(folder / "fig4.png", arrays["victims"], arrays["estimate"])
     elif table == "fig6" and arrays:
         draw_correlations(folder / "fig6.png", arrays["victims"], arrays["estimate"])
     elif table in _AXES:
-        for metric, ylabel in (("label_accuracy", "label accuracy, %"), ("feature_mse", "mean squared error")):
+        for metric, texts in _SCORES.items():
             chosen = [row for row in ran if f"/{metric}/" in row["id"]]
             if chosen:
-                _lines(folder / f"{table}_{metric}.png", chosen, _AXES[table], ylabel)
+                _lines(folder / f"{table}_{metric}.png", chosen, _AXES[table], *texts)
 
 
-def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> None:
+def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str, title: str) -> None:
     figure, axes = subplots(size=(6.5, 4.5))
     x = np.array([float(row["id"].split("/")[-1]) for row in rows])
     for name in ("ours", *BESIDE, "paper"):
@@ -69,11 +75,12 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str) -> 
         axes.set_xscale("log", base=2)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    figure.legend(loc="outside right upper")
+    axes.set_title(title)
+    legend_below(figure, axes)
     save_figure(figure, path)
 
 
-def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str) -> None:
+def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str, title: str) -> None:
     names = [name for name in ("paper", "ours", *BESIDE) if any(row.get(name) is not None for row in rows)]
     bars = {LABELS[name]: [np.nan if row.get(name) is None else row[name] for row in rows] for name in names}
-    grouped_bars(path, bars, [row["id"].split("/", 1)[1] for row in rows], ylabel=ylabel)
+    grouped_bars(path, bars, [row["id"].split("/", 1)[1] for row in rows], ylabel=ylabel, title=title)

@@ -19,6 +19,7 @@ __all__ = [
     "certificate",
     "curves",
     "grouped_bars",
+    "legend_below",
     "residual_scatter",
     "save_figure",
     "scaling",
@@ -33,6 +34,8 @@ LEAST_SPAN = 0.1
 _LETTERS, _LETTER_WIDTH = 7, 0.62
 #: What a point takes to each side, and what a legend's line takes in front of its text, in points.
 _POINT, _HANDLE = 3, 34
+#: What a line of a legend takes of its letters' size in height.
+_LINE = 1.5
 #: How many colours the style has.
 _COLOURS = 8
 
@@ -62,12 +65,18 @@ def save_figure(figure: "Figure", path: Path) -> None:
     plt.close(figure)
 
 
-def _legend_below(figure: "Figure", axes: "Axes") -> None:
-    """A legend below the chart, which then keeps the whole width: as many columns as fit."""
+def legend_below(figure: "Figure", axes: "Axes") -> None:
+    """A legend below the chart, in as many columns as fit; the figure grows, so that the panel keeps its size.
+
+    Args:
+        figure: what `subplots` made.
+        axes: the panel whose labels the legend shows.
+    """
     handles, labels = axes.get_legend_handles_labels()
     size = 8 if len(labels) <= 8 else 6
     widest = max(map(len, labels), default=0) * size * _LETTER_WIDTH + _HANDLE
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 72 / widest)))
+    figure.set_figheight(figure.get_figheight() + -(-len(labels) // columns) * size * _LINE / 72)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=size)
 
 
@@ -99,42 +108,47 @@ def residual_scatter(
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
     axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
     axes.set_title(f"Certificate against PSNR, {len(psnr) + unanswered} samples")
-    _legend_below(figure, axes)
+    legend_below(figure, axes)
     save_figure(figure, path)
 
 
 def certificate(
     path: Path,
     points: dict[str, tuple[np.ndarray, np.ndarray]],
-    curves: dict[str, tuple[np.ndarray, list[float]]],
+    rates: dict[str, tuple[np.ndarray, list[float], list[float]]],
     *,
-    threshold: float,
+    thresholds: dict[str, float],
     right: float,
 ) -> None:
     """What an attacker can compute against the truth, one point per image, and rates along its threshold.
 
     Args:
         path: PNG to write.
-        points: label to (agreement, SSIM to the truth).
-        curves: label to (threshold, rate), both in [0, 1]; NaN leaves a gap.
-        threshold: the agreement in [0, 1] that is recommended.
+        points: group to (agreement, SSIM to the truth), each group in a colour of its own.
+        rates: group to (threshold, share of the wrong images that it believes, the same of the right ones), all in
+            [0, 1] and in the colours of the points; NaN leaves a gap.
+        thresholds: what is said of a threshold to the agreement in [0, 1] at which its vertical line stands.
         right: SSIM to the truth, <= 1, above which an image counts as right.
     """
-    figure, panels = subplots(1, 2, size=(10, 4))
-    for label, (agreement, ssim) in points.items():
-        panels[0].plot(agreement, ssim, "o", alpha=0.5, label=label)
-    panels[0].axhline(right, color="grey", linewidth=1, label=f"right above {right:g}")
-    panels[0].set_title("Agreement against the truth, a point per image")
+    figure, panels = subplots(1, 2, size=(10, 5))
+    for group, (agreement, ssim) in points.items():
+        panels[0].plot(agreement, ssim, "o", alpha=0.5, label=f"an image behind {group}")
+    panels[0].axhline(right, color="grey", linewidth=1, label=f"images above this line, at {right:g}, are right")
+    panels[0].set_title("How far two starts agree, and how right the answer is")
     panels[0].set_xlabel("agreement: SSIM between two starts (needs no truth)")
-    panels[0].set_ylabel("SSIM of the answer to the truth")
-    for label, (along, rate) in curves.items():
-        panels[1].plot(along, rate, label=label)
-    panels[1].set_title("What a threshold costs")
-    panels[1].set_xlabel("images are believed from this agreement on")
-    panels[1].set_ylabel("share of images")
+    panels[0].set_ylabel("SSIM of the answer to the truth (higher is closer)")
+    for number, (group, (along, wrong, found)) in enumerate(rates.items()):
+        panels[1].plot(along, found, f"C{number}-", label=f"right images behind {group} (higher is better)")
+        panels[1].plot(along, wrong, f"C{number}--", label=f"wrong images behind {group} (lower is better)")
+    panels[1].set_title("A higher threshold errs less, and finds less")
+    panels[1].set_xlabel("threshold: the agreement from which on an image is believed")
+    panels[1].set_ylabel("share of the images that is believed")
     for axes in panels:
-        axes.axvline(threshold, color="black", linewidth=1, linestyle=":", label=f"threshold {threshold:g}")
-        axes.legend()
+        for style, (label, threshold) in zip((":", "-.", "--"), thresholds.items(), strict=False):
+            axes.axvline(
+                threshold, color="black", linewidth=1, linestyle=style, label=f"the threshold {label}: {threshold:g}"
+            )
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14))
     save_figure(figure, path)
 
 
@@ -149,16 +163,19 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         psnr: mean PSNR in dB.
     """
     figure, panels = subplots(1, 3, size=(12, 3.6))
-    for axes, values, label in zip(
-        panels, (seconds, memory_gb, psnr), ("Steps I and II, seconds", "peak memory, GB", "mean PSNR, dB"), strict=True
-    ):
+    labels = (
+        "seconds of Steps I and II (lower is better)",
+        "peak memory in GB (lower is better)",
+        "mean PSNR in dB (higher leaks more)",
+    )
+    for axes, values, label in zip(panels, (seconds, memory_gb, psnr), labels, strict=True):
         axes.plot(sizes, values, "o-", label="measured")
-        if label != "mean PSNR, dB":
-            axes.plot(sizes, np.asarray(sizes) * values[0] / sizes[0], "k:", label="linear in N")
+        if values is not psnr:
+            axes.plot(sizes, np.asarray(sizes) * values[0] / sizes[0], "k:", label="in proportion to N")
             axes.set_yscale("log")
             axes.legend(loc="upper left")
         axes.set_xscale("log")
-        axes.set_xlabel("private samples N")
+        axes.set_xlabel("number N of private samples")
         axes.set_ylabel(label)
     save_figure(figure, path)
 
@@ -198,7 +215,7 @@ def curves(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
-    _legend_below(figure, axes)
+    legend_below(figure, axes)
     save_figure(figure, path)
 
 
@@ -245,7 +262,7 @@ def trade_off(
     if undefended is not None:
         axes.plot(*undefended, "k*", markersize=10, label="no defense", clip_on=False)
     if grey is not None:
-        axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="grey image")
+        axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
     axes.plot([], [], "k--o", markersize=4, label="attacker who does not know the defense")
     axes.plot([], [], "k-s", markersize=4, label="attacker who knows it")
     axes.set_xlabel(xlabel)
@@ -256,7 +273,7 @@ def trade_off(
     low, high = axes.get_ylim()
     lacking = max(0.0, LEAST_SPAN - (high - low)) / 2
     axes.set_ylim(low - lacking, high + lacking)
-    _legend_below(figure, axes)
+    legend_below(figure, axes)
     figure.draw_without_rendering()  # which settles where the points stand on the page
     _label(axes, marked)
     save_figure(figure, path)
@@ -305,7 +322,9 @@ def _number(value: float | None) -> bool:
     return value is not None and bool(np.isfinite(value))
 
 
-def grouped_bars(path: Path, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str) -> None:
+def grouped_bars(
+    path: Path, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str, title: str = ""
+) -> None:
     """Bars side by side in groups, one colour for each name.
 
     Args:
@@ -313,6 +332,7 @@ def grouped_bars(path: Path, bars: Mapping[str, Sequence[float]], groups: Sequen
         bars: name to one value per group, in the unit that `ylabel` states; NaN leaves a gap.
         groups: labels of the groups.
         ylabel: label of the values.
+        title: what the bars show.
     """
     figure, axes = subplots(size=(max(6.0, 1.6 * len(groups)), 4.5))
     x = np.arange(len(groups))
@@ -320,5 +340,6 @@ def grouped_bars(path: Path, bars: Mapping[str, Sequence[float]], groups: Sequen
         axes.bar(x + (number - (len(bars) - 1) / 2) * 0.8 / len(bars), values, 0.8 / len(bars), label=name)
     axes.set_xticks(x, groups, rotation=20, fontsize=7)
     axes.set_ylabel(ylabel)
-    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    axes.set_title(title)
+    legend_below(figure, axes)
     save_figure(figure, path)

@@ -87,7 +87,8 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     if case.labels != "none":
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
-    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows)
+    title = f"{case.attack} on {case.model}: images that the attack found, in no particular order"
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title)
     report.write_captured(folder, args, threat, metrics)
     folder.finish(metrics, cells=cells or None)
     print_measures(report.MEASURES_CAPTURED, metrics)

@@ -12,11 +12,11 @@ from jaxleak.study.parties._problem import ADVERSARY, IMAGE_WIDTHS, split_proble
 
 #: Names of the attacks and of the baselines, as legends show them.
 ATTACK_LABELS = {
-    "shared": "VFLRecon, shared start",
-    "own_bottom": "VFLRecon, own bottom shared",
-    "independent": "VFLRecon, independent start",
-    "free": "initialisation-free",
-    "baseline": "own features alone, tuned",
+    "shared": "VFLRecon that knows all initial parameters",
+    "own_bottom": "VFLRecon that knows its own initial parameters",
+    "independent": "VFLRecon that knows no initial parameters",
+    "free": "clusters of gradients, without a shadow run",
+    "baseline": "own features alone, the best of several models",
     "baseline_network": "own features alone, the paper's network",
 }
 #: Pixels per row of the images whose columns are features.
@@ -28,6 +28,9 @@ SHOWN = 16
 _GREY = 0.5
 #: Cells along each side of the picture of features. With 17, every one of the 17 values of digits has its own cell.
 _BINS = 17
+_UNIT = ((0, 1), (0, 1))
+#: The names of the arrays of recovered features, and the titles of their panels.
+_RECOVERED = {"estimate": "VFLRecon", "baseline": ATTACK_LABELS["baseline"]}
 
 
 def draw_pictures(
@@ -53,22 +56,26 @@ def draw_pictures(
     if any(key.startswith("right_") for key in arrays[0]):
         _labels(folder / f"{name}-labels.png", scores, arrays)
         captions[f"{name}-labels.png"] = (
-            f"Labels of {name} that are right over the epoch, by what the attack starts from; every point is the mean "
-            f"over {WINDOW:.0%} of the steps and over all seeds, and equal curves cover each other. Dashed: a "
-            "regression on the attacker's own features, which sees no gradient."
+            f"The share of the labels of {name} that each attack finds, along one epoch of training. Every point is "
+            f"the mean over the last {WINDOW:.0%} of the steps and over all seeds. Where curves are equal, one covers "
+            "the other. The dashed line is what a model of the attacker's own features predicts without any gradient; "
+            "an attack below it tells the attacker nothing new."
         )
     if "estimate" not in arrays[0] or "baseline" not in arrays[0]:
         return captions
     _features(folder / f"{name}-features.png", arrays[0])
     captions[f"{name}-features.png"] = (
-        f"The victims' features of {name}, true against recovered, of the first seed; on the line they are right. "
-        "Recovered values that do not follow the true ones say nothing of them."
+        f"The victims' features of {name} with the first seed: each is counted in the cell of its true value and "
+        "of the value that the attacker recovered, and a darker cell holds more of them. Features on the dotted "
+        "line are recovered exactly. Where the dark cells do not follow that line, recovered values say nothing "
+        "about the true ones."
     )
     if case.data in WIDTHS:
         _images(folder / f"{name}-images.png", case, arrays[0])
         captions[f"{name}-images.png"] = (
-            f"The first {SHOWN} images of {name} that took part, of the first seed. Every pixel is scaled to its own "
-            "range; grey pixels are the victims' part."
+            f"The first {SHOWN} images of {name} that took part in training with the first seed. Every pixel is scaled "
+            "to its own range. The grey pixels in the second row belong to the victims, and the rows below show what "
+            "an attacker puts in their place; a higher PSNR is closer to the private images."
         )
     return captions
 
@@ -84,32 +91,37 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
     baseline = 100 * float(np.mean([of_seed["label_accuracy_baseline"] for of_seed in scores]))
     last = max(int(x[-1]) for x, _ in series.values())
     plots.curves(
-        path, series, title="Labels over one epoch", xlabel=f"step of the epoch, of {last}",
-        ylabel="labels right, % (higher leaks more)",
-        levels={"own features alone, tuned": baseline},
+        path, series, title="How many labels each attack finds, along one epoch of training",
+        xlabel=f"step of the epoch, which has {last} steps", ylabel="right labels in % (higher leaks more)",
+        levels={ATTACK_LABELS["baseline"]: baseline},
     )  # fmt: skip
 
 
 def _called(name: str) -> str:
     """The attack's name in legends; an attack whose shadow run has the defense knows the defense."""
     plain = name.removesuffix("_adaptive")
-    return ATTACK_LABELS.get(plain, plain) + (", knows the defense" if plain != name else "")
+    return ATTACK_LABELS.get(plain, plain) + (", and knows the defense" if plain != name else "")
 
 
 def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    figure, panels = plots.subplots(1, 2, size=(8.5, 4))
+    figure, panels = plots.subplots(1, 2, size=(9, 4.4))
     true = arrays["victims"].ravel()
-    for axes, key, title in zip(
-        panels, ("estimate", "baseline"), ("VFLRecon", "own features alone, tuned"), strict=True
-    ):
+    # The colours mean the same in both panels.
+    most = max(np.histogram2d(true, np.clip(arrays[key].ravel(), 0, 1), _BINS, _UNIT)[0].max() for key in _RECOVERED)
+    for axes, (key, title) in zip(panels, _RECOVERED.items(), strict=True):
         found = arrays[key].ravel()
-        axes.hist2d(true, np.clip(found, 0, 1), bins=_BINS, range=((0, 1), (0, 1)), norm="log", cmap="Blues", cmin=1)
+        cells = axes.hist2d(
+            true, np.clip(found, 0, 1), bins=_BINS, range=_UNIT, norm="log", vmin=1, vmax=most, cmap="Blues", cmin=1
+        )[-1]
         axes.axline((0, 0), slope=1, color="black", linewidth=1, linestyle=":")
-        axes.set_title(f"{title}: squared error {np.mean((found - true) ** 2):.4f}", fontsize=10)
-        axes.set_xlabel("true feature")
-    panels[0].set_ylabel("recovered feature")
+        axes.set_title(f"{title}\nmean squared error {np.mean((found - true) ** 2):.4f} (lower leaks more)", fontsize=9)
+        axes.set_xlabel("true value of the feature")
+    panels[0].set_ylabel("recovered value of the feature")
+    figure.colorbar(cells, ax=panels, label="number of features in a cell")
+    variance = arrays["victims"].var(axis=0).mean()
     figure.suptitle(
-        f"darker: more features; the mean as an answer would have {arrays['victims'].var(axis=0).mean():.4f}"
+        f"Right values lie on the dotted line. Always answering a feature's mean has an error of {variance:.4f}.",
+        fontsize=10,
     )
     plots.save_figure(figure, path)
 
@@ -126,11 +138,11 @@ def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> No
         return x.reshape(-1, side, side, 1)[:SHOWN]
 
     truth = assembled(arrays["victims"])
-    rows = {"private": truth, "what the attacker holds": assembled(_GREY)}
-    for key, label in (("estimate", "VFLRecon"), ("baseline", "its own pixels alone, tuned")):
+    rows = {"private images": truth, "what the attacker holds, with the victims' pixels in grey": assembled(_GREY)}
+    for key, label in (("estimate", "VFLRecon"), ("baseline", ATTACK_LABELS["baseline"])):
         images = np.clip(assembled(arrays[key]), 0, 1)
-        rows[f"{label}: {metrics.psnr(truth, images).mean():.1f} dB"] = images
-    title = f"The first {SHOWN} images of {case.data} that took part"
+        rows[f"{label}: mean PSNR {metrics.psnr(truth, images).mean():.1f} dB"] = images
+    title = f"The first {SHOWN} images of {case.data} that took part in training (a higher PSNR leaks more)"
     sheets.comparison_sheet(path, rows, title=title, columns=SHOWN, zoom=max(1, 48 // side))
 
 
@@ -150,8 +162,9 @@ def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
         raise ValueError(
             f"strips of images of {side} rows must have a multiple of {side} pixels, got {victims.shape[1]}"
         )
-    shown = {"the victim's part of the images": victims, "reconstructed from cut gradients": estimate}
-    sheets.comparison_sheet(path, {title: x.reshape(len(x), side, -1, 1) for title, x in shown.items()}, columns=16)
+    shown = {"the victim's part of the private images": victims, "what the attack made of the cut gradients": estimate}
+    rows = {label: x.reshape(len(x), side, -1, 1) for label, x in shown.items()}
+    sheets.comparison_sheet(path, rows, columns=16)
 
 
 def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:
@@ -165,9 +178,14 @@ def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, sho
     """
     chosen = np.sort(np.random.default_rng(0).permutation(victims.shape[1])[:shown])
     figure, panels = plots.subplots(1, 2, size=(9, 4.2))
-    for axes, x, title in zip(panels, (victims, estimate), ("original", "reconstructed"), strict=True):
+    for axes, x, title in zip(panels, (victims, estimate), ("private features", "reconstructed features"), strict=True):
         with np.errstate(invalid="ignore", divide="ignore"):
             image = axes.imshow(np.corrcoef(x[:, chosen].T), vmin=-1, vmax=1, cmap="RdBu_r")
-        axes.set_title(title)
-    figure.colorbar(image, ax=panels)
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(chosen)), chosen)
+        axes.set_yticks(range(len(chosen)), chosen)
+        axes.set_xlabel("feature")
+        axes.set_title(f"Correlations of the {title}")
+    panels[0].set_ylabel("feature")
+    figure.colorbar(image, ax=panels, label="correlation (the more alike the panels, the more leaks)")
     plots.save_figure(figure, path)

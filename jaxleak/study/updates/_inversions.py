@@ -129,9 +129,9 @@ def draw_reconstructions(path: Path, results: Mapping[str, Result]) -> None:
         path: PNG to write.
         results: label to the result of an `Inversion`; all of them attacked the same images.
     """
-    rows = {"truth": next(iter(results.values())).arrays["truth"]}
-    rows |= {f"{label}: {of.scores['psnr']:.1f} dB": of.arrays["estimate"] for label, of in results.items()}
-    sheets.comparison_sheet(path, rows)
+    rows = {"private images": next(iter(results.values())).arrays["truth"]}
+    rows |= {f"{label}: mean PSNR {of.scores['psnr']:.1f} dB": of.arrays["estimate"] for label, of in results.items()}
+    sheets.comparison_sheet(path, rows, title="What attacks reconstruct (a higher PSNR leaks more)")
 
 
 def draw_distances(path: Path, results: Mapping[str, Result], *, relative: bool = False) -> None:
@@ -147,7 +147,10 @@ def draw_distances(path: Path, results: Mapping[str, Result], *, relative: bool 
     plots.curves(
         path,
         {label: (np.arange(len(y)), np.maximum(y, 1e-12)) for label, y in curves.items()},
-        xlabel="iteration",
-        ylabel="gradient distance" + (", each attack's own, against its start" if relative else ""),
+        title="How close each attack comes to the client's gradient",
+        xlabel="iteration of the attack",
+        ylabel="distance over that at the start (lower is closer)"
+        if relative
+        else "its own distance (lower is closer)",
         log_y=True,
     )
