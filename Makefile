@@ -6,7 +6,7 @@ BIN := .venv/bin
 KEPT := glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
-.PHONY: demo test fuzz mutants old-faults bits bench docs notebooks lint clean
+.PHONY: demo test fuzz mutants old-faults bits bench docs figures notebooks lint clean
 
 # Set up once, and again whenever the dependencies change.
 .venv/installed: pyproject.toml
@@ -56,6 +56,10 @@ docs: .venv/docs
 	$(BIN)/python -m experiments.reproduce --pages
 	$(BIN)/python -m experiments.numbers
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Draws figures of the pages anew from docs/results.
+figures: .venv/installed
+	$(BIN)/python -m docs._figures
 
 # About five minutes. Runs the notebooks, and keeps what they print and draw for their pages; one of them needs PyTorch.
 notebooks: .venv/bench

@@ -338,7 +338,7 @@ def grouped_bars(
     x = np.arange(len(groups))
     for number, (name, values) in enumerate(bars.items()):
         axes.bar(x + (number - (len(bars) - 1) / 2) * 0.8 / len(bars), values, 0.8 / len(bars), label=name)
-    axes.set_xticks(x, groups, rotation=20, fontsize=7)
+    axes.set_xticks(x, groups, rotation=20 if len(groups) > 4 else 0, fontsize=8)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
     legend_below(figure, axes)

@@ -1,0 +1,181 @@
+"""Draw figures of the pages from stored results, which stand in docs/results: `make figures`.
+
+A name of a figure as an argument draws that one alone. Nothing here computes.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import agreement as study
+from jaxleak.study import plots
+
+RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parent / "figures"
+
+#: How the page calls a defense at a strength.
+DEFENSES = {
+    None: "no defense",
+    "soteria": "Soteria, ratio {:g}",
+    "quantization": "quantization, bits per entry: {:g}",
+    "encrypt_bottom": "smallest {:g} % of the entries encrypted",
+    "encrypt_top": "largest {:g} % of the entries encrypted",
+    "sparsification": "sparsification, {:g} % sent",
+    "magnitude_noise": "noise in proportion to the entries, {:g}",
+    "outpost": "OUTPOST, ratio {:g}",
+    "gaussian": "Gaussian noise, {:g}",
+    "dp_sgd": "DP-SGD at the shorthand epsilon {:,g}",
+}
+#: What becomes of a mistake, from the best on: its name in the results, what a reader is told, and its colour.
+OUTCOMES = {
+    "failed": ("the verdict is 'inputs inconsistent'", "C0"),
+    "suspicious": ("a check calls the inputs suspicious", "C5"),
+    "leaks": ("no check sees it, and the update leaks all the same", "C2"),
+    "warned": ("'not shown to leak', with a warning", "C4"),
+    "silent": ("'not shown to leak', in silence: a wrong answer", "C1"),
+}
+#: Rules of label inference, and how the figure calls them.
+RULES = {
+    "calibrated": "calibrated (ours)",
+    "bias_rule": "gradient of the last bias",
+    "corrected_counts": "corrected counts",
+    "fedleak": "the rule of the FedLeak paper",
+    "random": "labels drawn at random",
+}
+
+
+def agreement(stored: dict[str, Any], path: Path) -> None:
+    """How far two starts agree, against how right the answer is."""
+    cells = stored["cells"]
+    sizes = [len(cell["agreement"]) for cell in cells]
+
+    def of_image(values: list[Any]) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)])
+
+    images = study.Images(
+        *(of_image([np.array(cell[name], float) for cell in cells]) for name in ("agreement", "tinted", "ssim")),
+        matched=of_image([cell["gradient_matched"] == 1 for cell in cells]),
+        defended=of_image([study.CASES[cell["case"]].defense is not None for cell in cells]),
+        seed=of_image([cell["seed"] for cell in cells]),
+    )
+    study.draw(path, images, stored["metrics"]["threshold"])
+
+
+def defenses(stored: dict[str, Any], path: Path) -> None:
+    """What every defense leaves to attackers who know it and who do not, and what it costs in accuracy."""
+    ran = sorted((cell for cell in stored["cells"] if "accuracy" in cell), key=lambda cell: -cell["leak"])
+    figure, (left, right) = plots.subplots(1, 2, size=(10, 5.2))
+    places = -np.arange(len(ran))
+    knows = np.array([cell.get("psnr_adaptive", np.nan) for cell in ran])
+    does_not = np.array([cell["psnr"] for cell in ran])
+    left.hlines(places, does_not, knows, color="grey", linewidth=1)
+    left.plot(does_not, places, "o", label="an attacker who does not know the defense")
+    left.plot(knows, places, "s", label="an attacker who knows it")
+    grey = float(np.mean([cell["psnr_grey"] for cell in ran]))
+    left.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    left.set_yticks(places, [DEFENSES[cell["defense"]].format(cell["strength"]) for cell in ran])
+    left.set_xlabel("PSNR in dB (further left leaks less)")
+    left.set_title("What leaks")
+    right.barh(places, [100 * cell["accuracy"] for cell in ran], 0.6, color="C5")
+    right.axvline(100 * next(cell["accuracy"] for cell in ran if cell["defense"] is None), color="black", linewidth=1)
+    right.set_yticks(places, [])
+    for axes in (left, right):  # whose rows stand beside each other
+        axes.set_ylim(places[-1] - 0.7, 0.7)
+    right.set_xlim(0, 100)
+    right.set_xlabel("test accuracy in % (the line: without a defense)")
+    right.set_title("What it costs")
+    plots.legend_below(figure, left)
+    plots.save_figure(figure, path)
+
+
+def mistakes(stored: dict[str, Any], path: Path) -> None:
+    """What becomes of every kind of mistake in the inputs of an audit, one bar each."""
+    kinds = stored["metrics"]["by_mistake"]
+    figure, axes = plots.subplots(size=(8, 4.6))
+    places, left = np.arange(len(kinds))[::-1], np.zeros(len(kinds))
+    for name, (label, colour) in OUTCOMES.items():
+        share = np.array([100 * found[name] / found["made"] for found in kinds.values()])
+        total = sum(found[name] for found in kinds.values())
+        axes.barh(places, share, left=left, height=0.7, color=colour, label=f"{label}: {total}")
+        left += share
+    names = [name.replace("_", " ").replace("001", "of 0.01") for name in kinds]
+    axes.set_yticks(places, [f"{name} ({of['made']})" for name, of in zip(names, kinds.values(), strict=True)])
+    axes.set_xlim(0, 100)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("% of the mistakes of a kind (in brackets: their number)")
+    axes.set_title(f"What becomes of {stored['metrics']['made']} mistakes in the inputs of an audit")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def audited(stored: dict[str, Any], path: Path) -> None:
+    """How close the audit's best image comes to the private one, one bar for each case."""
+    cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
+    figure, axes = plots.subplots(size=(8, 3.8))
+    # A reason of the verdict counts the certified images, as in "4 of 4 images are ...".
+    certified = [any(" images are " in reason for reason in case["reasons"]) for _, case in cases]
+    for some, label, colour in (
+        (True, "images certified without the truth", "C0"),
+        (False, "no image certified", "C1"),
+    ):
+        chosen = [i for i, is_certified in enumerate(certified) if is_certified is some]
+        bars = axes.barh([-i for i in chosen], [cases[i][1]["psnr"] for i in chosen], 0.7, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axes.set_yticks([-i for i in range(len(cases))], [name for name, _ in cases])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.1 * cases[0][1]["psnr"])
+    axes.set_xlabel("PSNR of the best image in dB (higher leaks more)")
+    axes.set_title("Networks as their owners write them, each through jaxleak audit")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def deep(stored: dict[str, Any], path: Path) -> None:
+    """What row spaces find of one image behind ResNet34, beside a grey image."""
+    shown = {
+        "a grey image, which shows nothing": "psnr_grey",
+        "what the attack finds": "psnr",
+        "the same, up to one factor of brightness": "psnr_up_to_scale",
+    }
+    cells = stored["cells"]
+    bars = {label: [cell[name] for cell in cells] for label, name in shown.items()}
+    groups = [f"seed {cell['seed']}\nSSIM {cell['ssim']:.2f}" for cell in cells]
+    title = "One private image behind ResNet34, read by row spaces"
+    plots.grouped_bars(path, bars, groups, ylabel="PSNR in dB (higher leaks more)", title=title)
+
+
+def labels(stored: dict[str, Any], path: Path) -> None:
+    """Which share of the labels every rule finds, by the number of samples behind the update."""
+    found = stored["metrics"]["label_rules"]
+    figure, panels = plots.subplots(1, len(found), size=(10, 3.4))
+    for axes, (data, batches) in zip(panels, found.items(), strict=True):
+        sizes = [int(batch.removeprefix("b")) for batch in batches]
+        for rule, label in RULES.items():
+            axes.plot(sizes, [batch[rule]["mean"] for batch in batches.values()], "o-", label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, sizes)
+        axes.set_ylim(-3, 103)
+        axes.set_title(data.replace("cifar", "CIFAR-").replace(", 1000 classes drawn", ", labels of 1,000 classes"))
+        axes.set_xlabel("samples behind the update")
+    panels[0].set_ylabel("labels found, % (higher leaks more)")
+    plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)
+
+
+DRAWN = {draw.__name__: draw for draw in (agreement, defenses, mistakes, audited, labels)}
+
+
+def main(names: list[str]) -> None:
+    """Draw the figures of these names, or all of them."""
+    for name, draw in DRAWN.items():
+        if not names or name in names:
+            draw(json.loads((RESULTS / f"{name}.json").read_text()), FIGURES / f"{name}.png")
+    if not names or "deep" in names:
+        deep(json.loads((RESULTS / "resnet34.json").read_text()), FIGURES / "deep.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
