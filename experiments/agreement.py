@@ -252,7 +252,7 @@ def draw(path: Path, images: Images, threshold: float) -> None:
     rates = {}
     for group, some in groups.items():
         found = [updates.believed_rates(some.agreement >= t, some.right) for t in THRESHOLDS]
-        rates[group] = (THRESHOLDS, *([of[name] for of in found] for name in ("false_alarm_rate", "found_share")))
+        rates[group] = (THRESHOLDS, [of["false_alarm_rate"] for of in found], [of["found_share"] for of in found])
     thresholds = {"that the even seeds chose": threshold, "that is recommended": AGREE_ABOVE}
     plots.certificate(path, points, rates, thresholds=thresholds, right=updates.RECOGNISED_ABOVE)
 

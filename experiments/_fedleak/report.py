@@ -133,20 +133,20 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
     }
     if paths:
         positive = {label: (p["iteration"], np.maximum(p["ratio"], 1e-12)) for label, p in paths.items()}
-        texts = {"title": "2 mu / L along each attack", "xlabel": "iteration", "ylabel": "2 mu / L (needs the truth)"}
-        plots.curves(folder.figure("steepness.png"), positive, **texts, log_y=True)
+        plots.curves(
+            folder.figure("steepness.png"), positive, title="2 mu / L along each attack", xlabel="iteration",
+            ylabel="2 mu / L (needs the truth)", log_y=True,
+        )  # fmt: skip
     parabolas: dict[float, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for (job, of_seed), result in runner.memory.items():
         if job.kind == "fig10" and of_seed == seed:
             of_rate, x = parabolas.setdefault(job.case.step_size, {}), result.arrays["x"]
             of_rate[_BLENDED[job.case.probe] if job.case.blend else "plain descent"] = (np.arange(len(x)), x)
     for rate, series in parabolas.items():
-        texts = {
-            "title": "Descent on a parabola",
-            "xlabel": f"steps of size {rate:g} down x^2",
-            "ylabel": "x (best: 0)",
-        }
-        plots.curves(folder.figure(f"parabola-{rate:g}.png"), series, **texts)
+        plots.curves(
+            folder.figure(f"parabola-{rate:g}.png"), series, title="Descent on a parabola",
+            xlabel=f"steps of size {rate:g} down x^2", ylabel="x (best: 0)",
+        )  # fmt: skip
     write_json(folder.path / "curves.json", stored)
 
 
