@@ -6,7 +6,7 @@ BIN := .venv/bin
 KEPT := glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
-.PHONY: demo test fuzz mutants old-faults bits bench docs figures notebooks lint clean
+.PHONY: demo test test-torch fuzz mutants old-faults bits bench docs figures notebooks lint clean
 
 # Set up once, and again whenever the dependencies change.
 .venv/installed: pyproject.toml
@@ -29,6 +29,12 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# The tests that need PyTorch, the slow ones included; about ten minutes. Those of torchvision skip without it.
+TORCH_TESTS := audit_torch audited capture command from_torch generative torch_operators torchvision twins
+
+test-torch: .venv/bench
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not gpu' $(TORCH_TESTS:%=tests/test_%.py)
 
 # More than ten thousand hostile inputs, other ones every time.
 fuzz: .venv/installed
