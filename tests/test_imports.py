@@ -104,6 +104,12 @@ def test_no_circle_among_the_studies():
     assert used["_ledger"] >= {"_cafe", "_fedleak", "_vfl"}  # the names are those of folders
 
 
+def test_the_studies_stay_small():
+    """What a user's command needs belongs to the package, so that experiments/ holds the papers' studies alone."""
+    root = Path(experiments.__file__).parent
+    assert 0 < sum(len(path.read_text().splitlines()) for path in root.rglob("*.py")) <= 6000
+
+
 IMPORT_ALL_WITHOUT = """
 import importlib, sys
 from pathlib import Path
