@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
-from jaxleak.attacks import presets
+from jaxleak import Batch, Observation, _tree, attacks, capture, defenses, models, protocols
+from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion import engine
 from jaxleak.objectives import cross_entropy
 
 torch = pytest.importorskip("torch")
@@ -209,12 +210,8 @@ def test_operators_of_other_networks_are_pytorchs(mode):
 
 
 def test_an_exported_program_has_the_mode_it_was_exported_in():
-    net = moved_statistics(ResNet).eval()
-    exported = torch.export.export(net, (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's about itself
-        core = exported.run_decompositions()
-    for program in (exported, core):
+    net = moved_statistics(ResNet)
+    for program in exported_programs(net):
         model, variables = models.from_torch(program, image_shape=IMAGE)
         check_against_torch(net, model, variables, "eval", 2, 2e-5)
         with pytest.raises(ValueError, match="mode 'train' is not known"):
@@ -297,3 +294,55 @@ def test_what_cannot_be_taken_in_is_named():
     other = {**variables["params"], "fc1.weight": jnp.zeros((6, 7))}
     with pytest.raises(ValueError, match=r"fc1.weight must have shape \(7, 6\), got \(6, 7\)"):
         model.apply({**variables, "params": other}, images(1)[1])
+
+
+class BatchStatistics(nn.Module):
+    """A network whose normalisation keeps no statistics, or takes those of each image alone."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3, padding=1), norm, nn.Linear(256, CLASSES)
+
+    def forward(self, x):
+        return self.fc(F.relu(self.norm(self.conv(x))).flatten(1))
+
+
+def exported_programs(net):
+    """In evaluation mode: as PyTorch exports it, and in core operators."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's about itself
+        batch = ({0: torch.export.Dim("batch")},)
+        exported = torch.export.export(net.eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=batch)
+        return exported, exported.run_decompositions()
+
+
+def test_batch_normalisation_without_running_statistics_is_attacked_as_such():
+    """By what the layer does in either mode, and not by what it stores."""
+    net = BatchStatistics(nn.BatchNorm2d(4, track_running_stats=False))
+    x, ours = images(3)
+    for module in (net, *exported_programs(net)):
+        model, variables = models.from_torch(module, image_shape=IMAGE)
+        assert model.has_batch_norm
+        assert not model.has_running_statistics
+        for mode in ("train", "eval"):
+            assert model.mixes_images(mode)
+            logits = model.apply(variables, ours, mode=mode).logits
+            np.testing.assert_allclose(logits, net(x).detach(), atol=1e-5)
+    share = protocols.ClientShare(model, batch_norm="eval")
+    parts = engine.assemble(model, share, presets.fedleak(9), batch_size=1)
+    assert parts.smoothing == client_updates.recommended_smoothing(batch_norm=True, batch_size=1)
+    with pytest.raises(ValueError, match="mixes"):
+        protocols.client(share, num_samples=3, batch_size=3, defense=defenses.client_defense("dp_sgd", 1.0))
+    with pytest.raises(ValueError, match="keeps none"):
+        engine.assemble(model, share, presets.gradinversion(9, granted_statistics=True), batch_size=1)
+
+
+def test_instance_normalisation_is_no_batch_normalisation():
+    net = BatchStatistics(nn.InstanceNorm2d(4))
+    x, ours = images(3)
+    for module in (net, *exported_programs(net)):
+        model, variables = models.from_torch(module, image_shape=IMAGE)
+        assert not model.has_batch_norm
+        assert not model.has_running_statistics
+        assert not model.mixes_images("train")
+        np.testing.assert_allclose(model.apply(variables, ours).logits, net(x).detach(), atol=1e-5)

@@ -53,7 +53,7 @@ def _batch_size(client: Client) -> Claim:
 
 def _other_mode(client: Client) -> Claim | None:
     share = client.share
-    if not share.model.has_batch_norm:
+    if not share.model.has_running_statistics:
         return None
     other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
     return _claim(client, share=_in_mode(share, other))

@@ -88,6 +88,20 @@ class Classifier(NamedTuple):
     # Names of all that the owner's framework lists of the network, in its order: for PyTorch that of the state dict,
     # with running statistics and counters; () stands for the order of JAX's trees.
     order: tuple[str, ...] = ()
+    # Modes in which normalisation takes the batch's own statistics; None stands for "train", if there is any.
+    by_batch: tuple[BatchNormMode, ...] | None = None
+
+    def mixes_images(self, mode: BatchNormMode) -> bool:
+        """Whether batch normalisation takes the batch's own statistics in this mode, so that images change each other.
+
+        Layers without running statistics do so in both modes (PyTorch's `track_running_stats=False`).
+        """
+        return mode in self.by_batch if self.by_batch is not None else self.has_batch_norm and mode == "train"
+
+    @property
+    def has_running_statistics(self) -> bool:
+        """Whether normalisation keeps statistics in "batch_stats", without which both modes are the same."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)).get("batch_stats")))
 
     @property
     def listed(self) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def client(
         [place for place in HORIZONTAL_PLACES if (place == "client_payloads") == bool(neighbours)],
         local_steps=share.local_steps,
         inside=False,
-        mixes_examples=share.model.has_batch_norm and share.batch_norm == "train",
+        mixes_examples=share.model.mixes_images(share.batch_norm),
     )
     if defense is not None and share.clients > 1:
         raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")

@@ -36,7 +36,10 @@ def check_defense(
     if local_steps > 1 and (defense.one_step or (by_example and not inside)):
         raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {local_steps}")
     if by_example and mixes_examples:
-        raise ValueError("batch normalisation mixes examples, and a defense acts on each: take batch_norm='eval'")
+        raise ValueError(
+            "batch normalisation mixes examples, and a defense acts on each: take batch_norm='eval', and layers that "
+            "keep running statistics"
+        )
 
 
 def acts_at(defense: Defense | None, *places: str) -> bool:

@@ -105,7 +105,7 @@ def federated_averaging(
         defense,
         HORIZONTAL_PLACES,
         local_steps=local_steps,
-        mixes_examples=model.has_batch_norm and batch_norm == "train",
+        mixes_examples=model.mixes_images(batch_norm),
     )
     if acts_at(defense, "client_payloads") and weighting == "samples" and len(set(map(len, parts))) > 1:
         raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")

@@ -154,10 +154,8 @@ def statistics_prior() -> Prior:
 
     def check(setup: Setup, candidate: Candidate) -> None:
         del candidate
-        if not setup.model.has_batch_norm:
-            raise ValueError(
-                "batch_norm > 0 matches normalisation statistics, but this model has no batch normalisation"
-            )
+        if not setup.model.has_running_statistics:
+            raise ValueError("batch_norm > 0 matches normalisation statistics, but this model keeps none")
 
     def value(evidence: Evidence) -> jax.Array:
         return batch_norm_distance(evidence.observation.statistics, evidence.outputs.statistics)

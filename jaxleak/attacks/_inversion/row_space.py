@@ -96,7 +96,7 @@ def distance_of_rows(
         for name in layers:
             gradient = _tree.named_leaves(payload)[name]
             # In these models statistics normalise the outputs of every convolution or of none, and of no dense layer.
-            centred = model.has_batch_norm and mode == "train" and gradient.ndim == 4
+            centred = model.mixes_images(mode) and gradient.ndim == 4
             matrix = model.matrix(name, gradient)
             total += row_space_distance(rows[name], matrix, ridge=plan.ridge, centred=centred)
         return total / len(layers)

@@ -27,7 +27,7 @@ class Setup(NamedTuple):
     @property
     def coupled_kinks(self) -> bool:
         """Whether statistics of the batch couple kinks, as in a ResNet of ReLUs in training mode."""
-        return self.model.has_batch_norm and self.mode == "train" and has_kinks(self.model)
+        return self.model.mixes_images(self.mode) and has_kinks(self.model)
 
 
 @functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds

@@ -84,7 +84,7 @@ def check_client(
     if worst <= 1:
         return [*findings, Finding(_NAME, "passed", evidence)]
     other = "eval" if batch_norm == "train" else "train"
-    if model.has_batch_norm and (other == "train" or variables.get("batch_stats")):
+    if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
         mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
         if _furthest(payload, mirrored, rounding)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'

@@ -36,7 +36,7 @@ def check_symmetries(
     """
     laws = find_laws(share, variables, batch_size, key)
     broken = against(laws, variables, payload)
-    mode = _mode(laws, payload) if share.model.has_batch_norm else None
+    mode = _mode(laws, payload) if share.model.has_running_statistics else None
     if mode is not None and mode.status == "failed":
         return [mode]
     found = [] if mode is None else [mode]
@@ -75,7 +75,7 @@ def _mode(laws: Laws, payload: PyTree) -> Finding:
 def _cause(laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array) -> tuple[str, str]:
     """The first mistake whose correction mends all laws."""
     share = laws.share
-    if share.model.has_batch_norm:
+    if share.model.has_running_statistics:
         other = "eval" if share.batch_norm == "train" else "train"
         if other == "train" or variables.get("batch_stats"):
             mirrored = ClientShare(

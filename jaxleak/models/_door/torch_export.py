@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.models._classifier import BatchNormMode, Classifier
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier
 from jaxleak.models._door.function import Computed, Function, assemble
 from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
@@ -62,14 +62,15 @@ def from_torch(
     if isinstance(module, torch.export.ExportedProgram):
         # A program has one mode, which is told by whether it normalises by the batch.
         graph = _readable(module, dropout)
-        functions: dict[BatchNormMode, Function] = dict.fromkeys(("train", "eval"), _function(graph))
         mode = graph.mode()
-        if mode is not None:
-            functions = {mode: functions[mode]}
+        modes = BATCH_NORM_MODES if mode is None else (mode,)
+        by_mode = dict.fromkeys(modes, graph)
+        functions = dict.fromkeys(modes, _function(graph))
     elif isinstance(module, torch.nn.Module):
-        graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in ("train", "eval")}
-        graph = graphs["train"].first
-        functions = {name: _function(graphs[name].first, graphs[name].of) for name in ("train", "eval")}
+        graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in BATCH_NORM_MODES}
+        by_mode = {name: of_mode.first for name, of_mode in graphs.items()}
+        graph = by_mode["train"]
+        functions = {name: _function(graphs[name].first, graphs[name].of) for name in BATCH_NORM_MODES}
     else:
         raise TypeError(f"module must be an nn.Module or an ExportedProgram, got {type(module).__name__}")
     names = graph.statistics()
@@ -87,7 +88,10 @@ def from_torch(
             'dropout="off" (--dropout off)'
         ) from None
     state = module.state_dict() if isinstance(module, torch.nn.Module) else module.state_dict
-    return model._replace(order=tuple(state)), variables
+    # What the layers do decides, since not all keep statistics.
+    by_batch = tuple(mode for mode, one in by_mode.items() if one.normalises_by_batch())
+    normalises = model.has_batch_norm or bool(by_batch)
+    return model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state)), variables
 
 
 class _Graphs:

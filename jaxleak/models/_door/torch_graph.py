@@ -16,6 +16,7 @@ Dropout = Literal["refuse", "off"]
 DROPOUTS: tuple[Dropout, ...] = ("refuse", "off")
 
 #: Operators of batch normalisation, and where they have what: whether they normalise by the batch, momentum, epsilon.
+#: Operators without running statistics (the overload "no_stats") have them two places earlier.
 _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
     "batch_norm": (5, 6, 7),
     "native_batch_norm": (5, 6, 7),
@@ -92,7 +93,7 @@ class Graph:
         found: dict[str, None] = {}
         for node in self.calls():
             if name_of(node) in _BATCH_NORMS:
-                found.update(dict.fromkeys(self.buffers[arg.name] for arg in node.args[3:5] if arg is not None))
+                found.update(dict.fromkeys(self.buffers[arg.name] for arg in _running(node)))
         return tuple(found)
 
     def __call__(
@@ -138,28 +139,33 @@ class Graph:
         return (found[0] if len(found) == 1 else found), changed
 
     def mode(self) -> Literal["train", "eval"] | None:
-        """The mode that batch normalisation was exported in; None without any."""
-        flags = [self._by_batch(node) for node in self.calls() if name_of(node) in _BATCH_NORMS]
+        """The mode that batch normalisation was exported in; None without any that keeps running statistics."""
+        flags = [_by_batch(node) for node in self._batch_norms() if _running(node)]
         return None if not flags else "train" if any(flags) else "eval"
 
-    @staticmethod
-    def _by_batch(node: Any) -> bool:
-        flag = _BATCH_NORMS[name_of(node)][0]
-        return flag is not None and bool(node.args[flag])
+    def normalises_by_batch(self) -> bool:
+        """Whether any layer normalises by statistics over several images."""
+        # Core operators have instance normalisation as that of a batch of one image, with more channels.
+        return any(_by_batch(node) and node.args[0].meta["val"].shape[0] != 1 for node in self._batch_norms())
+
+    def _batch_norms(self) -> list[Any]:
+        return [node for node in self.calls() if name_of(node) in _BATCH_NORMS]
 
     def _batch_norm(self, name: str, node: Any, arguments: list[Any], changed: Buffers) -> Any:
-        _, momentum_at, eps_at = _BATCH_NORMS[name]
-        x, weight, bias, running_mean, running_var = arguments[:5]
+        _, momentum_at, eps_at = _places(node)
+        x, weight, bias = arguments[:3]
+        running: list[Any] = arguments[3:5] if _running(node) else [None, None]
+        running_mean, running_var = running
         momentum, eps = arguments[momentum_at], arguments[eps_at]
         axes = (0, *range(2, x.ndim))
         mean = x.mean(axis=axes)
         shape = (1, -1, *(1,) * (x.ndim - 2))
         # Not x.var, whose derivatives write out constants of the size of x.
         variance = ((x - mean.reshape(shape)) ** 2).mean(axis=axes)
-        by_batch = self._by_batch(node)
+        by_batch = _by_batch(node)
         new_mean, new_var = running_mean, running_var
         if running_mean is not None:
-            names = [self.buffers[arg.name] for arg in node.args[3:5]]
+            names = [self.buffers[arg.name] for arg in _running(node)]
             changed.batch.update(zip(names, (mean, variance), strict=True))
             if by_batch:
                 count = x.size // x.shape[1]
@@ -171,6 +177,23 @@ class Graph:
             mean, variance = running_mean, running_var
         y = normalised(x, mean, variance, weight, bias, eps)
         return y if name == "batch_norm" else (y, None, None, new_mean, new_var)
+
+
+def _places(node: Any) -> tuple[int | None, int, int]:
+    """Where a batch normalisation has what, see `_BATCH_NORMS`."""
+    flag, momentum, eps = _BATCH_NORMS[name_of(node)]
+    return (3, 4, 5) if str(node.target).endswith(".no_stats") else (flag, momentum, eps)
+
+
+def _by_batch(node: Any) -> bool:
+    """Whether a batch normalisation takes the batch's own statistics."""
+    flag = _places(node)[0]
+    return flag is not None and bool(node.args[flag])
+
+
+def _running(node: Any) -> list[Any]:
+    """The nodes of a batch normalisation's running mean and variance; none where it keeps none."""
+    return [arg for arg in node.args[3:5] if hasattr(arg, "name")]
 
 
 class UnknownOperatorsError(RefusedError):

@@ -126,5 +126,5 @@ def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:
     """The defense of the case's clients, where it has one."""
     if case.defense is None:
         return None
-    mixes = model.has_batch_norm and case.batch_norm == "train"
+    mixes = model.mixes_images(case.batch_norm)  # type: ignore[arg-type]
     return defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
