@@ -1,16 +1,17 @@
 """Networks that others wrote, each through `jaxleak audit` on files.
 
     python -m experiments.audited
-    python -m experiments.audited --only cnn-b1 vit-b1 --minutes 5
+    python -m experiments.audited --only cnn-b1 vit-trained-b4 --minutes 5
 
 A client owns a network of `examples/networks` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
 images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
 as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
 that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again; those of
-another seed, budget or data set are other cases. Needs PyTorch and Equinox. All cases take about an hour of two cores.
+another seed, budget or data set are other cases. Needs PyTorch and Equinox. All cases take more than an hour.
 """
 
 import importlib.util
+import itertools
 import math
 import re
 import shutil
@@ -53,24 +54,19 @@ class Case(NamedTuple):
         return self.network[0].isupper()
 
 
+#: Names of cases by network and mode of batch normalisation; "-trained" stands in the place of {}.
+_OWNED = {
+    "cnn{}": ("Cnn", "train"), "cnn-nnx": ("nnx_cnn", "train"), "cnn-equinox": ("equinox_cnn", "train"),
+    "two-pools-cnn{}": ("TwoPoolsCnn", "train"), "convnet{}": ("ConvNet", "train"),
+    "norm-cnn{}-eval": ("NormCnn", "eval"), "norm-cnn{}-train": ("NormCnn", "train"),
+    "resnet18{}": ("ResNet18", "train"), "vit{}": ("Vit", "train"),
+}  # fmt: skip
+_SIZES = (1, 4)
 CASES = {
-    "cnn-b1": Case("Cnn"),
-    "cnn-trained-b1": Case("Cnn", trained=True),
-    "cnn-nnx-b1": Case("nnx_cnn"),
-    "cnn-equinox-b1": Case("equinox_cnn"),
-    "two-pools-cnn-b1": Case("TwoPoolsCnn"),
-    "norm-cnn-eval-b1": Case("NormCnn", batch_norm="eval"),
-    "norm-cnn-train-b1": Case("NormCnn"),
-    "vit-b1": Case("Vit"),
-    "vit-trained-b1": Case("Vit", trained=True),
-    "cnn-b4": Case("Cnn", 4),
-    "cnn-trained-b4": Case("Cnn", 4, trained=True),
-    "norm-cnn-eval-b4": Case("NormCnn", 4, batch_norm="eval"),
-    "norm-cnn-train-b4": Case("NormCnn", 4),
-    "norm-cnn-trained-eval-b4": Case("NormCnn", 4, trained=True, batch_norm="eval"),
-    "vit-b4": Case("Vit", 4),
-    "resnet18-b1": Case("ResNet18"),
-    "resnet18-b4": Case("ResNet18", 4),
+    f"{name.format('-trained' if trained else '')}-b{size}": Case(network, size, trained, mode)
+    for name, (network, mode) in _OWNED.items()
+    for trained in ((False, True) if "{}" in name else (False,))
+    for size in _SIZES
 }
 
 
@@ -229,7 +225,7 @@ def _train(net: Any, images: data.Dataset, seed: int) -> None:
     """Adam on images behind those of any client."""
     import torch
 
-    most = max(case.batch_size for case in CASES.values())
+    most = max(_SIZES)
     x = torch.tensor(np.asarray(images.x[most : most + _TRAINING], np.float32)).permute(0, 3, 1, 2)
     y = torch.tensor(np.asarray(images.y[most : most + _TRAINING])).long()
     optimizer, generator = torch.optim.Adam(net.parameters()), torch.Generator().manual_seed(seed)
@@ -263,17 +259,19 @@ def _differences(own: Mapping[str, Path]) -> dict[str, float]:
     Args:
         own: every case's folder, finished or not; where one of two frameworks is missing there is no difference.
     """
-    first, found = own["cnn-b1"], dict[str, float]()
-    for library, other in {"nnx": own["cnn-nnx-b1"], "equinox": own["cnn-equinox-b1"]}.items():
+    found = dict[str, float]()
+    for library, size in itertools.product(("nnx", "equinox"), _SIZES):
+        first, other = own[f"cnn-b{size}"], own[f"cnn-{library}-b{size}"]
         if not all((path / "audit" / "reconstruction.npz").exists() for path in (first, other)):
             continue
         jax_networks = module_at(f"{_NETWORKS}/jax_networks.py")
         by_torch = getattr(jax_networks, f"in_{library}")(capture.load(first / "update.safetensors").arrays)
         arrays = capture.load(other / "update.safetensors").arrays
         largest = max(float(np.abs(array).max()) for array in by_torch.values())
-        found[f"{library}_update"] = max(float(np.abs(by_torch[n] - arrays[n]).max()) for n in by_torch) / largest
+        of_batch = f"{library}_b{size}" if size > 1 else library
+        found[f"{of_batch}_update"] = max(float(np.abs(by_torch[n] - arrays[n]).max()) for n in by_torch) / largest
         images = [np.load(path / "audit" / "reconstruction.npz")["x"] for path in (first, other)]
-        found[f"{library}_image"] = float(np.abs(images[0] - images[1]).max())
+        found[f"{of_batch}_image"] = float(np.abs(images[0] - images[1]).max())
     return found
 
 

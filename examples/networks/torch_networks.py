@@ -48,6 +48,26 @@ class NormCnn(Cnn):
         super().__init__(nn.BatchNorm2d)
 
 
+class ConvNet(nn.Module):
+    """A VGG for small images as torchvision writes it: features, a pool of any size's maps, a classifier."""
+
+    def __init__(self) -> None:
+        """Draw the weights."""
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace=True),
+            nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2, 2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2, 2),
+        )  # fmt: skip
+        self.avgpool = nn.AdaptiveAvgPool2d((4, 4))
+        self.classifier = nn.Sequential(nn.Linear(32 * 4 * 4, 128), nn.ReLU(inplace=True), nn.Linear(128, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, 32, 32) to logits (B, 10)."""
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
 class Vit(nn.Module):
     """A small vision transformer: patches of 4x4, width 64, two blocks, a class token."""
 
