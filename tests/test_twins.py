@@ -1,4 +1,4 @@
-"""LeNet, perceptron, ConvNet, ResNet and ViT against twins in plain Flax and PyTorch, through the doors for them."""
+"""Built-in networks against twins in plain Flax and PyTorch, through the doors for them."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from deep_twins import DEEP, InFlax, resnet
 
 from examples.networks.flax_networks import PlainResNet, PlainStack, flat_variables
 from jaxleak import Batch, Observation, _tree, attacks, models, protocols
@@ -14,7 +15,8 @@ from jaxleak.attacks import presets
 from jaxleak.objectives import cross_entropy
 
 IMAGE, CLASSES = (8, 8, 3), 5
-X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
+#: Deep networks halve the image up to three times, and normalise over pixels that must be more than a few.
+DEEP_IMAGE = (16, 16, 3)
 Y = jnp.array([1, 3])
 
 
@@ -57,6 +59,18 @@ FLAX = {
     "vit": PlainViT(),
     "resnet": PlainResNet((1, 1), 4, CLASSES),
 }
+for built_in, (options, network) in DEEP.items():
+    BUILT_IN[built_in] = functools.partial(models.build, built_in, DEEP_IMAGE, CLASSES, **options)
+    FLAX[built_in] = InFlax(network)
+#: Networks that both frameworks have from `deep_twins`.
+SHARED = {"resnet": functools.partial(resnet, blocks=(1, 1)), **{name: network for name, (_, network) in DEEP.items()}}
+#: Networks whose attack takes minutes for ten steps.
+LONG = ("resnet34", "mobilenet_v2")
+
+
+def image_of(name):
+    """The shape of a network's images."""
+    return DEEP_IMAGE if name in DEEP else IMAGE
 
 
 def flat(name):
@@ -68,7 +82,7 @@ def flat(name):
 def flax_twin(name, variables):
     """The plain module as a classifier, and how a leaf of the built-in is found in its trees."""
     given = flat_variables({part: leaves for part, leaves in variables.items() if leaves})
-    twin, theirs = models.from_flax(FLAX[name], given, image_shape=IMAGE, num_classes=CLASSES)
+    twin, theirs = models.from_flax(FLAX[name], given, image_shape=image_of(name), num_classes=CLASSES)
     return twin, theirs, lambda leaves, path: _tree.named_leaves(leaves)["/".join(filter(None, flat(path)))]
 
 
@@ -85,13 +99,15 @@ def torch_twin(name, variables):
     class Twin(torch.nn.Module):
         """Weights by name, and functions of PyTorch."""
 
+        relu, relu6 = staticmethod(torch.relu), staticmethod(functional.relu6)
+
         def __init__(self):
             super().__init__()
             for (module, leaf), value in shapes.items():
                 value = np.array(value)
                 value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T if leaf == "kernel" else value
                 self.register_parameter(renamed(module, leaf), torch.nn.Parameter(torch.tensor(value.copy())))
-                if name == "resnet" and leaf == "scale":
+                if variables["batch_stats"] and leaf == "scale":
                     self.register_buffer(f"{module}_running_mean", torch.zeros(value.shape))
                     self.register_buffer(f"{module}_running_var", torch.ones(value.shape))
 
@@ -100,7 +116,8 @@ def torch_twin(name, variables):
 
         def conv(self, module, x, stride=1):
             w = self.part(module)
-            return functional.conv2d(x, w, self.part(module, "bias"), stride, w.shape[2] // 2)
+            groups = x.shape[1] // w.shape[1]
+            return functional.conv2d(x, w, self.part(module, "bias"), stride, w.shape[2] // 2, groups=groups)
 
         def dense(self, module, x):
             return functional.linear(x, self.part(module), self.part(module, "bias"))
@@ -110,36 +127,40 @@ def torch_twin(name, variables):
             return functional.layer_norm(x, w.shape, w, self.part(module, "bias"), eps=1e-6)
 
         def forward(self, x):
-            return getattr(self, name)(x)
+            return SHARED[name](self, x) if name in SHARED else getattr(self, name)(x)
 
         def lenet(self, x):
             for i, stride in enumerate(LENET["strides"]):
                 x = torch.sigmoid(self.conv(f"conv_{i}", x, stride))
-            return self.dense("head", x.permute(0, 2, 3, 1).flatten(1))
+            return self.dense("head", self.in_rows(x))
 
         def mlp(self, x):
-            x = x.permute(0, 2, 3, 1).flatten(1)
+            x = self.in_rows(x)
             return self.dense("head", torch.relu(self.dense("dense_1", torch.relu(self.dense("dense_0", x)))))
 
         def convnet(self, x):
             for i, stride in enumerate(CONVNET["strides"]):
                 x = torch.relu(self.conv(f"conv_{i}", x, stride))
-            return self.dense("head", x.permute(0, 2, 3, 1).flatten(1))
+            return self.dense("head", self.in_rows(x))
 
         def batch_norm(self, module, x):
             seen = (self.part(module, f"running_{moment}") for moment in ("mean", "var"))
             return functional.batch_norm(x, *seen, self.part(module), self.part(module, "bias"), self.training)
 
-        def resnet(self, x):
-            x = torch.relu(self.batch_norm("stem_norm", self.conv("stem", x)))
-            for i in range(2):
-                block, stride = f"stage_{i}_block_0", 1 + i
-                z = torch.relu(self.batch_norm(f"{block}_norm_0", self.conv(f"{block}_conv_0", x, stride)))
-                z = self.batch_norm(f"{block}_norm_1", self.conv(f"{block}_conv_1", z))
-                if stride > 1:
-                    x = self.batch_norm(f"{block}_shortcut_norm", self.conv(f"{block}_shortcut", x, stride))
-                x = torch.relu(z + x)
-            return self.dense("head", x.mean((2, 3)))
+        def max_pool(self, x, side):
+            return functional.max_pool2d(x, side)
+
+        def halved(self, x):
+            return functional.avg_pool2d(x, 2)
+
+        def beside(self, *maps):
+            return torch.cat(maps, 1)
+
+        def pixel_mean(self, x):
+            return x.mean((2, 3))
+
+        def in_rows(self, x):
+            return x.permute(0, 2, 3, 1).flatten(1)
 
         def vit(self, x):
             b = x.shape[0]
@@ -159,7 +180,7 @@ def torch_twin(name, variables):
         value = leaves[renamed(module, leaf)]
         return value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T if leaf == "kernel" else value
 
-    twin, theirs = models.from_torch(Twin(), image_shape=IMAGE, num_classes=CLASSES)
+    twin, theirs = models.from_torch(Twin(), image_shape=image_of(name), num_classes=CLASSES)
     return twin, theirs, leaf_of
 
 
@@ -170,21 +191,21 @@ def gradient_of(model, variables, x):
     return jax.grad(loss)(variables["params"])
 
 
-def slope(model, variables):
+def slope(model, variables, x):
     """The derivative of the gradient's squared norm by the images, which takes second derivatives of every layer."""
 
     @jax.jit
     def by_images(x):
         return jax.grad(lambda x: sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient_of(model, variables, x))))(x)
 
-    return np.asarray(by_images(X))
+    return np.asarray(by_images(x))
 
 
-def first_losses(model, variables):
+def first_losses(model, variables, x):
     """What ten steps of the attack say, from the same start."""
-    seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(lambda v: gradient_of(model, v, X))(variables))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(lambda v: gradient_of(model, v, x))(variables))
     attack = attacks.inversion(model, protocols.ClientShare(model), presets.fedleak(10), batch_size=2)
-    template = Batch(jnp.zeros((2, 1, *IMAGE)), jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
+    template = Batch(jnp.zeros_like(x)[:, None], jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
     step, state, losses = jax.jit(attack.step), attack.init(jax.random.key(3), template), []
     for i in range(10):
         state, info = step(jax.random.key(i), state, seen)
@@ -199,13 +220,16 @@ def test_a_built_in_and_its_twin_are_one_network(name, twin_of):
     built_in = BUILT_IN[name]()
     variables = jax.jit(built_in.init)(jax.random.key(0))
     twin, theirs, leaf_of = twin_of(name, variables)
-    logits = [jax.jit(m.apply)(v, X).logits for m, v in ((built_in, variables), (twin, theirs))]
+    x, both = jax.random.uniform(jax.random.key(1), (2, *image_of(name))), ((built_in, variables), (twin, theirs))
+    logits = [jax.jit(m.apply)(v, x).logits for m, v in both]
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
-    gradients = [jax.jit(functools.partial(gradient_of, m))(v, X) for m, v in ((built_in, variables), (twin, theirs))]
+    gradients = [jax.jit(functools.partial(gradient_of, m))(v, x) for m, v in both]
     for path, leaf in _tree.named_leaves(gradients[0]).items():
         np.testing.assert_allclose(leaf_of(gradients[1], path), leaf, atol=1e-5, err_msg=path)
-    slopes = [slope(m, v) for m, v in ((built_in, variables), (twin, theirs))]
+    slopes = [slope(m, v, x) for m, v in both]
     np.testing.assert_allclose(*slopes, atol=1e-3 * np.abs(slopes[0]).max())
-    losses = [first_losses(m, v) for m, v in ((built_in, variables), (twin, theirs))]
+    if name in LONG:
+        return
+    losses = [first_losses(m, v, x) for m, v in both]
     assert losses[0][-1].min() < losses[0][0].min()
     np.testing.assert_allclose(*losses, rtol=2e-3)
