@@ -114,7 +114,7 @@ def mistakes(stored: dict[str, Any], path: Path) -> None:
 def audited(stored: dict[str, Any], path: Path) -> None:
     """How close the audit's best image comes to the private one, one bar for each case."""
     cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
-    figure, axes = plots.subplots(size=(8, 3.8))
+    figure, axes = plots.subplots(size=(8, 1.2 + 0.22 * len(cases)))
     # A reason of the verdict counts the certified images, as in "4 of 4 images are ...".
     certified = [any(" images are " in reason for reason in case["reasons"]) for _, case in cases]
     for some, label, colour in (
