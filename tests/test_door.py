@@ -162,6 +162,27 @@ def test_the_bound_of_a_variance_is_no_kink():
     assert not model.notes
 
 
+CALLED = """
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, {argument}):
+        z = nn.BatchNorm(use_running_average={evaluates}, name="norm")(x)
+        return nn.Dense(CLASSES, name="head")(z.reshape(len(x), -1))
+"""
+
+
+@pytest.mark.parametrize("argument", ["train", "training", "is_training", "deterministic", "use_running_average"])
+def test_what_linen_modules_call_training_is_known(argument):
+    evaluates = argument in ("deterministic", "use_running_average")
+    scope = {"nn": nn, "CLASSES": CLASSES}
+    exec(CALLED.format(argument=argument, evaluates=argument if evaluates else f"not {argument}"), scope)
+    module = scope["Net"]()
+    model, variables = models.from_flax(module, module.init(jax.random.key(0), X, evaluates), image_shape=IMAGE)
+    for mode, value in (("train", not evaluates), ("eval", evaluates)):
+        own, _ = module.apply(variables, X, **{argument: value}, mutable=["batch_stats"])
+        np.testing.assert_allclose(model.apply(variables, X, mode=mode).logits, own, atol=1e-5)
+
+
 def test_statistics_that_are_not_granted_are_not_missed_in_training(normalised):
     _, model, variables = normalised
     withheld = {**variables, "batch_stats": None}

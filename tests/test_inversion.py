@@ -197,7 +197,7 @@ class TestBadInput:
             ({"activation": "auto"}, "activation has no recommended weight"),
             ({"weights": {"edges": 1.0}}, "prior must be one of tv, l2, activation, batch_norm, latent, got 'edges'"),
             ({"consistency": 1.0}, "group must be > 1"),
-            ({"weights": {"batch_norm": 1.0}}, "no batch normalisation"),
+            ({"weights": {"batch_norm": 1.0}}, "keeps none"),
             ({"weights": {"latent": 1.0}}, "this candidate has none"),
         ],
     )
