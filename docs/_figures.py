@@ -112,11 +112,12 @@ def mistakes(stored: dict[str, Any], path: Path) -> None:
 
 
 def audited(stored: dict[str, Any], path: Path) -> None:
-    """How close the audit's best image comes to the private one, one bar for each case."""
+    """How close the audit's images come to the private ones, one bar for each case."""
     cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
     figure, axes = plots.subplots(size=(8, 1.2 + 0.22 * len(cases)))
-    # A reason of the verdict counts the certified images, as in "4 of 4 images are ...".
-    certified = [any(" images are " in reason for reason in case["reasons"]) for _, case in cases]
+    # One reason of a verdict says how many images are certified, and begins with "No" where none is.
+    said = [[reason for reason in case["reasons"] if " certified" in reason] for _, case in cases]
+    certified = [any(not reason.startswith("No ") for reason in reasons) for reasons in said]
     for some, label, colour in (
         (True, "images certified without the truth", "C0"),
         (False, "no image certified", "C1"),
@@ -127,7 +128,7 @@ def audited(stored: dict[str, Any], path: Path) -> None:
     axes.set_yticks([-i for i in range(len(cases))], [name for name, _ in cases])
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.1 * cases[0][1]["psnr"])
-    axes.set_xlabel("PSNR of the best image in dB (higher leaks more)")
+    axes.set_xlabel("PSNR in dB, mean over the images of a batch (higher leaks more)")
     axes.set_title("Networks as their owners write them, each through jaxleak audit")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
