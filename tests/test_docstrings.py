@@ -150,6 +150,13 @@ def test_the_rule_of_shapes():
 
 
 @pytest.mark.parametrize("module", NAMES)
+def test_every_argument_can_be_named(module):
+    for name, thing, _ in described(module):
+        kinds = {argument: parameter.kind for argument, parameter in inspect.signature(thing).parameters.items()}
+        assert inspect.Parameter.POSITIONAL_ONLY not in kinds.values(), f"{name}: {kinds}"
+
+
+@pytest.mark.parametrize("module", NAMES)
 def test_every_class_says_what_it_is(module):
     shown = importlib.import_module(module)
     for name in NAMES[module].split():
