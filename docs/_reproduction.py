@@ -100,7 +100,9 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         *(f"* {name}: {text}" for name, text in VARIANTS.items()),
         "",
-        "The page of a table has the command of one of its cells, which runs in a clone. With `--table` and the "
+        "The page of a table has the command of one of its cells, which runs in a clone. A cell that is recorded is "
+        "not run again: the command prints its entry. With `--check 1` it runs again, and the numbers are compared. "
+        "With `--table` and the "
         "table's name in the place of `--cell` it runs the whole table, and with `--record` the numbers go into the "
         "ledger. Most cells need [data sets](../data.md) as files.",
         *tables_of,

@@ -169,6 +169,8 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
                 ledger.record(reasons)
             wanted = [m for m in measurements if _asked(args, m.cell, m.variant)]
             asked += len(wanted)
+            for kept in queue.kept(wanted, args.seeds) if args.cell else ():
+                print(f"recorded before: {line(kept)}")
             share = left / (len(ledgers) - number)
             for entry in queue.run(wanted, args.seeds, share, progress):
                 made.append(entry)
@@ -176,7 +178,7 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             left -= study.runner.spent
     ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
     print(f"measurements that were run: {len(ran)}; not run: {len(made) - len(ran)}")
-    print(f"in the ledger already, or failed before and not tried again: {asked - len(made)}")
+    print(f"recorded before: {asked - len(made)}; --check 1 runs a recorded measurement again and compares the two")
     print(f"the runs are below {_folder(args, ledgers[0]).parent}; --sheets draws what they reconstructed")
     if args.budget:
         _require_measured(made, asked)

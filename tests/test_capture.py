@@ -136,6 +136,7 @@ def test_weights_become_a_gradient(kind, sign):
     ("arrays", "message"),
     [
         ({"conv.kernel": np.ones((2, 3))}, r"head/bias is missing \(1 of 2 are\)"),
+        ({"body.weight": np.ones((2, 3))}, "has no name of the model, so it is of another one: it holds body.weight"),
         (
             {"conv.kernel": np.ones((3, 2)), "head.bias": np.ones(3)},
             r"shape \(2, 3\), got \(3, 2\); the axes",

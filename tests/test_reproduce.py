@@ -103,7 +103,9 @@ class TestCommand:
     def test_a_queue_that_is_empty_since_all_is_measured_is_no_error(self, reproduced, capsys):
         assert reproduced(budget=10.0, record=True) == 0
         assert reproduced(budget=10.0, record=True) == 0
-        assert "not tried again: 2" in capsys.readouterr().out
+        assert "recorded before: 2; --check 1 runs" in capsys.readouterr().out
+        assert reproduced(budget=10.0, cell=(CELL,)) == 0
+        assert f"recorded before: met        {CELL} (printed): " in capsys.readouterr().out
         with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
             reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
 

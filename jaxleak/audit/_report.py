@@ -15,7 +15,8 @@ from jaxleak.audit._verdict.verdict import called
 _MEANING = {
     "leaks images and labels": "Private images of this client and their labels can be read from its update.",
     "leaks images": "Private images of this client can be read from its update.",
-    "leaks labels": "Labels of this client's data can be read from its update. No image is certified.",
+    "leaks labels": "Labels of this client's data can be read from its update. No image is certified, but those below "
+    "may be right all the same.",
     "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
 }

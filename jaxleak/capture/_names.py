@@ -51,6 +51,11 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
     missing = [name for name in expected if plain(name) not in found]
     if missing:
         there = difflib.get_close_matches(plain(missing[0]), found, n=1) or sorted(found)[:1]
+        if len(missing) == len(expected):
+            raise ValueError(
+                f"{what} has no name of the model, so it is of another one: it holds {found[there[0]]}, and the model "
+                f"{missing[0]}"
+            )
         raise ValueError(
             f"{what}: {missing[0]} is missing ({len(missing)} of {len(expected)} are); it holds {len(arrays)} arrays, "
             f"such as {found[there[0]]}"

@@ -151,7 +151,13 @@ def _rank(head: Head, samples: int) -> Finding:
     evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(rank)} behind it"
     if rank > samples:
         cause = f"the batch is larger than {samples}, or the update is noisy"
-        return Finding(name, "failed", f"{evidence}, but {samples} are stated.", cause, f"--batch-size {rank} or more")
+        return Finding(
+            name,
+            "failed",
+            f"{evidence}, but the stated batch size is {samples}.",
+            cause,
+            f"--batch-size {rank} or more",
+        )
     if rank < most:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"

@@ -92,7 +92,8 @@ def _cause(laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key:
     if decay is not None:
         return f"the client's optimiser adds weight decay of {decay:.3g}", "--update without the decay"
     return (
-        "weights of another round or another model, a layout of several layers, noise or another defense",
+        "weights of another round (saved after the step, for example) or of another model, a layout of several layers, "
+        "noise or another defense",
         "--weights",
     )
 

@@ -184,11 +184,11 @@ def decide(
             "the update."
         )
     elif reasons:
-        reasons += ["No image is certified.", *tried, *not_tried]
+        reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     if reasons:
-        return "leaks", (*reasons, *warnings)
-    return "not shown to leak", (*tried, *not_tried, *warnings)
+        return "leaks", (reasons[0], *warnings, *reasons[1:])
+    return "not shown to leak", (*warnings, *tried, *not_tried)
 
 
 def _listed(labels: np.ndarray) -> str:

@@ -99,6 +99,10 @@ class Queue:
             return True
         return entry.status in MEASURED and not set(seeds) <= set(entry.seeds)
 
+    def kept(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[Entry]:
+        """The entries of those that the ledger has with these seeds, or that failed before: they do not run again."""
+        return [self.ledger.entries[m.key] for m in measurements if not self.wanted(m, seeds)]
+
     def run(
         self, measurements: Sequence[Measurement], seeds: Sequence[int], budget: float, progress: Progress
     ) -> Iterator[Entry]:
