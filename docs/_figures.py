@@ -28,6 +28,9 @@ DEFENSES = {
     "outpost": "OUTPOST, ratio {:g}",
     "gaussian": "Gaussian noise, {:g}",
     "dp_sgd": "DP-SGD at the shorthand epsilon {:,g}",
+    "dp_soteria": "DP-SGD with Soteria, epsilon {:,g}",
+    "error_feedback": "sparsification, {:g} % sent, the rest later",
+    "guardian": "Guardian (rebuilt), beta {:g}: training diverged",
 }
 #: What becomes of a mistake, from the best on: its name in the results, what a reader is told, and its colour.
 OUTCOMES = {
@@ -67,7 +70,7 @@ def agreement(stored: dict[str, Any], path: Path) -> None:
 def defenses(stored: dict[str, Any], path: Path) -> None:
     """What every defense leaves to attackers who know it and who do not, and what it costs in accuracy."""
     ran = sorted((cell for cell in stored["cells"] if "accuracy" in cell), key=lambda cell: -cell["leak"])
-    figure, (left, right) = plots.subplots(1, 2, size=(10, 5.2))
+    figure, (left, right) = plots.subplots(1, 2, size=(10, 1.2 + 0.25 * len(ran)))
     places = -np.arange(len(ran))
     knows = np.array([cell.get("psnr_adaptive", np.nan) for cell in ran])
     does_not = np.array([cell["psnr"] for cell in ran])
@@ -79,7 +82,7 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
     left.set_yticks(places, [DEFENSES[cell["defense"]].format(cell["strength"]) for cell in ran])
     left.set_xlabel("PSNR in dB (further left leaks less)")
     left.set_title("What leaks")
-    right.barh(places, [100 * cell["accuracy"] for cell in ran], 0.6, color="C5")
+    right.barh(places, [100 * float(cell["accuracy"]) for cell in ran], 0.6, color="C5")
     right.axvline(100 * next(cell["accuracy"] for cell in ran if cell["defense"] is None), color="black", linewidth=1)
     right.set_yticks(places, [])
     for axes in (left, right):  # whose rows stand beside each other

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments._by_path import module_at
@@ -44,7 +45,8 @@ def test_defenses_stand_in_the_order_of_what_leaks_to_the_better_attacker(drawn)
     assert list(does_not) == [row["psnr"] for row in rows]
     assert list(knows[2:]) == [row["psnr_adaptive"] for row in rows[2:]]
     assert [row["leak"] for row in rows] == sorted((row["leak"] for row in rows), reverse=True)
-    assert [bar.get_width() for bar in figure.axes[1].patches] == [100 * row["accuracy"] for row in rows]
+    widths = [bar.get_width() for bar in figure.axes[1].patches]
+    np.testing.assert_array_equal(widths, [100 * float(row["accuracy"]) for row in rows])  # NaN where training diverged
 
 
 def test_bars_of_mistakes_are_complete(drawn):
