@@ -52,7 +52,7 @@ def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
         ({"homotopy": (1.0, 5.0), "progress_below": 0.0}, "progress_below must be > 0"),
         ({"homotopy": (1.0, 5.0), "exact_kinks": True}, "exact_kinks attacks without smoothing"),
         ({"granted_statistics": True}, "granted_statistics is read by gradinversion only, got attack fedleak"),
-        ({"attack": "gradinversion", "granted_statistics": True, "model": "mlp", "data": "digits"}, "no batch norm"),
+        ({"attack": "gradinversion", "granted_statistics": True, "model": "mlp", "data": "digits"}, "keeps none"),
         ({"far": True}, "far is read by row_space only, got attack fedleak"),
         ({"attack": "row_space", "model": "resnet10", "iterations": 4000, "far": True}, "iterations must be > 4470"),
         ({"step_size": 0.01}, "step_size changes optimizer, so optimizer must be given too"),
