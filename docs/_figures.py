@@ -119,8 +119,9 @@ def audited(stored: dict[str, Any], path: Path) -> None:
     cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
     figure, axes = plots.subplots(size=(8, 1.2 + 0.22 * len(cases)))
     # One reason of a verdict says how many images are certified, and begins with "No" where none is.
-    said = [[reason for reason in case["reasons"] if " certified" in reason] for _, case in cases]
-    certified = [any(not reason.startswith("No ") for reason in reasons) for reasons in said]
+    certified = [
+        any(" certified" in said and not said.startswith("No ") for said in case["reasons"]) for _, case in cases
+    ]
     for some, label, colour in (
         (True, "images certified without the truth", "C0"),
         (False, "no image certified", "C1"),
@@ -169,16 +170,16 @@ def labels(stored: dict[str, Any], path: Path) -> None:
     plots.save_figure(figure, path)
 
 
-DRAWN = {draw.__name__: draw for draw in (agreement, defenses, mistakes, audited, labels)}
+#: What draws a figure, by its name, and the name of the stored results.
+DRAWN = {draw.__name__: (draw, draw.__name__) for draw in (agreement, defenses, mistakes, audited, labels)}
+DRAWN["deep"] = (deep, "resnet34")
 
 
 def main(names: list[str]) -> None:
     """Draw the figures of these names, or all of them."""
-    for name, draw in DRAWN.items():
+    for name, (draw, results) in DRAWN.items():
         if not names or name in names:
-            draw(json.loads((RESULTS / f"{name}.json").read_text()), FIGURES / f"{name}.png")
-    if not names or "deep" in names:
-        deep(json.loads((RESULTS / "resnet34.json").read_text()), FIGURES / "deep.png")
+            draw(json.loads((RESULTS / f"{results}.json").read_text()), FIGURES / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,11 @@
 Orbax and JAX are imported where they are used: they take seconds, and a command's --help needs none of them.
 """
 
-import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
-import sys
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +16,7 @@ import numpy as np
 from jaxleak import _processes
 from jaxleak._base import PyTree
 from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak._orbax import quiet
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -199,7 +196,7 @@ class Checkpoints:
             said[_HISTORY] = {name: [list(array.shape), array.dtype.name] for name, array in history.items()}
             tree = (tree, history)
         try:
-            with _quiet():
+            with quiet():
                 manager.save(
                     step,
                     args=ocp.args.StandardSave(tree),
@@ -258,7 +255,7 @@ class Checkpoints:
             shapes = said.get(_HISTORY, {})
             history = {name: jax.ShapeDtypeStruct(tuple(shape), dtype) for name, (shape, dtype) in shapes.items()}
             target = (abstract, history) if history else abstract
-            with _quiet():
+            with quiet():
                 restored = manager.restore(step, args=ocp.args.StandardRestore(target))
             found = _checksum(restored)
         except Exception as error:  # Orbax and TensorStore raise many types for a damaged file
@@ -282,37 +279,6 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         """Number of the newest checkpoint, or None."""
         return None if self._manager is None else self._manager.latest_step()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Orbax from printing a traceback of its own, beside the exception that says in one line what is wrong."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    hook = sys.unraisablehook
-    sys.unraisablehook = _without_late_writers(hook)
-    try:
-        yield
-        # After a failure the hook stays, since the threads that are still writing end later.
-        sys.unraisablehook = hook
-    finally:
-        logger.setLevel(before)
-
-
-def _without_late_writers(hook: Callable[["sys.UnraisableHookArgs"], Any]) -> Callable[["sys.UnraisableHookArgs"], Any]:
-    """`hook`, without what TensorStore's threads report when they end after Orbax closed the event loop.
-
-    Orbax gives up at the first array that cannot be written, and closes its event loop while other arrays are still
-    being written. Each of their threads then reports a closed loop, which is a consequence of the first error.
-    """
-
-    def filtered(unraisable: "sys.UnraisableHookArgs") -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
-            hook(unraisable)
-
-    return filtered
 
 
 def _all_wait(where: str) -> None:

@@ -67,5 +67,6 @@ def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     # As the page says: seventeen cases, in each of which the images are right.
     assert len(certified) == 17
     assert min(similar[bar.get_width()] for bar in certified) >= 0.925
-    assert all("No image is certified." not in case["reasons"] for case in cases if case["ssim"] > 0.97)
+    reasons_of_similar = [reason for case in cases if case["ssim"] > 0.97 for reason in case["reasons"]]
+    assert not any(reason.startswith("No image is certified") for reason in reasons_of_similar)
     assert len(certified) + len(not_certified) == len(cases)

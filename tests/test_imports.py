@@ -29,6 +29,7 @@ FLOORS = {
             "_magnitudes",
             "_memory",
             "_mesh",
+            "_orbax",
             "_own_keys",
             "_processes",
             "_tree",

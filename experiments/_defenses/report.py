@@ -35,7 +35,7 @@ METHOD = (
 CAPTIONS = {
     "*-images.png": "Private images above what every attack reconstructs with the first seed, with its mean PSNR.",
     "*": "What each defense costs in accuracy, and what leaks through it. Points at the top left are best. Dashed: the "
-    " attacker does not know the defense; solid: it knows the defense and its strength.",
+    "attacker does not know the defense; solid: it knows the defense and its strength.",
 }
 
 

@@ -1,6 +1,6 @@
 """Weights in folders that Orbax has written; like safetensors, its arrays are numbers and nothing that could run."""
 
-import logging
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+from jaxleak._orbax import quiet
 
 #: Describes the tree of a folder; Orbax writes it last but one.
 _TREE_FILE = "_METADATA"
@@ -27,21 +29,13 @@ def read_folder(
         ValueError: naming `path`, if this is no such folder or a damaged one; and what `compare` raises.
     """
     folder = _tree_folder(path.absolute(), path)
-    # Orbax reports a damaged file with a traceback of its own, beside the exception that says it in one line.
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    handler = ocp.PyTreeCheckpointHandler()
-    try:
+    with quiet(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         tree = _or_damaged(path, lambda: handler.metadata(folder).tree)
         compare({name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in _named(path, tree).items()})
         # NumPy arrays, wherever the ones that were saved lay.
         plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         restored = _or_damaged(path, lambda: handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain)))
         return _named(path, restored)
-    finally:
-        handler.close()
-        logger.setLevel(before)
 
 
 def _tree_folder(absolute: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
