@@ -129,11 +129,13 @@ def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Out
     seconds = [o.second.other for o in outcomes if o.second is not None]
     second = np.concatenate(seconds) if seconds else None
     path = folder.figure("contact_sheet.png")
-    texts = [
-        f"{psnr:.1f} dB\n{own}" for psnr, own in zip(metrics.psnr(truth, estimate), captions(outcomes), strict=True)
-    ]
+    psnr, own = metrics.psnr(truth, estimate), captions(outcomes)
+    texts = [f"{value:.1f} dB\n{said}" for value, said in zip(psnr, own, strict=True)]
     drawn = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image, and what the attack says of it"
+    if len(own) > 1 and len(set(own)) == 1:  # said once, where it is the same under every image
+        texts = [f"{value:.1f} dB" for value in psnr]
+        title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image. The attack says of all: {own[0]}"
     zoom = max(4, _LEAST_WIDTH // truth.shape[2])
     sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=zoom)
     series = {
