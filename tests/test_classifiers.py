@@ -1,14 +1,15 @@
 import functools
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxleak import models
-from jaxleak.models._classifier import Conv, Style
 from jaxleak.models._densenet import densenet121
+from jaxleak.models._layers import Style, conv
 from jaxleak.models._mobilenet import InvertedResidual
 from jaxleak.models._vit import vit
 
@@ -112,11 +113,11 @@ def test_shapes(name, size, features, last_map):
 
 @pytest.mark.parametrize(("stride", "channels", "adds"), [(1, 4, True), (2, 4, False), (1, 6, False)])
 def test_inverted_residuals_add_their_input_where_the_shape_stays(stride, channels, adds):
-    block = InvertedResidual(channels, 2, stride, Style("relu6", "default", "auto"))
+    block = InvertedResidual(channels, 2, stride, Style("relu6"))
     x = jax.random.uniform(jax.random.key(0), (2, 4, 4, 4))
-    shapes = jax.eval_shape(lambda: block.init(jax.random.key(1), x, "eval", None))
+    shapes = jax.eval_shape(lambda: block.init(jax.random.key(1), x, False))
     silent = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # the projection answers zero
-    z = block.apply(silent, x, "eval", None)
+    z = block.apply(silent, x, False)
     assert z.shape == (2, 4 // stride, 4 // stride, channels)
     np.testing.assert_allclose(z, x if adds else 0, atol=1e-6)
 
@@ -296,8 +297,13 @@ def test_initialisers():
 def test_the_choice_of_initialiser_reaches_every_layer():
     # A 3x3 kernel of four grouped channels has 9 * 2 inputs, so the default stays within 18 ** -0.5.
     for name, limit in (("default", 18**-0.5), ("wide_uniform", 0.5)):
-        conv = Conv(64, 3, Style(init=name), groups=2, bias=True)
-        params = conv.init(jax.random.key(0), jnp.zeros((1, 1, 1, 4)))["params"]
+
+        class Grouped(nn.Module):
+            @nn.compact
+            def __call__(self, x, style=Style(init=name)):  # noqa: B008
+                return conv(x, 64, 3, style, groups=2, bias=True, name="conv")
+
+        params = Grouped().init(jax.random.key(0), jnp.zeros((1, 1, 1, 4)))["params"]
         for leaf in jax.tree.leaves(params):
             assert 0.9 * limit < np.abs(leaf).max() <= limit
     head = models.mlp((9, 9, 1), init="wide_uniform", widths=()).init(jax.random.key(0))["params"]["head"]
@@ -313,6 +319,12 @@ def test_a_transformer_without_positions_sees_a_bag_of_patches():
     logits = [apply(z) for z in (x, swapped, moved)]
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
     assert np.abs(logits[0] - logits[2]).max() > 1e-4
+
+
+def test_half_precision_stays_half_precision():
+    model, variables, x = _small("resnet")
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (variables, x))
+    assert jax.eval_shape(model.apply, *halves).logits.dtype == jnp.bfloat16
 
 
 def test_bad_arguments_are_refused():

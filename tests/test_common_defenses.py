@@ -32,7 +32,7 @@ from jaxleak.defenses import (
     vfl_defender,
     withhold_top,
 )
-from jaxleak.models._classifier import classifier
+from jaxleak.models import classifier
 
 #: Name -> (defense, whether it draws random numbers).
 DEFENSES = {
@@ -86,9 +86,8 @@ PAYLOAD = {
 
 class _Small(nn.Module):
     @nn.compact
-    def __call__(self, x, mode, sharpness):
-        features = nn.sigmoid(nn.Dense(6, name="hidden")(x.reshape(len(x), -1)))
-        return nn.Dense(3, name="head")(features), features
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.sigmoid(nn.Dense(6, name="hidden")(x.reshape(len(x), -1))))
 
 
 MODEL = classifier(_Small(), image_shape=(2, 2, 1), num_classes=3)

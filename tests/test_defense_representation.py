@@ -12,7 +12,7 @@ from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
-from jaxleak.models._classifier import BatchNorm, classifier
+from jaxleak.models import BatchNorm, classifier
 from jaxleak.objectives import cross_entropy
 
 KEY = jax.random.key(0)
@@ -21,16 +21,16 @@ FEATURES, CLASSES = 10, 3
 
 class _Small(nn.Module):
     @nn.compact
-    def __call__(self, x, mode, sharpness):
+    def __call__(self, x):
         features = nn.relu(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)))
-        return nn.Dense(CLASSES, name="head")(features), features
+        return nn.Dense(CLASSES, name="head")(features)
 
 
 class _Normalised(nn.Module):
     @nn.compact
-    def __call__(self, x, mode, sharpness):
-        features = nn.sigmoid(BatchNorm()(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)), mode))
-        return nn.Dense(CLASSES, name="head")(features), features
+    def __call__(self, x, train):
+        features = nn.sigmoid(BatchNorm()(nn.Dense(FEATURES, name="hidden")(x.reshape(len(x), -1)), train))
+        return nn.Dense(CLASSES, name="head")(features)
 
 
 MODEL = classifier(_Small(), image_shape=(2, 3, 1), num_classes=CLASSES)

@@ -9,7 +9,6 @@ from jax.flatten_util import ravel_pytree
 
 from jaxleak import data, defenses, models, protocols
 from jaxleak._base import Batch
-from jaxleak.models._classifier import BatchNorm, Dense, Style
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._federated_averaging import _positions
 
@@ -31,9 +30,9 @@ class _Normalised(nn.Module):
     """The smallest network with batch normalisation."""
 
     @nn.compact
-    def __call__(self, x, mode, sharpness):
-        features = BatchNorm()(Dense(4, Style())(x.reshape(len(x), -1)), mode)
-        return Dense(CLASSES, Style(), name="head")(features), features
+    def __call__(self, x, train):
+        features = models.BatchNorm()(nn.Dense(4)(x.reshape(len(x), -1)), train)
+        return nn.Dense(CLASSES, name="head")(features)
 
 
 def _normalised():

@@ -380,9 +380,8 @@ def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
 def test_a_last_layer_without_bias_or_name_is_explained():
     class Bare(nn.Module):
         @nn.compact
-        def __call__(self, x, mode, sharpness):
-            features = x.reshape(len(x), -1)
-            return nn.Dense(3, use_bias=False, name="out")(features), features
+        def __call__(self, x):
+            return nn.Dense(3, use_bias=False, name="out")(x.reshape(len(x), -1))
 
     bare = models.classifier(Bare(), image_shape=SHAPE, num_classes=CLASSES, head="out")
     share = protocols.ClientShare(bare)

@@ -93,12 +93,12 @@ NAMES = {
         tinted_like
     """,
     "jaxleak.models": """
-        Activation activation ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
-        cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS Conv conv2d convnet convnet_ig Dense
+        ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
+        cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS conv2d convnet convnet_ig
         densenet121 describe freeze from_equinox from_flax from_function from_torch frozen_features
         global_avg_pool HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp
         mobilenet_v2 normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights
-        smooth_max soft_relu split_model SplitModel Style vit vit_small vit_tiny
+        smooth_max soft_relu split_model SplitModel vit vit_small vit_tiny
     """,
     "jaxleak.objectives": """
         activation_penalty activation_statistics_distance apply_mask batch_norm_distance bn_objective

@@ -32,23 +32,21 @@ MODEL = '''"""A linear model."""
 import flax.linen as nn
 import jax
 
-from jaxleak.models._activations import Sharpness
-from jaxleak.models._classifier import BatchNormMode, Classifier, Dense, Style, classifier
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._door import classifier
 
 
 class Linear(nn.Module):
     num_classes: int
-    style: Style
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        features = x.reshape(x.shape[0], -1)
-        return Dense(self.num_classes, self.style, name="head")(features), features
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(self.num_classes, name="head")(x.reshape(x.shape[0], -1))
 
 
 def linear(image_shape: tuple[int, ...], num_classes: int) -> Classifier:
     """One dense layer on the pixels."""
-    return classifier(Linear(num_classes, Style()), image_shape=image_shape, num_classes=num_classes)
+    return classifier(Linear(num_classes), image_shape=image_shape, num_classes=num_classes)
 '''
 DEFENSE = '''"""A payload that is sent smaller than it is."""
 

@@ -1,9 +1,9 @@
 """Pure functional models, built from Flax Linen modules.
 
 Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`. Networks of your own enter it as
-they are, by `from_torch`, `from_flax`, `from_equinox` or `from_function` (docs/your_model.md); `classifier` assembles
-one of a Linen module that is made of this package's layers, `Activation`, `BatchNorm`, `Conv` and `Dense`. Models
-of vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
+they are, by `from_torch`, `from_flax`, `from_equinox` or `from_function` (docs/your_model.md). The built-in networks
+are ordinary Flax modules that enter by `classifier`, which also draws their weights. Models of vertical learning are
+split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
 import inspect
@@ -11,25 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxleak import _validate
-from jaxleak.models._activations import ACTIVATIONS, activation, smooth_max, soft_relu
+from jaxleak.models._activations import ACTIVATIONS, smooth_max, soft_relu
 from jaxleak.models._bottom_top import BottomTopModel, bottom_top
-from jaxleak.models._classifier import (
-    Activation,
-    BatchNorm,
-    Classifier,
-    Conv,
-    Dense,
-    HeadLayer,
-    Outputs,
-    Style,
-    classifier,
-    initializers,
-)
+from jaxleak.models._classifier import Classifier, HeadLayer, Outputs
 from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
 from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
-from jaxleak.models._door import describe, from_equinox, from_flax, from_function, from_torch
+from jaxleak.models._door import classifier, describe, from_equinox, from_flax, from_function, from_torch
 from jaxleak.models._frozen import freeze
+from jaxleak.models._layers import BatchNorm, initializers
 from jaxleak.models._mobilenet import mobilenet_v2
 from jaxleak.models._networks import all_dense, cafe_horizontal, cafe_vertical, logistic
 from jaxleak.models._normalized import IMAGENET_MEAN, IMAGENET_STD, normalized
@@ -82,17 +72,12 @@ __all__ = [
     "CLASSIFIERS",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
-    "Activation",
     "BatchNorm",
     "BottomTopModel",
     "Classifier",
-    "Conv",
-    "Dense",
     "HeadLayer",
     "Outputs",
     "SplitModel",
-    "Style",
-    "activation",
     "all_dense",
     "avg_pool",
     "bottom_top",

@@ -12,25 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import _validate
-
-#: Slope of leaky ReLU at negative inputs, as in PyTorch.
-LEAKY_SLOPE = 0.01
-
 Sharpness = jax.Array | float | None
 
-_SMOOTH: dict[str, Callable[[jax.Array], jax.Array]] = {
+#: Non-linearities by name, each elementwise on any shape. "relu6" is in [0, 6], "sigmoid" in [0, 1], "tanh" in [-1, 1];
+#: "leaky_relu" has PyTorch's slope of 0.01 at negative inputs, and "gelu" is exact, by the error function.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "leaky_relu": functools.partial(jax.nn.leaky_relu, negative_slope=0.01),
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "silu": jax.nn.silu,
-    "softplus": lambda z: soft_relu(z, 1.0),
+    "softplus": jax.nn.softplus,
 }
 
 #: Keeps a layer whose inputs are all equal from dividing by zero.
 _SMALLEST_SPREAD = 1e-12
-
-ACTIVATIONS = ("relu", "relu6", "leaky_relu", *_SMOOTH)
 
 
 def in_units_of(z: jax.Array, sharpness: Sharpness) -> Sharpness:
@@ -40,34 +38,6 @@ def in_units_of(z: jax.Array, sharpness: Sharpness) -> Sharpness:
     gradient flows through the standard deviation.
     """
     return None if sharpness is None else sharpness / (jax.lax.stop_gradient(z.std()) + _SMALLEST_SPREAD)
-
-
-def activation(name: str, z: jax.Array, sharpness: Sharpness = None) -> jax.Array:
-    """Apply a non-linearity elementwise.
-
-    Args:
-        name: one of `ACTIVATIONS`: "relu", "relu6", "leaky_relu" (slope 0.01), "sigmoid", "tanh", "gelu" (exact, by
-            the error function), "silu", "softplus".
-        z: any shape, in any unit.
-        sharpness: None for the exact function; a scalar beta > 0, which may be traced, for `soft_relu` in place of
-            every ReLU: relu6 is a difference of two, leaky ReLU a line plus one. Smooth functions ignore it.
-
-    Returns:
-        The shape and the unit of z, except for sigmoid and tanh, which are in [0, 1] and [-1, 1].
-
-    Raises:
-        ValueError: on an unknown name.
-    """
-    _validate.one_of(ACTIVATIONS, activation=name)
-    if name in _SMOOTH:
-        return _SMOOTH[name](z)
-    relu = jax.nn.relu if sharpness is None else functools.partial(soft_relu, sharpness=sharpness)
-    if name == "relu":
-        return relu(z)
-    if name == "relu6":
-        # Not a difference of two exact ReLUs: that would round large inputs away from six.
-        return jax.nn.relu6(z) if sharpness is None else relu(z) - relu(z - 6.0)
-    return LEAKY_SLOPE * z + (1.0 - LEAKY_SLOPE) * relu(z)
 
 
 def soft_relu(z: jax.Array, sharpness: jax.Array | float) -> jax.Array:

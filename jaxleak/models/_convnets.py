@@ -6,19 +6,10 @@ import flax.linen as nn
 import jax
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness, in_units_of
-from jaxleak.models._classifier import (
-    Activation,
-    BatchNorm,
-    BatchNormMode,
-    Classifier,
-    Conv,
-    Dense,
-    Init,
-    Style,
-    classifier,
-)
-from jaxleak.models._conv import Form, max_pool
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._conv import Form
+from jaxleak.models._door import classifier
+from jaxleak.models._layers import BatchNorm, Init, Style, conv, dense
 
 
 class ConvNet(nn.Module):
@@ -34,17 +25,17 @@ class ConvNet(nn.Module):
     pool_window: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and the flattened last feature map (B, F)."""
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
         for i, (channels, stride) in enumerate(zip(self.channels, self.strides, strict=True)):
-            x = Conv(channels, self.window, self.style, stride, bias=True, name=f"conv_{i}")(x)
+            x = conv(x, channels, self.window, self.style, stride, bias=True, name=f"conv_{i}")
             if self.batch_norm:
-                x = BatchNorm(name=f"norm_{i}")(x, mode)
-            x = Activation(self.style, name=f"act_{i}")(x, sharpness)
+                x = BatchNorm(name=f"norm_{i}")(x, train)
+            x = self.style.act(x)
             if i in self.pool_after:
-                x = max_pool(x, self.pool_window, padding=0, sharpness=in_units_of(x, sharpness))
-        features = x.reshape(x.shape[0], -1)
-        return Dense(self.num_classes, self.style, name="head")(features), features
+                side = (self.pool_window, self.pool_window)
+                x = nn.max_pool(x, side, side)
+        return dense(x.reshape(x.shape[0], -1), self.num_classes, self.style, name="head")
 
 
 class Perceptron(nn.Module):
@@ -55,13 +46,12 @@ class Perceptron(nn.Module):
     widths: tuple[int, ...]
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and the last hidden layer (B, widths[-1])."""
-        del mode  # nothing is normalised
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.widths):
-            x = Activation(self.style, name=f"act_{i}")(Dense(width, self.style, name=f"dense_{i}")(x), sharpness)
-        return Dense(self.num_classes, self.style, name="head")(x), x
+            x = self.style.act(dense(x, width, self.style, name=f"dense_{i}"))
+        return dense(x, self.num_classes, self.style, name="head")
 
 
 def convnet(
@@ -106,7 +96,7 @@ def convnet(
         _validate.in_range(0, len(channels) - 1, pool_after=i)
     module = ConvNet(
         num_classes,
-        Style(activation, init, form),
+        Style(activation, init),
         tuple(channels),
         tuple(strides),
         window,
@@ -114,7 +104,7 @@ def convnet(
         tuple(pool_after),
         pool_window,
     )
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head", form=form)
 
 
 def convnet_ig(
@@ -197,4 +187,4 @@ def mlp(
     """
     _validate.positive(**{f"widths[{i}]": w for i, w in enumerate(widths)})
     module = Perceptron(num_classes, Style(activation, init), tuple(widths))
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head")

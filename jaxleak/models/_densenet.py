@@ -7,19 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness, in_units_of
-from jaxleak.models._classifier import (
-    Activation,
-    BatchNorm,
-    BatchNormMode,
-    Classifier,
-    Conv,
-    Dense,
-    Init,
-    Style,
-    classifier,
-)
-from jaxleak.models._conv import Form, avg_pool, global_avg_pool, max_pool
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._conv import Form, avg_pool, global_avg_pool
+from jaxleak.models._door import classifier
+from jaxleak.models._layers import BatchNorm, Init, Style, conv, dense
 from jaxleak.models._resnets import Stem, is_small
 
 
@@ -31,10 +22,10 @@ class Unit(nn.Module):
     style: Style
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(B, H, W, c) -> (B, H, W, channels)."""
-        x = Activation(self.style, name="act")(BatchNorm(name="norm")(x, mode), sharpness)
-        return Conv(self.channels, self.window, self.style, name="conv")(x)
+        x = self.style.act(BatchNorm(name="norm")(x, train))
+        return conv(x, self.channels, self.window, self.style, name="conv")
 
 
 class DenseNet(nn.Module):
@@ -47,24 +38,23 @@ class DenseNet(nn.Module):
     small: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and features (B, F)."""
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
         window, stride = (3, 1) if self.small else (7, 2)
-        x = Conv(2 * self.growth, window, self.style, stride, name="stem")(x)
+        x = conv(x, 2 * self.growth, window, self.style, stride, name="stem")
         if not self.small:
-            x = Activation(self.style, name="stem_act")(BatchNorm(name="stem_norm")(x, mode), sharpness)
-            x = max_pool(x, 3, 2, padding=1, sharpness=in_units_of(x, sharpness))
+            x = self.style.act(BatchNorm(name="stem_norm")(x, train))
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         for i, layers in enumerate(self.blocks):
             for j in range(layers):
-                z = Unit(4 * self.growth, 1, self.style, name=f"block_{i}_reduce_{j}")(x, mode, sharpness)
-                z = Unit(self.growth, 3, self.style, name=f"block_{i}_grow_{j}")(z, mode, sharpness)
+                z = Unit(4 * self.growth, 1, self.style, name=f"block_{i}_reduce_{j}")(x, train)
+                z = Unit(self.growth, 3, self.style, name=f"block_{i}_grow_{j}")(z, train)
                 x = jnp.concatenate([x, z], axis=-1)
             if i < len(self.blocks) - 1:
-                x = Unit(x.shape[-1] // 2, 1, self.style, name=f"transition_{i}")(x, mode, sharpness)
+                x = Unit(x.shape[-1] // 2, 1, self.style, name=f"transition_{i}")(x, train)
                 x = avg_pool(x)
-        x = Activation(self.style, name="last_act")(BatchNorm(name="last_norm")(x, mode), sharpness)
-        features = global_avg_pool(x)
-        return Dense(self.num_classes, self.style, name="head")(features), features
+        x = self.style.act(BatchNorm(name="last_norm")(x, train))
+        return dense(global_avg_pool(x), self.num_classes, self.style, name="head")
 
 
 def densenet121(
@@ -95,6 +85,6 @@ def densenet121(
         ValueError: on sizes out of range or unknown names.
     """
     _validate.positive(growth=growth, **{f"blocks[{i}]": n for i, n in enumerate(blocks)})
-    style = Style(activation, init, form)
+    style = Style(activation, init)
     module = DenseNet(num_classes, style, tuple(blocks), growth, is_small(image_shape, stem))
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head", form=form)

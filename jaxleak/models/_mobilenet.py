@@ -3,19 +3,10 @@
 import flax.linen as nn
 import jax
 
-from jaxleak.models._activations import Sharpness
-from jaxleak.models._classifier import (
-    Activation,
-    BatchNorm,
-    BatchNormMode,
-    Classifier,
-    Conv,
-    Dense,
-    Init,
-    Style,
-    classifier,
-)
+from jaxleak.models._classifier import Classifier
 from jaxleak.models._conv import Form, global_avg_pool
+from jaxleak.models._door import classifier
+from jaxleak.models._layers import BatchNorm, Init, Style, conv, dense
 from jaxleak.models._resnets import Stem, is_small
 
 #: Expansion, channels, repetitions, stride of the first repetition: table 2 of the paper.
@@ -42,11 +33,11 @@ class Unit(nn.Module):
     linear: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(B, H, W, c) -> (B, ceil(H / stride), ceil(W / stride), channels)."""
-        x = Conv(self.channels, self.window, self.style, self.stride, groups=self.groups, name="conv")(x)
-        x = BatchNorm(name="norm")(x, mode)
-        return x if self.linear else Activation(self.style, name="act")(x, sharpness)
+        x = conv(x, self.channels, self.window, self.style, self.stride, groups=self.groups, name="conv")
+        x = BatchNorm(name="norm")(x, train)
+        return x if self.linear else self.style.act(x)
 
 
 class InvertedResidual(nn.Module):
@@ -58,13 +49,13 @@ class InvertedResidual(nn.Module):
     style: Style
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(B, H, W, c) -> (B, ceil(H / stride), ceil(W / stride), channels)."""
         z, hidden = x, self.expansion * x.shape[-1]
         if self.expansion != 1:
-            z = Unit(hidden, 1, self.style, name="expand")(z, mode, sharpness)
-        z = Unit(hidden, 3, self.style, self.stride, groups=hidden, name="depthwise")(z, mode, sharpness)
-        z = Unit(self.channels, 1, self.style, linear=True, name="project")(z, mode, sharpness)
+            z = Unit(hidden, 1, self.style, name="expand")(z, train)
+        z = Unit(hidden, 3, self.style, self.stride, groups=hidden, name="depthwise")(z, train)
+        z = Unit(self.channels, 1, self.style, linear=True, name="project")(z, train)
         return x + z if self.stride == 1 and x.shape[-1] == self.channels else z
 
 
@@ -76,18 +67,17 @@ class MobileNetV2(nn.Module):
     small: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and features (B, 1280)."""
-        x = Unit(STEM_CHANNELS, 3, self.style, 1 if self.small else 2, name="stem")(x, mode, sharpness)
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
+        x = Unit(STEM_CHANNELS, 3, self.style, 1 if self.small else 2, name="stem")(x, train)
         for i, (expansion, channels, repetitions, first_stride) in enumerate(STAGES):
             for j in range(repetitions):
                 # A small image would be left with a single pixel by all five halvings.
                 stride = 1 if j > 0 or (self.small and i == 1) else first_stride
                 block = InvertedResidual(channels, expansion, stride, self.style, name=f"stage_{i}_block_{j}")
-                x = block(x, mode, sharpness)
-        x = Unit(LAST_CHANNELS, 1, self.style, name="last")(x, mode, sharpness)
-        features = global_avg_pool(x)
-        return Dense(self.num_classes, self.style, name="head")(features), features
+                x = block(x, train)
+        x = Unit(LAST_CHANNELS, 1, self.style, name="last")(x, train)
+        return dense(global_avg_pool(x), self.num_classes, self.style, name="head")
 
 
 def mobilenet_v2(
@@ -112,5 +102,5 @@ def mobilenet_v2(
     Raises:
         ValueError: on sizes out of range or unknown names.
     """
-    module = MobileNetV2(num_classes, Style(activation, init, form), is_small(image_shape, stem))
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    module = MobileNetV2(num_classes, Style(activation, init), is_small(image_shape, stem))
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head", form=form)

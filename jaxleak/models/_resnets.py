@@ -8,19 +8,10 @@ import flax.linen as nn
 import jax
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness, in_units_of
-from jaxleak.models._classifier import (
-    Activation,
-    BatchNorm,
-    BatchNormMode,
-    Classifier,
-    Conv,
-    Dense,
-    Init,
-    Style,
-    classifier,
-)
-from jaxleak.models._conv import Form, global_avg_pool, max_pool
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._conv import Form, global_avg_pool
+from jaxleak.models._door import classifier
+from jaxleak.models._layers import BatchNorm, Init, Style, conv, dense
 
 Stem = Literal["auto", "small", "large"]
 STEMS: tuple[Stem, ...] = ("auto", "small", "large")
@@ -51,15 +42,15 @@ class BasicBlock(nn.Module):
     style: Style
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(B, H, W, c) -> (B, ceil(H / stride), ceil(W / stride), channels)."""
-        z = Conv(self.channels, 3, self.style, self.stride, name="conv_0")(x)
-        z = Activation(self.style, name="act_0")(BatchNorm(name="norm_0")(z, mode), sharpness)
-        z = BatchNorm(name="norm_1")(Conv(self.channels, 3, self.style, name="conv_1")(z), mode)
+        act = self.style.act
+        z = act(BatchNorm(name="norm_0")(conv(x, self.channels, 3, self.style, self.stride, name="conv_0"), train))
+        z = BatchNorm(name="norm_1")(conv(z, self.channels, 3, self.style, name="conv_1"), train)
         if self.stride != 1 or x.shape[-1] != self.channels:
-            x = Conv(self.channels, 1, self.style, self.stride, name="shortcut")(x)
-            x = BatchNorm(name="shortcut_norm")(x, mode)
-        return Activation(self.style, name="act_1")(z + x, sharpness)
+            x = conv(x, self.channels, 1, self.style, self.stride, name="shortcut")
+            x = BatchNorm(name="shortcut_norm")(x, train)
+        return act(z + x)
 
 
 class ResNet(nn.Module):
@@ -72,20 +63,19 @@ class ResNet(nn.Module):
     small: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and features (B, F), F the width of the last stage."""
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
         window, stride = (3, 1) if self.small else (7, 2)
-        x = Conv(self.width, window, self.style, stride, name="stem")(x)
-        x = Activation(self.style, name="stem_act")(BatchNorm(name="stem_norm")(x, mode), sharpness)
+        x = conv(x, self.width, window, self.style, stride, name="stem")
+        x = self.style.act(BatchNorm(name="stem_norm")(x, train))
         if not self.small:
-            x = max_pool(x, 3, 2, padding=1, sharpness=in_units_of(x, sharpness))
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         for i, blocks in enumerate(self.blocks):
             for j in range(blocks):
                 stride = 2 if i > 0 and j == 0 else 1
                 block = BasicBlock(self.width * 2**i, stride, self.style, name=f"stage_{i}_block_{j}")
-                x = block(x, mode, sharpness)
-        features = global_avg_pool(x)
-        return Dense(self.num_classes, self.style, name="head")(features), features
+                x = block(x, train)
+        return dense(global_avg_pool(x), self.num_classes, self.style, name="head")
 
 
 def resnet(
@@ -124,12 +114,12 @@ def resnet(
     _validate.positive(**{f"blocks[{i}]": n for i, n in enumerate(blocks)})
     module = ResNet(
         num_classes,
-        Style(activation, init, form),
+        Style(activation, init),
         tuple(blocks),
         width * width_multiplier,
         is_small(image_shape, stem),
     )
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head", form=form)
 
 
 Factory = Callable[..., Classifier]

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak.models._activations import Sharpness
-from jaxleak.models._classifier import Activation, BatchNormMode, Classifier, Dense, Init, Style, classifier
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._door import classifier
+from jaxleak.models._layers import Init, Style, dense
 
 
 class Attention(nn.Module):
@@ -23,11 +24,11 @@ class Attention(nn.Module):
         """(B, T, d) -> (B, T, d)."""
         batch, tokens, width = x.shape
         size = width // self.heads
-        qkv = Dense(3 * width, self.style, name="qkv")(x).reshape(batch, tokens, 3, self.heads, size)
+        qkv = dense(x, 3 * width, self.style, name="qkv").reshape(batch, tokens, 3, self.heads, size)
         query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         scores = jnp.einsum("bthd,bshd->bhts", query, key) / jnp.sqrt(float(size))
         mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), value)
-        return Dense(width, self.style, name="project")(mixed.reshape(batch, tokens, width))
+        return dense(mixed.reshape(batch, tokens, width), width, self.style, name="project")
 
 
 def _layer_norm(name: str) -> nn.LayerNorm:
@@ -47,26 +48,23 @@ class ViT(nn.Module):
     mlp_ratio: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness) -> tuple[jax.Array, jax.Array]:
-        """Images (B, H, W, c) to logits (B, C) and the last class token (B, width)."""
-        del mode  # every sample is normalised by itself
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images (B, H, W, c) to logits (B, C)."""
         batch, height, width, channels = x.shape
         p = self.patch_size
         rows, columns = height // p, width // p
         x = x.reshape(batch, rows, p, columns, p, channels).transpose(0, 1, 3, 2, 4, 5)
-        x = Dense(self.width, self.style, name="embed")(x.reshape(batch, rows * columns, p * p * channels))
+        x = dense(x.reshape(batch, rows * columns, p * p * channels), self.width, self.style, name="embed")
         draw = nn.initializers.truncated_normal(0.02)
         token = self.param("class_token", draw, (1, 1, self.width))
         x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, self.width)), x], axis=1)
         x = x + self.param("position", draw, (1, x.shape[1], self.width))
         for i in range(self.depth):
             x = x + Attention(self.heads, self.style, name=f"attention_{i}")(_layer_norm(f"norm_{i}_0")(x))
-            z = Dense(self.mlp_ratio * self.width, self.style, name=f"mlp_{i}_0")(_layer_norm(f"norm_{i}_1")(x))
-            z = Activation(self.style, name=f"act_{i}")(z, sharpness)
-            x = x + Dense(self.width, self.style, name=f"mlp_{i}_1")(z)
+            z = dense(_layer_norm(f"norm_{i}_1")(x), self.mlp_ratio * self.width, self.style, name=f"mlp_{i}_0")
+            x = x + dense(self.style.act(z), self.width, self.style, name=f"mlp_{i}_1")
         # The norm acts on every token by itself, and the head reads one.
-        features = _layer_norm("last_norm")(x[:, 0])
-        return Dense(self.num_classes, self.style, name="head")(features), features
+        return dense(_layer_norm("last_norm")(x[:, 0]), self.num_classes, self.style, name="head")
 
 
 def vit(
@@ -109,7 +107,7 @@ def vit(
     if width % heads:
         raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
     module = ViT(num_classes, Style(activation, init), patch_size, width, depth, heads, mlp_ratio)
-    return classifier(module, image_shape=image_shape, num_classes=num_classes)
+    return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head")
 
 
 vit_tiny: Callable[..., Classifier] = functools.partial(vit, width=192, heads=3)

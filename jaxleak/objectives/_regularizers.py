@@ -179,9 +179,7 @@ def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = 
     _validate.one_of(("mean", "sum"), reduction=reduction)
     leaves = jax.tree.leaves(activations)
     if not leaves:
-        raise ValueError(
-            "activation_penalty needs the activations of at least one layer (models.Activation shows them), got none"
-        )
+        raise ValueError("activation_penalty needs a network with at least one non-linearity, got one without")
     if reduction == "sum":
         return sum((jnp.sum(absolute(a)) for a in leaves), jnp.zeros(()))
     return sum((jnp.mean(absolute(a)) for a in leaves), jnp.zeros(())) / len(leaves)

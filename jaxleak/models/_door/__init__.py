@@ -2,8 +2,8 @@
 
 from jaxleak.models._door.describe import describe
 from jaxleak.models._door.equinox import from_equinox
-from jaxleak.models._door.flax import from_flax
+from jaxleak.models._door.flax import classifier, from_flax
 from jaxleak.models._door.function import from_function
 from jaxleak.models._door.torch_export import from_torch
 
-__all__ = ["describe", "from_equinox", "from_flax", "from_function", "from_torch"]
+__all__ = ["classifier", "describe", "from_equinox", "from_flax", "from_function", "from_torch"]

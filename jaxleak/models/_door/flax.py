@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
-from jaxleak.models._door.function import Computed, Function, Layout, assemble
+from jaxleak.models._conv import Form
+from jaxleak.models._door.function import Computed, Function, Layout, assemble, check_sizes, same_structure, wrapped
 from jaxleak.models._door.refused import RefusedError
 
 if TYPE_CHECKING:
@@ -72,13 +73,53 @@ def from_flax(
     return assemble(functions, known, image_shape=image_shape, num_classes=num_classes, layout=layout, head=head)
 
 
-def drawn(module: nn.Module, image_shape: tuple[int, int, int], layout: Layout = "NHWC") -> PyTree:
-    """Variables of a Linen module for images (H, W, channels), for their names and shapes: their values are random."""
+def classifier(
+    module: nn.Module,
+    *,
+    image_shape: tuple[int, ...],
+    num_classes: int | None = None,
+    head: str | None = None,
+    form: Form = "auto",
+) -> Classifier:
+    """A `Classifier` of a Linen module whose weights are still to be drawn, as the built-in networks are.
+
+    Args:
+        module: called as `module.apply(variables, x, train=...)`, x (B, H, W, channels) in [0, 1], or without `train`
+            or under another name for it, see `from_flax`. It gives logits (B, C).
+        image_shape: (H, W, channels).
+        num_classes: C >= 2; by default as many as there are logits.
+        head: name of the last dense layer; by default the last one with C outputs.
+        form: how convolutions are written, see `jaxleak.models.conv2d`.
+
+    Returns:
+        The classifier, whose `init` draws variables by the module's own initialisers, for any key.
+
+    Raises:
+        ValueError: on arguments out of range; if a layer draws random numbers in training, such as dropout; if the
+            module gives no logits (B, C), or has no such head.
+    """
+    height, width, channels = check_sizes(image_shape, num_classes)
+
+    # Compiled, so that the forward pass that only finds the shapes is never run.
+    @jax.jit
+    def init(key: jax.Array) -> PyTree:
+        variables = drawn(module, (height, width, channels), key=key)
+        return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    functions, _ = _of_linen(module, shapes, None, None)
+    return wrapped(functions, shapes, init, image_shape=image_shape, num_classes=num_classes, head=head, form=form)
+
+
+def drawn(
+    module: nn.Module, image_shape: tuple[int, int, int], layout: Layout = "NHWC", key: jax.Array | None = None
+) -> PyTree:
+    """Variables of a Linen module for images (H, W, channels), as its initialisers draw them; the key is 0 if None."""
     height, width, channels = image_shape
     x = jnp.zeros((1, height, width, channels) if layout == "NHWC" else (1, channels, height, width))
     name = _training_argument(module)
     arguments: dict[str, Any] = {name: not _TRAINING[name]} if name else {}
-    return module.init(jax.random.key(0), x, **arguments)
+    return module.init(jax.random.key(0) if key is None else key, x, **arguments)
 
 
 def _training_argument(module: nn.Module) -> str | None:
@@ -101,11 +142,13 @@ def _of_linen(
         def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
             known = {**others, "params": params, **({"batch_stats": batch_stats} if stats else {})}
             try:
-                if mutable and stats:
-                    logits, new = module.apply(known, x, **arguments, mutable=["batch_stats"])
-                    return Computed(logits, new["batch_stats"])
-                logits = module.apply(known, x, **arguments)
-                return Computed(cast(jax.Array, logits))
+                if not stats:
+                    return Computed(cast(jax.Array, module.apply(known, x, **arguments)))
+                kept = ["statistics", *(["batch_stats"] if mutable else [])]
+                logits, sown = module.apply(known, x, **arguments, mutable=kept)
+                own = sown.get("statistics")
+                statistics = own if same_structure(own, stats) else None
+                return Computed(cast(jax.Array, logits), sown["batch_stats"] if mutable else None, statistics)
             except flax.errors.InvalidRngError as error:
                 raise RefusedError(
                     "the module draws random numbers in training, which no attacker knows: set its dropout rate to 0, "

@@ -10,6 +10,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier, Outputs
+from jaxleak.models._conv import FORMS, Form
 from jaxleak.models._door.facts import Facts, slots_of_batch
 from jaxleak.models._door.plan import Head, Plan
 from jaxleak.models._door.program import Program, flattened
@@ -20,6 +21,9 @@ LAYOUTS: tuple[Layout, ...] = ("NHWC", "NCHW")
 
 #: Batch sizes that are compared to find out which numbers belong to images.
 _COMPARED = (2, 3)
+
+#: What images are made of, unless a caller has others, such as bfloat16.
+_PIXELS = jnp.dtype("float32")
 
 
 class Computed(NamedTuple):
@@ -110,21 +114,53 @@ def assemble(
     notes: tuple[str, ...] = (),
 ) -> tuple[Classifier, PyTree]:
     """What `from_function` does, of functions by mode. `notes` are added to those found here."""
-    _validate.one_of(LAYOUTS, layout=layout)
+    variables = jax.tree.map(jnp.asarray, variables)
+    model = wrapped(
+        functions,
+        variables,
+        lambda key: variables,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        layout=layout,
+        head=head,
+    )
+    return model._replace(notes=(*model.notes, *notes)), variables
+
+
+def check_sizes(image_shape: tuple[int, ...], num_classes: int | None) -> tuple[int, int, int]:
+    """(H, W, channels), or `ValueError` on a size out of range."""
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be (height, width, channels), got {tuple(image_shape)}")
     height, width, channels = image_shape
     _validate.positive(height=height, width=width, channels=channels)
     if num_classes is not None:
         _validate.in_range(2, 10**6, num_classes=num_classes)
-    variables = jax.tree.map(jnp.asarray, variables)
-    network = _Network(functions, variables, (height, width, channels), layout)
+    return height, width, channels
+
+
+def wrapped(
+    functions: dict[BatchNormMode, Function],
+    variables: PyTree,
+    init: Callable[[jax.Array], PyTree],
+    *,
+    image_shape: tuple[int, ...],
+    num_classes: int | None,
+    layout: Layout = "NHWC",
+    head: str | None,
+    form: Form = "auto",
+) -> Classifier:
+    """The classifier of functions by mode, whose variables have these shapes and are drawn by `init`."""
+    _validate.one_of(LAYOUTS, layout=layout)
+    _validate.one_of(FORMS, form=form)
+    size = check_sizes(image_shape, num_classes)
+    network = _Network(functions, variables, size, layout, form)
     classes = network.check_logits(num_classes)
     mode: BatchNormMode = "train" if "train" in functions else "eval"
     plan = network.plan(mode, _COMPARED[0], variables)
     last = network.choose_head(plan, _COMPARED[0], classes, head)
     network.head_name, network.classes = (last.kernel if last else None), classes
     network.find_weights(variables)
+    notes = notes_on(plan)
     if last is None:
         notes = (*notes, "the last dense layer was not found: label rules and defenses of features do not work")
 
@@ -138,10 +174,10 @@ def assemble(
     ) -> dict[str, jax.Array]:
         return network(variables, x, mode, sharpness, rows=True)[1]
 
-    model = Classifier(
-        (height, width, channels),
+    return Classifier(
+        size,
         classes,
-        lambda key: variables,
+        init,
         apply,
         layer_of(last.kernel) if last else "",
         bool(variables["batch_stats"]),
@@ -149,9 +185,8 @@ def assemble(
         matrix=plan.matrix,
         bias_of=plan.bias_of,
         head_leaves=(() if last is None else (last.kernel,) if last.bias is None else (last.kernel, last.bias)),
-        notes=(*notes_on(plan), *notes),
+        notes=notes,
     )
-    return model, variables
 
 
 class _Network:
@@ -163,8 +198,9 @@ class _Network:
         variables: PyTree,
         image_shape: tuple[int, int, int],
         layout: Layout,
+        form: Form,
     ):
-        self.functions, self.image_shape, self.layout = functions, image_shape, layout
+        self.functions, self.image_shape, self.layout, self.form = functions, image_shape, layout, form
         self.shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
         self.names = tuple(_tree.named_leaves(variables["params"]))
         self.head_name: str | None = None
@@ -173,15 +209,15 @@ class _Network:
         self._traced: dict[Any, tuple[Program, Any]] = {}
         self._plans: dict[Any, tuple[Plan, Any, Head | None]] = {}
 
-    def traced(self, mode: BatchNormMode, batch: int, shapes: PyTree) -> tuple[Program, Any]:
+    def traced(self, mode: BatchNormMode, batch: int, shapes: PyTree, dtype: Any = _PIXELS) -> tuple[Program, Any]:
         """The program for so many images, and the structure of its outputs."""
 
         def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
             return self.functions[mode](params, batch_stats, self._as_given(x))
 
-        key = (mode, batch, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
+        key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._traced:
-            x = jax.ShapeDtypeStruct((batch, *self.image_shape), jnp.float32)
+            x = jax.ShapeDtypeStruct((batch, *self.image_shape), dtype)
             closed, outputs = jax.make_jaxpr(function, return_shape=True)(shapes["params"], shapes["batch_stats"], x)
             self._traced[key] = (flattened(closed), outputs)
         return self._traced[key]
@@ -197,7 +233,7 @@ class _Network:
             if not fits or (num_classes is not None and found[1] != num_classes):
                 raise ValueError(f"the function must give logits {wanted} in mode {mode!r}, got {found}")
             stats = outputs.batch_stats
-            if stats is not None and not _same_structure(stats, self.shapes["batch_stats"]):
+            if stats is not None and not same_structure(stats, self.shapes["batch_stats"]):
                 raise ValueError(f"batch_stats of mode {mode!r} must have the structure of those in variables")
             num_classes = found[1]
         assert num_classes is not None
@@ -207,13 +243,16 @@ class _Network:
         """The plan for so many images."""
         return self._planned(mode, batch, variables)[0]
 
-    def _planned(self, mode: BatchNormMode, batch: int, variables: PyTree) -> tuple[Plan, Any, Head | None]:
+    def _planned(
+        self, mode: BatchNormMode, batch: int, variables: PyTree, dtype: Any = _PIXELS
+    ) -> tuple[Plan, Any, Head | None]:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), variables)
-        key = (mode, batch, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
+        key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._plans:
-            program, outputs = self.traced(mode, batch, shapes)
-            facts = Facts(program, self.names, slots_of_batch(program, self.traced(mode, batch + 1, shapes)[0]))
-            plan = Plan(program, facts)
+            program, outputs = self.traced(mode, batch, shapes, dtype)
+            one_more, _ = self.traced(mode, batch + 1, shapes, dtype)
+            facts = Facts(program, self.names, slots_of_batch(program, one_more))
+            plan = Plan(program, facts, self.form)
             found = (h for h in plan.head(batch, self.classes) if h.kernel == self.head_name)
             self._plans[key] = (plan, jax.tree.structure(outputs), next(found, None))
         return self._plans[key]
@@ -280,7 +319,7 @@ class _Network:
             raise ValueError('mode="eval" reads running statistics, but batch_stats were not granted')
         known = {"params": variables["params"], "batch_stats": stats}
         self._check(known)
-        plan, structure, head = self._planned(mode, len(x), known)
+        plan, structure, head = self._planned(mode, len(x), known, jnp.dtype(x.dtype))
         if normalised and not given:
             slots = plan.program.inputs[len(self.names) : -1]
             if plan.used.intersection(slots):
@@ -309,7 +348,8 @@ class _Network:
                     raise ValueError(f"{part}: {name} must have shape {leaf.shape}, got {jnp.shape(found[name])}")
 
 
-def _same_structure(a: PyTree, b: PyTree) -> bool:
+def same_structure(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same names and leaves."""
     first: Any = jax.tree.structure(a)
     return bool(first == jax.tree.structure(b))
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak.models._conv import conv2d, patches
+from jaxleak.models._conv import Form, conv2d, patches
 from jaxleak.models._door.facts import Facts, Origin
 from jaxleak.models._door.layouts import in_order, inverse, moved, plain
 from jaxleak.models._door.program import Step
@@ -24,6 +24,7 @@ class Convolution(NamedTuple):
     padding: Pads
     groups: int
     origin: Origin | None  # where the kernel comes from, if it is a parameter
+    form: Form = "auto"  # see `jaxleak.models.conv2d`
 
     def __call__(self, x: Any, kernel: Any) -> Any:
         """What the primitive computes; see `jaxleak.models._door.layouts`."""
@@ -33,6 +34,7 @@ class Convolution(NamedTuple):
             stride=self.stride,
             padding=self.padding,
             groups=self.groups,
+            form=self.form,
         )
         return moved(fast, self.output)
 
@@ -70,7 +72,7 @@ class Product(NamedTuple):
         return jnp.transpose(kernel, (*self.kernel_contracted, *free)).reshape(size, -1)
 
 
-def convolution_of(step: Step, facts: Facts) -> Convolution | str:
+def convolution_of(step: Step, facts: Facts, form: Form) -> Convolution | str:
     """The convolution of a `conv_general_dilated`, or why it stays as it is."""
     p = step.params
     if len(p["window_strides"]) != 2:
@@ -95,6 +97,7 @@ def convolution_of(step: Step, facts: Facts) -> Convolution | str:
         (tuple(p["padding"][0]), tuple(p["padding"][1])),
         p["feature_group_count"],
         _kernel(facts, step.inputs[1]),
+        form,
     )
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak.models._activations import Sharpness
+from jaxleak.models._conv import Form
 from jaxleak.models._door import kinks, linear
 from jaxleak.models._door.facts import Facts
 from jaxleak.models._door.layouts import bind, entry_by_entry, plain
@@ -37,9 +38,9 @@ class Pass(NamedTuple):
 class Plan:
     """A program with the rules for its steps."""
 
-    def __init__(self, program: Program, facts: Facts):
-        """Look at every step once."""
-        self.program, self.facts = program, facts
+    def __init__(self, program: Program, facts: Facts, form: Form = "auto"):
+        """Look at every step once; `form` is how convolutions are written, see `jaxleak.models.conv2d`."""
+        self.program, self.facts, self.form = program, facts, form
         self.rules: dict[int, Rule] = {}
         self.layers: dict[int, linear.Convolution | linear.Product] = {}
         self.smoothed: list[str] = []  # kinds of kinks with a smooth form, one entry for each kink
@@ -110,7 +111,7 @@ class Plan:
         )
 
     def _convolution(self, number: int, step: Step) -> None:
-        found = linear.convolution_of(step, self.facts)
+        found = linear.convolution_of(step, self.facts, self.form)
         if isinstance(found, str):
             self.slow.append(found)
             return
