@@ -234,5 +234,5 @@ def test_bad_regularizer_arguments(images):
         o.summed_total_variation(images[0])
     with pytest.raises(ValueError, match="reduction must be one of"):
         o.activation_penalty((images,), "max")
-    with pytest.raises(ValueError, match="at least one layer"):
+    with pytest.raises(ValueError, match="at least one non-linearity"):
         o.activation_penalty(())
