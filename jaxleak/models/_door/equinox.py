@@ -8,7 +8,8 @@ import jax
 from jaxleak import _tree
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
-from jaxleak.models._door.function import Computed, Function, Layout, assemble
+from jaxleak.models._door.function import assemble
+from jaxleak.models._door.network import Computed, Function, Layout
 from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.trees import as_dict, filled
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._conv import Form
-from jaxleak.models._door.function import Computed, Function, Layout, assemble, check_sizes, same_structure, wrapped
+from jaxleak.models._door.function import assemble, check_sizes, wrapped
+from jaxleak.models._door.network import Computed, Function, Layout, same_structure
 from jaxleak.models._door.refused import RefusedError
 
 if TYPE_CHECKING:

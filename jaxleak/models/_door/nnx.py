@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BatchNormMode
-from jaxleak.models._door.function import Computed, Function
+from jaxleak.models._door.network import Computed, Function
 from jaxleak.models._door.refused import RefusedError
 
 #: Kinds of NNX variables in the order in which they are split: parameters, running statistics, all others.

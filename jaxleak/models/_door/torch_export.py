@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier
-from jaxleak.models._door.function import Computed, Function, assemble
+from jaxleak.models._door.function import assemble
+from jaxleak.models._door.network import Computed, Function
 from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
 from jaxleak.models._door.torch_layers import ActiveDropoutError

@@ -1,0 +1,209 @@
+"""A network by mode, traced once for each batch size, and passes through it."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak import _tree, _validate
+from jaxleak._base import PyTree
+from jaxleak.models._activations import Sharpness
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Outputs
+from jaxleak.models._conv import Form
+from jaxleak.models._door.facts import Facts, slots_of_batch
+from jaxleak.models._door.plan import Head, Plan
+from jaxleak.models._door.program import Program, flattened
+from jaxleak.models._door.refused import RefusedError
+
+Layout = Literal["NHWC", "NCHW"]
+
+#: Images of the program that is read before any other. Comparing it with that of one more image shows which numbers
+#: belong to images.
+FEW = 2
+
+#: What images are made of, unless a caller has others, such as bfloat16.
+_PIXELS = jnp.dtype("float32")
+
+
+class Computed(NamedTuple):
+    """What a network gives in one mode, before anything is known of its inside."""
+
+    logits: jax.Array  # (B, C)
+    batch_stats: PyTree = None  # running statistics after this batch, or None where they stay
+    statistics: PyTree = None  # statistics of this batch, a tree like the running ones; None: to be found from those
+
+
+#: (params, batch_stats, x) -> Computed
+Function = Callable[[PyTree, PyTree, jax.Array], Computed]
+
+
+class Network:
+    """Functions by mode, traced once for each batch size."""
+
+    def __init__(
+        self,
+        functions: dict[BatchNormMode, Function],
+        variables: PyTree,
+        image_shape: tuple[int, int, int],
+        layout: Layout,
+        form: Form,
+    ):
+        self.functions, self.image_shape, self.layout, self.form = functions, image_shape, layout, form
+        self.shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
+        self.names = tuple(_tree.named_leaves(variables["params"]))
+        self.head_name: str | None = None
+        self.classes = 0
+        self.kept: PyTree = None
+        self._traced: dict[Any, tuple[Program, Any]] = {}
+        self._plans: dict[Any, tuple[Plan, Any, Head | None]] = {}
+
+    def traced(self, mode: BatchNormMode, batch: int, shapes: PyTree, dtype: Any = _PIXELS) -> tuple[Program, Any]:
+        """The program for so many images, and the structure of its outputs."""
+
+        def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
+            return self.functions[mode](params, batch_stats, self._as_given(x))
+
+        key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
+        if key not in self._traced:
+            x = jax.ShapeDtypeStruct((batch, *self.image_shape), dtype)
+            closed, outputs = jax.make_jaxpr(function, return_shape=True)(shapes["params"], shapes["batch_stats"], x)
+            self._traced[key] = (flattened(closed), outputs)
+        return self._traced[key]
+
+    def check_logits(self, num_classes: int | None) -> int:
+        """C, or `ValueError` if a mode gives no logits (B, C)."""
+        batch = FEW
+        for mode in self.functions:
+            _, outputs = self.traced(mode, batch, self.shapes)
+            found: Any = getattr(outputs.logits, "shape", type(outputs.logits).__name__)
+            wanted = f"(B, num_classes) = ({batch}, {'C' if num_classes is None else num_classes})"
+            fits = isinstance(found, tuple) and len(found) == 2 and found[0] == batch and found[1] > 1
+            if not fits or (num_classes is not None and found[1] != num_classes):
+                raise ValueError(f"the function must give logits {wanted} in mode {mode!r}, got {found}")
+            stats = outputs.batch_stats
+            if stats is not None and not same_structure(stats, self.shapes["batch_stats"]):
+                raise ValueError(f"batch_stats of mode {mode!r} must have the structure of those in variables")
+            num_classes = found[1]
+        assert num_classes is not None
+        return num_classes
+
+    def plan(self, mode: BatchNormMode, batch: int, variables: PyTree) -> Plan:
+        """The plan for so many images."""
+        return self._planned(mode, batch, variables)[0]
+
+    def _planned(
+        self, mode: BatchNormMode, batch: int, variables: PyTree, dtype: Any = _PIXELS
+    ) -> tuple[Plan, Any, Head | None]:
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), variables)
+        key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
+        if key not in self._plans:
+            program, outputs = self.traced(mode, batch, shapes, dtype)
+            one_more, _ = self.traced(mode, batch + 1, shapes, dtype)
+            facts = Facts(program, self.names, slots_of_batch(program, one_more))
+            plan = Plan(program, facts, self.form)
+            found = (h for h in plan.head(batch, self.classes) if h.kernel == self.head_name)
+            self._plans[key] = (plan, jax.tree.structure(outputs), next(found, None))
+        return self._plans[key]
+
+    def choose_head(self, plan: Plan, batch: int, classes: int, head: str | None) -> Head | None:
+        """The last dense layer, or the one of this name."""
+        self._plans.clear()  # they were made before the head was known
+        found = list(plan.head(batch, classes))
+        if head is None:
+            return found[0] if found else None
+        for candidate in found:
+            if head in (candidate.kernel, layer_of(candidate.kernel)):
+                return candidate
+        known = ", ".join(layer_of(candidate.kernel) for candidate in found) or "none"
+        raise RefusedError(f"head must be a dense layer with {classes} outputs ({known}), got {head!r}")
+
+    def find_weights(self, variables: PyTree) -> None:
+        """How much of the old running statistics the new ones keep: `a` in `a * old + (1 - a) * of this batch`.
+
+        It is the derivative of the new statistics by the old ones, for which no image has to be looked at.
+        """
+        if "train" not in self.functions or not jax.tree.leaves(variables["batch_stats"]):
+            return
+        program, outputs = self.traced("train", FEW, self.shapes)
+        new = jax.tree.unflatten(jax.tree.structure(outputs), program.outputs).batch_stats
+        x = jnp.zeros((FEW, *self.image_shape))
+        arguments = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]), x)
+        if new is None or outputs.statistics is not None:
+            return
+
+        def share(*arguments: jax.Array) -> list[jax.Array]:
+            params, old, x = arguments[: len(self.names)], arguments[len(self.names) : -1], arguments[-1]
+
+            def after(old: tuple[jax.Array, ...]) -> list[jax.Array]:
+                return program.evaluated((*params, *old, x), jax.tree.leaves(new))
+
+            return jax.jvp(after, (old,), (tuple(map(jnp.ones_like, old)),))[1]
+
+        weights = flattened(jax.make_jaxpr(share)(*arguments))
+        self.kept = jax.tree.unflatten(jax.tree.structure(new), weights.evaluated(arguments, weights.outputs))
+
+    def _statistics(self, new: PyTree, old: PyTree) -> PyTree:
+        """The batch's own mean and variance, solved from the running statistics before and after it."""
+        if self.kept is None or new is None:
+            return {}
+        return jax.tree.map(lambda n, o, a: (n - a * o) / jnp.where(a < 1, 1 - a, jnp.nan), new, old, self.kept)
+
+    def _as_given(self, x: jax.Array) -> jax.Array:
+        return jnp.transpose(x, (0, 3, 1, 2)) if self.layout == "NCHW" else x
+
+    def __call__(
+        self, variables: PyTree, x: jax.Array, mode: BatchNormMode, sharpness: Sharpness, *, rows: bool = False
+    ) -> tuple[Outputs, dict[str, jax.Array]]:
+        """Outputs and rows of one pass."""
+        _validate.one_of(BATCH_NORM_MODES, mode=mode)
+        if x.ndim != 4 or x.shape[1:] != self.image_shape:
+            raise ValueError(f"x must be (B, {', '.join(map(str, self.image_shape))}), got {x.shape}")
+        if mode not in self.functions:
+            raise ValueError(f"what this model computes in mode {mode!r} is not known: give train_apply")
+        given = variables.get("batch_stats")
+        normalised = jax.tree.leaves(self.shapes["batch_stats"])
+        stats = given if given else jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.shapes["batch_stats"])
+        if mode == "eval" and normalised and not given:
+            raise ValueError('mode="eval" reads running statistics, but batch_stats were not granted')
+        known = {"params": variables["params"], "batch_stats": stats}
+        self._check(known)
+        plan, structure, head = self._planned(mode, len(x), known, jnp.dtype(x.dtype))
+        if normalised and not given:
+            slots = plan.program.inputs[len(self.names) : -1]
+            if plan.used.intersection(slots):
+                raise ValueError(
+                    "training reads running statistics too in this model, but batch_stats were not granted"
+                )
+        arguments = (*jax.tree.leaves(known["params"]), *jax.tree.leaves(stats), x)
+        found = plan.run(arguments, sharpness, head=head, rows=rows)
+        computed: Computed = jax.tree.unflatten(structure, found.outputs)
+        features = jnp.zeros((len(x), 0)) if found.features is None else found.features
+        new = computed.batch_stats if mode == "train" and given and computed.batch_stats is not None else given
+        statistics = computed.statistics
+        if statistics is None:
+            statistics = self._statistics(computed.batch_stats, stats)
+        return Outputs(computed.logits, features, found.activations, statistics, new), found.rows
+
+    def _check(self, variables: PyTree) -> None:
+        """`ValueError` naming the first leaf that does not fit."""
+        for part in ("params", "batch_stats"):
+            wanted, found = _tree.named_leaves(self.shapes[part]), _tree.named_leaves(variables[part])
+            if wanted.keys() != found.keys():
+                differing = sorted(wanted.keys() ^ found.keys())
+                raise ValueError(f"{part} are of another model: {', '.join(differing[:3])} differ")
+            for name, leaf in wanted.items():
+                if leaf.shape != jnp.shape(found[name]):
+                    raise ValueError(f"{part}: {name} must have shape {leaf.shape}, got {jnp.shape(found[name])}")
+
+
+def same_structure(a: PyTree, b: PyTree) -> bool:
+    """Whether two trees have the same names and leaves."""
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))
+
+
+def layer_of(leaf: str) -> str:
+    """The layer that a leaf belongs to: "fc" of "fc.weight", "block/conv" of "block/conv/kernel"."""
+    cut = max(leaf.rfind("/"), leaf.rfind("."))
+    return leaf[:cut] if cut > 0 else leaf
