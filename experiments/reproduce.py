@@ -46,6 +46,7 @@ from jaxleak.study.ledger import (
     impossible_entries,
     recheck,
     record_rechecks,
+    require_printed,
     summary,
 )
 
@@ -110,7 +111,7 @@ def main(args: Args) -> int:
     if args.sheets:
         draw(args, ledgers)
         return 0
-    _known(args, ledgers)
+    require_printed(ledgers, tables=args.table, cells=args.cell)
     if args.check:
         return check(args, ledgers)
     run(args, ledgers)
@@ -135,16 +136,6 @@ def draw(args: Args, ledgers: list[Ledger]) -> None:
 
 def _folder(args: Args, ledger: Ledger) -> Path:
     return (args.out or default_out("reproduce", "ledger")) / ledger.paper
-
-
-def _known(args: Args, ledgers: list[Ledger]) -> None:
-    cells = [cell for ledger in ledgers for cell in ledger.printed]
-    for name in args.cell:
-        if name not in cells:
-            raise ValueError(f"--cell {name} is no printed cell of {', '.join(args.paper)}; see experiments/paper")
-    tables = dict.fromkeys(cell.partition("/")[0] for cell in cells)
-    for name in args.table:
-        _validate.one_of(tables, table=name)
 
 
 def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:

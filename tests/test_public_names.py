@@ -136,8 +136,8 @@ NAMES = {
     "jaxleak.study.ledger": """
         agrees as_record Better cell_status commit_of Directions draw_entries draw_sheets Entry from_record
         impossible_entries judge Ledger mean_and_spread MEASURED Measurement NO_ENTRY printed_cells Queue Recheck
-        recheck record_rechecks RECHECKS_FILE RULE Status STATUSES Study summary table_counts TOLERANCE TOO_COSTLY
-        Variant VARIANTS
+        recheck record_rechecks RECHECKS_FILE require_printed RULE Status STATUSES Study summary table_counts TOLERANCE
+        TOO_COSTLY Variant VARIANTS
     """,
     "jaxleak.study.parties": """
         ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName IMAGE_WIDTHS

@@ -151,8 +151,21 @@ def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: 
 
 
 def test_unknown_cells_and_tables_are_refused():
-    with pytest.raises(ValueError, match="--cell nosuch is no printed cell"):
-        reproduce.main(reproduce.Args(cell=("nosuch",)))
+    def refusal(**named):
+        with pytest.raises(ValueError, match="is no printed cell of cafe") as caught:
+            reproduce.main(reproduce.Args(**named))
+        said, *cells = str(caught.value).splitlines()
+        return said, [cell.strip() for cell in cells]
+
+    of_table = [cell for cell in ledger_of("cafe").printed if cell.startswith("table4/")]
+    said, cells = refusal(paper=("cafe",), table=("table4",), cell=("nosuch",))
+    assert said == "--cell nosuch is no printed cell of cafe, table4; the cells there are"
+    assert cells == of_table
+    assert refusal(paper=("cafe",), cell=("table4/full/cifar",))[1] == of_table
+    said, cells = refusal(paper=("cafe",), cell=("tabel4/full/cifar10",))
+    assert "all cells of T are listed" in said
+    assert cells[0] == "table4/full/cifar10"
+    assert len(cells) == 5
     with pytest.raises(ValueError, match="table must be one of"):
         reproduce.main(reproduce.Args(table=("nosuch",)))
 

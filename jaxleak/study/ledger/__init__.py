@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries
     from jaxleak.study.ledger._sheets import draw_sheets
     from jaxleak.study.ledger._status import NO_ENTRY, cell_status, summary, table_counts
-    from jaxleak.study.ledger._store import Ledger
+    from jaxleak.study.ledger._store import Ledger, require_printed
     from jaxleak.study.ledger._verdict import (
         RULE,
         TOLERANCE,
@@ -51,7 +51,7 @@ _MODULE_OF = {
     **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries"), "_queue"),
     "draw_sheets": "_sheets",
     **dict.fromkeys(("NO_ENTRY", "cell_status", "summary", "table_counts"), "_status"),
-    "Ledger": "_store",
+    **dict.fromkeys(("Ledger", "require_printed"), "_store"),
     **dict.fromkeys(
         ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "judge", "mean_and_spread", "printed_cells"),
         "_verdict",
@@ -89,6 +89,7 @@ __all__ = [
     "printed_cells",
     "recheck",
     "record_rechecks",
+    "require_printed",
     "summary",
     "table_counts",
 ]

@@ -1,10 +1,12 @@
 """The files of ledgers: one per paper, one entry per line, in the order of the print."""
 
+import difflib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxleak import _validate
 from jaxleak.study.files import jsonable, write_text
 from jaxleak.study.ledger._entry import VARIANTS, Entry, as_record, from_record
 from jaxleak.study.ledger._verdict import Directions
@@ -73,3 +75,30 @@ class Ledger:
                 f"{entry.cell} is printed as {printed['value']} {printed['unit']}, not {entry.paper} {entry.unit}"
             )
         self.entries[entry.key] = entry
+
+
+def require_printed(ledgers: Sequence[Ledger], *, tables: Collection[str] = (), cells: Iterable[str] = ()) -> None:
+    """Refuse tables and cells that no ledger has, and list those that it has instead.
+
+    Args:
+        ledgers: the papers that are meant, one at least.
+        tables: names of tables.
+        cells: full ids, TABLE/REST.
+
+    Raises:
+        ValueError: on an unknown table, with all tables; on an unknown cell, with all cells of `tables`, else of the
+            table that its id begins with, else the five cells whose ids are nearest.
+    """
+    known = [cell for ledger in ledgers for cell in ledger.printed]
+    for name in tables:
+        _validate.one_of(dict.fromkeys(cell.partition("/")[0] for cell in known), table=name)
+    for name in cells:
+        if name in known:
+            continue
+        of = tables or (name.partition("/")[0],)
+        listed, told = [cell for cell in known if cell.partition("/")[0] in of], "; the cells there are"
+        if not listed:
+            listed = difflib.get_close_matches(name, known, n=5, cutoff=0.0)
+            told = "; with --table T beside it, all cells of T are listed. The nearest are"
+        where = ", ".join([*(ledger.paper for ledger in ledgers), *tables])
+        raise ValueError("\n  ".join((f"--cell {name} is no printed cell of {where}{told}", *dict.fromkeys(listed))))
