@@ -141,6 +141,27 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
     assert check_known_images(two_steps, plain.variables, payload, truth, defended=True) == []
 
 
+@pytest.mark.parametrize("stated", [1, 2])
+def test_a_batch_size_that_is_too_small_is_one_mistake(plain, stated):
+    (wrong,) = (finding for finding in plain.check(batch_size=stated) if finding.cause)
+    assert wrong.name == "batch size by rank"
+    others = [f for f in plain.check(batch_size=stated) if "batch size by rank, has refuted" in f.evidence]
+    assert {finding.status for finding in others} == {"not applicable"}
+    assert len(others) == 2 if stated == 1 else others
+
+
+def test_a_sum_over_the_batch_is_one_mistake(plain):
+    (wrong,) = (f for f in plain.check(jax.tree.map(lambda g: 4 * g, plain.gradient)) if f.cause)
+    assert (wrong.name, wrong.option) == ("mean over the batch", "--reduction sum")
+
+
+def test_one_samples_factor_is_said_where_its_gradient_is_too_large():
+    client = Client(batch_norm=False, batch_size=1)
+    found = {f.name: f for f in failed(client.check(jax.tree.map(lambda g: 100 * g, client.gradient)))}
+    assert set(found) == {"mean over the batch", "one sample's equations"}
+    assert "100 times" in found["one sample's equations"].cause
+
+
 def test_fewer_samples_than_stated_are_suspicious(plain):
     found = {finding.name: finding for finding in plain.check(batch_size=8)}
     assert found["batch size by rank"].status == "suspicious"

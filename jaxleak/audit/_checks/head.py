@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak.audit._checks.finding import Finding
+from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.models import Classifier
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
@@ -65,6 +65,9 @@ def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head | Non
 def check_head(head: Head | None, samples: int) -> list[Finding]:
     """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
 
+    A later check that takes for granted what an earlier one has refuted is not applicable: it would name the same
+    mistake a second time, as if another one had been found.
+
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
@@ -72,12 +75,23 @@ def check_head(head: Head | None, samples: int) -> list[Finding]:
     if head is None:
         why = "The network ends in no dense layer that is known and trained, such as one with a convolution at its end."
         return [Finding("equations of the head", "not applicable", why)]
-    found = [_sums_over_classes(head), _size_of_the_bias_gradient(head, samples), _rank(head, samples)]
+    size, rank = _size_of_the_bias_gradient(head, samples), _rank(head, samples)
+    found = [_sums_over_classes(head), size, rank]
     if head.bias_gradient is None:
         return found
-    found.append(_labels_fit(head.bias_gradient, samples))
-    found.append(_one_sample(head) if samples == 1 else _counts(head, samples))
-    return found
+    found.append(_unless_refuted(_labels_fit(head.bias_gradient, samples), size, rank))
+    if samples > 1:
+        return [*found, _unless_refuted(_counts(head, samples), size, rank)]
+    # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
+    return [*found, _unless_refuted(_one_sample(head), rank)]
+
+
+def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
+    refuted = failed(list(granted))
+    if not refuted or finding.status in ("passed", "not applicable"):
+        return finding
+    why = f"This check takes for granted what an earlier one, {refuted[0].name}, has refuted."
+    return Finding(finding.name, "not applicable", why)
 
 
 def labels_of(head: Head, samples: int) -> Labels:
