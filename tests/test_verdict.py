@@ -16,8 +16,9 @@ from jaxleak._lock import FolderInUseError
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.head import Labels
 from jaxleak.audit._verdict.search import graded
+from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import Store
-from jaxleak.audit._verdict.update import _identity
+from jaxleak.audit._verdict.update import _identity, _told
 
 
 def _sent(model, images=1, seed=1):
@@ -245,6 +246,45 @@ def test_the_budget_is_over_before_an_attack_where_checks_and_compiling_have_spe
     verdict = audit.update(model, variables, gradient, batch_size=2, minutes=0.9, since=late)
     assert not verdict.answers
     assert any("was not tried: the time was spent" in reason for reason in verdict.reasons)
+
+
+def test_spans_of_compiling_that_overlap_are_counted_once():
+    watch = Stopwatch()
+    now = time.monotonic()
+    for begin, end in ((1, 2), (3, 4), (2.5, 5), (4.5, 6), (7, 8)):
+        watch.add(now + begin, now + end)
+    assert watch.spent["compiling"] == pytest.approx(1 + 3.5 + 1)
+    late = Stopwatch()
+    late.add(late._begin - 9, late._begin + 1)  # what came before is left out
+    assert late.spent["compiling"] == pytest.approx(1)
+
+
+def test_a_program_is_compiled_at_its_first_call_alone():
+    inner = jax.jit(lambda x: jnp.linalg.svd(x, compute_uv=False))
+    program = jax.jit(lambda x: jax.lax.scan(lambda y, _: (y * inner(y).sum(), None), x, None, length=2)[0])
+    x = jnp.ones((3, 3))
+    seconds = []
+    for _ in range(2):
+        watch = Stopwatch()
+        jax.block_until_ready(program(x))
+        seconds.append(watch.spent)
+    assert 0 < seconds[0]["compiling"] <= seconds[0]["seconds"]
+    assert seconds[1]["compiling"] == 0
+
+
+def test_verdict_and_report_say_what_compiling_took(perceptron, tmp_path):
+    model, variables, _, gradient = perceptron
+    jax.clear_caches()
+    verdict = audit.update(model, variables, gradient, batch_size=1)
+    (answer,) = verdict.answers
+    assert 0 < answer.compiling <= answer.seconds
+    told = _told(answer._replace(seconds=12.0, compiling=7.0))
+    assert "(12 s, 7 of them compiling)" in told
+    assert "compiling" not in _told(answer._replace(compiling=0.0))
+    verdict = verdict._replace(answers=(answer._replace(seconds=12.0, compiling=7.0),))
+    report = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
+    assert "<th>Of them compiling</th>" in report
+    assert "<td>12</td><td>7</td>" in report
 
 
 def test_one_image_that_is_taken_for_four_proves_one_label(perceptron):

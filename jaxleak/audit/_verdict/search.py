@@ -16,6 +16,7 @@ from jaxleak.audit._agreement import agreement
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rounds import template_of
+from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses import Defense
@@ -98,10 +99,10 @@ def search(
     if case.store.left <= 0:
         return None, 0.0
     case.show(f"compiling {called(name)}", 0, 1, "")
-    begin = time.monotonic()
+    watch = Stopwatch()
     last: list[tuple[int, InversionRun]] = []
     pace: list[float] = []
-    marks = [begin]
+    marks = [time.monotonic()]
 
     def callback(done: int, run: InversionRun, infos: dict[str, np.ndarray]) -> None:
         last[:] = [(done, run)]
@@ -128,6 +129,6 @@ def search(
     best = best_restart(starts)
     answer = graded(
         case, name, np.asarray(best.x[:, 0]), np.asarray(best.y) if y is None else y,
-        agreement=agreement(starts).value, seconds=time.monotonic() - begin, iterations=done, finished=finished,
+        agreement=agreement(starts).value, iterations=done, finished=finished, **watch.spent,
     )  # fmt: skip
     return answer, float(np.median(pace[1:] or pace)) if pace else 0.0

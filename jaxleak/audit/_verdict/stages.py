@@ -1,6 +1,5 @@
 """The attacks of an audit in the order of their cost, and which of them apply."""
 
-import time
 from collections.abc import Iterator
 
 import jax
@@ -14,6 +13,7 @@ from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, graded, search
+from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
@@ -46,7 +46,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
 
 
 def _closed_forms(case: Case) -> Iterator[Answer | str]:
-    model, seen, begin = case.share.model, case.observation, time.monotonic()
+    model, seen, watch = case.share.model, case.observation, Stopwatch()
     if not model.head:
         yield "Closed forms of one exact gradient were not tried: they read the label off a dense layer at the end."
         return
@@ -58,7 +58,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
         found, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
         if found.gradient_matched is not None and found.gradient_matched.all():  # the equations of one image hold
             image, label, solved = np.asarray(found.x[:, 0]), np.asarray(found.y), bool(found.answered.all())
-            yield graded(case, "patch_embedding", image, label, solved=solved, seconds=time.monotonic() - begin)
+            yield graded(case, "patch_embedding", image, label, solved=solved, **watch.spent)
         if found.answered.all():
             return
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
@@ -68,7 +68,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
     x = affine_solution(peeled)
     if x is not None:
-        yield graded(case, "dense_inputs", np.asarray(x)[None], y, solved=True, seconds=time.monotonic() - begin)
+        yield graded(case, "dense_inputs", np.asarray(x)[None], y, solved=True, **watch.spent)
         return
     stored = case.store.answer("peeling")
     answer = stored or search(case, "peeling", _peeling(peeled), _with_labels(peeled, y), y=y)[0]

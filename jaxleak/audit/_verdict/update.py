@@ -163,9 +163,10 @@ def _inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ve
 def _told(answer: Answer) -> str:
     counted = answer.counted_agreement
     agreement = "" if counted is None else f", independent starts agree to an SSIM of {counted.mean():.2f}"
+    compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
     ended = "" if answer.finished else f", ended by the budget after {answer.iterations} iterations"
     return (
-        f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{ended}): the gradient's cosine "
+        f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
         f"distance is {answer.cosine_distance:.2g}{agreement}."
     )
 

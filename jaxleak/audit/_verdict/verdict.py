@@ -51,6 +51,7 @@ class Answer(NamedTuple):
     agreement: np.ndarray | None = None  # (B,) SSIM between two independent starts; None for a closed form
     solved: bool = False  # whether equations gave the images, without a search
     seconds: float = 0.0
+    compiling: float = 0.0  # seconds of them in which programs were compiled, or read if they were kept
     iterations: int = 0
     finished: bool = True  # False where the budget ended it
 
