@@ -1,17 +1,20 @@
-"""Draw figures of the pages from stored results, which stand in docs/results: `make figures`.
+"""Draw figures of the pages from stored results, of docs/results or of a ledger: `make figures`.
 
 A name of a figure as an argument draws that one alone. Nothing here computes.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import agreement as study
+from experiments._ledger.papers import ledger_of
 from jaxleak.study import plots
+from jaxleak.study.ledger import Entry
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent / "figures"
@@ -47,6 +50,15 @@ RULES = {
     "corrected_counts": "corrected counts",
     "fedleak": "the rule of the FedLeak paper",
     "random": "labels drawn at random",
+}
+#: Cells of CAFE's tables that a descent fills, by their data, and what the figure calls the method.
+DESCENTS = {
+    "table4/full/{}": "CAFE",
+    "table2/bn/{}": "BN regularizer",
+    "table2/gc/{}": "GC regularizer",
+    "table2/dlg/{}": "DLG",
+    "table2/cosine/{}": "cosine + TV",
+    "table2/sapag/{}": "SAPAG",
 }
 
 
@@ -170,16 +182,100 @@ def labels(stored: dict[str, Any], path: Path) -> None:
     plots.save_figure(figure, path)
 
 
-#: What draws a figure, by its name, and the name of the stored results.
-DRAWN = {draw.__name__: (draw, draw.__name__) for draw in (agreement, defenses, mistakes, audited, labels)}
-DRAWN["deep"] = (deep, "resnet34")
+def vit(*stored: dict[str, Any], path: Path) -> None:
+    """What the closed form finds behind ViT tiny, by the noise on the gradient; runs in the order of the noise."""
+    figure, axes = plots.subplots(size=(7, 4))
+    places = np.arange(len(stored))
+    of_seed = zip(*(run["cells"] for run in stored), strict=True)
+    for cells in of_seed:
+        axes.plot(places, [cell["psnr"] for cell in cells], color="C5", linewidth=1)
+    for answered, look, label in (
+        (1, {"marker": "o", "color": "C0"}, "the attack gives an answer"),
+        (0, {"marker": "X", "color": "C1"}, "the attack itself flags its answer"),
+    ):
+        shown = [(x, c["psnr"]) for x, run in enumerate(stored) for c in run["cells"] if c["answered"] == answered]
+        axes.plot(*zip(*shown, strict=True), linestyle="", label=label, **look)  # type: ignore[arg-type]
+    grey = float(np.mean([cell["psnr_grey"] for cell in stored[0]["cells"]]))
+    axes.axhline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    strengths = [run["config"]["strength"] for run in stored]
+    axes.set_xticks(places, [f"{strength:.0e}".replace("e-0", "e-") if strength else "none" for strength in strengths])
+    axes.set_xlim(-0.3, places[-1] + 0.3)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("standard deviation of the noise on the gradient (a line for each seed)")
+    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_title("One image behind ViT tiny is read, until noise of 1e-5 stops it")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def brightness(deep_network: dict[str, Any], *trained: dict[str, Any], path: Path) -> None:
+    """What one factor of brightness costs, one row for every answer that has the update's gradient."""
+    runs = [("ResNet34", cell["seed"], cell) for cell in deep_network["cells"]]
+    for run in trained:
+        seed = run["config"]["seeds"][0]
+        runs += [("ResNet10, trained", seed, cell | {"psnr": cell["ours"]}) for cell in run["cells"]]
+    matched = [run for run in runs if run[2]["gradient_matched"] == 1]
+    matched.sort(key=lambda run: run[2]["psnr"] - run[2]["psnr_up_to_scale"])
+    places = -np.arange(len(matched))
+    plain, scaled = (np.array([cell[name] for *_, cell in matched]) for name in ("psnr", "psnr_up_to_scale"))
+    figure, axes = plots.subplots(size=(7, 1.4 + 0.3 * len(matched)))
+    axes.hlines(places, plain, scaled, color="grey", linewidth=1)
+    axes.plot(plain, places, "o", label="PSNR as it is")
+    axes.plot(scaled, places, "s", label="PSNR after the best factor of brightness")
+    axes.set_yticks(places, [f"{network}, seed {seed}: SSIM {cell['ssim']:.2f}" for network, seed, cell in matched])
+    axes.set_ylim(places[-1] - 0.7, 0.7)
+    axes.set_xlim(0, 50)
+    axes.set_xlabel("PSNR in dB (further right leaks more)")
+    axes.set_title(f"One hidden factor of brightness costs up to {max(scaled - plain):.0f} dB")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None:
+    """What CAFE's descent and its baselines recover, here and in the paper, beside its equations solved."""
+    figure, panels = plots.subplots(1, 2, size=(8, 4))
+    for axes, (data, name) in zip(panels, {"mnist": "MNIST", "cifar10": "CIFAR-10"}.items(), strict=True):
+        found = [entries[cell.format(data), "reduced", ""] for cell in DESCENTS]
+        solved, places = entries[f"table2/cafe/{data}", "ours", ""], -np.arange(len(found) + 1)
+        axes.barh(places[0], solved.value, 0.4, color="C2", label="CAFE's equations solved (ours), 800 images")
+        axes.barh(
+            places[1:] + 0.2, [e.paper for e in found], 0.4, color="C5", label="the paper: 8,000 iterations, 800 images"
+        )
+        axes.barh(places[1:] - 0.2, [e.value for e in found], 0.4, color="C0", label="here: 200 iterations, 80 images")
+        for bars, decimals in zip(axes.containers, ("%.1f", "%g", "%.1f"), strict=True):
+            axes.bar_label(bars, fmt=decimals, padding=3, fontsize=7)
+        axes.set_yticks(places, ["equations solved", *DESCENTS.values()] if axes is panels[0] else [])
+        axes.set_ylim(places[-1] - 0.6, 0.6)
+        axes.set_xlim(0, 150)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("PSNR in dB (further right leaks more)")
+        axes.set_title(name)
+    figure.suptitle("The descent of CAFE leads its baselines, and falls far short of its equations", fontsize=11)
+    plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)
+
+
+#: What draws a figure, by its name, and the names of the stored results.
+DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    draw.__name__: (draw, (draw.__name__,)) for draw in (agreement, defenses, mistakes, audited, labels)
+}
+DRAWN["deep"] = (deep, ("resnet34",))
+DRAWN["vit"] = (vit, ("vit_tiny", *(f"vit_tiny_noise_1e-{digits}" for digits in (6, 5, 4))))
+DRAWN["brightness"] = (brightness, ("resnet34", "trained_0", "trained_1", "trained_2"))
+DRAWN["cafe_descent"] = (cafe_descent, ("cafe",))
+
+
+def read(name: str) -> Any:
+    """What docs/results has by this name, or else the entries of a paper's ledger."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else ledger_of(name).entries
 
 
 def main(names: list[str]) -> None:
     """Draw the figures of these names, or all of them."""
     for name, (draw, results) in DRAWN.items():
         if not names or name in names:
-            draw(json.loads((RESULTS / f"{results}.json").read_text()), FIGURES / f"{name}.png")
+            draw(*map(read, results), path=FIGURES / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Figures of the pages show what is stored."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -16,11 +14,12 @@ def drawn(monkeypatch, tmp_path):
     """Draw the figure of a name from its stored results; returns these and the figure."""
 
     def draw(name):
-        kept, stored = [], json.loads((figures.RESULTS / f"{name}.json").read_text())
+        kept, (function, results) = [], figures.DRAWN[name]
+        stored = [figures.read(result) for result in results]
         with monkeypatch.context() as patch:
             patch.setattr(plots, "save_figure", lambda figure, _: kept.append(figure))
-            getattr(figures, name)(stored, tmp_path / f"{name}.png")
-        return stored, kept[0]
+            function(*stored, path=tmp_path / f"{name}.png")
+        return stored[0] if len(stored) == 1 else stored, kept[0]
 
     yield draw
     import matplotlib.pyplot as plt
@@ -32,7 +31,8 @@ def test_every_page_s_figure_is_drawn_by_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "FIGURES", tmp_path)
     figures.main([])
     names = {path.stem for path in tmp_path.glob("*.png")}
-    assert names == {"agreement", "audited", "deep", "defenses", "labels", "mistakes"}
+    assert names == set(figures.DRAWN)
+    assert {"agreement", "audited", "brightness", "cafe_descent", "deep", "defenses", "labels", "vit"} < names
     for name in names:
         assert (figures.RESULTS.parent / "figures" / f"{name}.png").exists()
 
@@ -70,3 +70,39 @@ def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     reasons_of_similar = [reason for case in cases if case["ssim"] > 0.97 for reason in case["reasons"]]
     assert not any(reason.startswith("No image is certified") for reason in reasons_of_similar)
     assert len(certified) + len(not_certified) == len(cases)
+
+
+def test_every_noisy_run_stands_at_its_noise_and_flagged_answers_are_marked(drawn):
+    stored, figure = drawn("vit")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "1e-6", "1e-5", "1e-4"]
+    *_, given, flagged, grey = axes.lines
+    assert sorted(zip(*given.get_data(), strict=True)) == sorted(
+        (place, cell["psnr"]) for place, run in enumerate(stored) for cell in run["cells"] if cell["answered"]
+    )
+    assert set(flagged.get_xdata()) == {2, 3}
+    assert len(given.get_xdata()) + len(flagged.get_xdata()) == 16
+    assert grey.get_ydata()[0] == pytest.approx(np.mean([cell["psnr_grey"] for cell in stored[0]["cells"]]))
+
+
+def test_brightness_shows_answers_with_the_update_s_gradient_alone(drawn):
+    (deep, *trained), figure = drawn("brightness")
+    plain, scaled = figure.axes[0].lines
+    cells = [cell for run in (deep, *trained) for cell in run["cells"] if cell["gradient_matched"] == 1]
+    assert len(cells) < sum(len(run["cells"]) for run in (deep, *trained))
+    assert sorted(scaled.get_xdata()) == sorted(cell["psnr_up_to_scale"] for cell in cells)
+    costs = scaled.get_xdata() - plain.get_xdata()
+    assert list(costs) == sorted(costs, reverse=True)
+    assert f"up to {costs[0]:.0f} dB" in figure.axes[0].get_title(loc="left")
+
+
+def test_the_descents_of_cafe_are_those_of_the_ledger(drawn):
+    entries, figure = drawn("cafe_descent")
+    for axes, data in zip(figure.axes, ("mnist", "cifar10"), strict=True):
+        solved, paper, here = ([bar.get_width() for bar in bars] for bars in axes.containers)
+        found = [entries[cell.format(data), "reduced", ""] for cell in figures.DESCENTS]
+        assert solved == [entries[f"table2/cafe/{data}", "ours", ""].value]
+        assert paper == [entry.paper for entry in found]
+        assert here == [entry.value for entry in found]
+        assert all("200 iterations" in e.differs and "N 80 for 800" in e.differs for e in found)  # as the legend says
+        assert max(here) == here[0]  # CAFE leads, as the title says
