@@ -162,6 +162,12 @@ def test_options_are_read_before_anything_heavy_is_imported():
     assert set(LIGHT) <= set(ran.stdout.split())
 
 
+def test_a_study_finds_the_submodules_that_it_names():
+    """In a process of its own: here, another test may have imported them already."""
+    program = "from experiments import basin; print(basin.updates.basin.NOISE, basin.updates.diagnostics.STRENGTHS)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, check=True)
+
+
 def test_a_function_of_a_lazy_package_imports_its_module_when_it_is_called(monkeypatch, tmp_path):
     (tmp_path / "slow_package").mkdir()
     (tmp_path / "slow_package" / "_slow.py").write_text("def double(x, *, plus=0):\n    return 2 * x + plus\n")

@@ -174,11 +174,11 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        attack ATTACKS believed_rates build_model captions Case cell_of_point check client_of CLOSED_FORM
-        COMPILE_SECONDS defense_of draw_distances draw_reconstructions Federation forward_seconds generator_for HELD_OUT
-        Inversion Inversions observe Outcome own_opinion parameter_count public_images RECOGNISED_ABOVE
-        refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off score
-        seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
+        attack ATTACKS basin believed_rates build_model captions Case cell_of_point check client_of CLOSED_FORM
+        COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation forward_seconds
+        generator_for HELD_OUT Inversion Inversions observe Outcome own_opinion parameter_count public_images
+        RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
+        score seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
         Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """

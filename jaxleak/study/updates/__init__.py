@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxleak.study.updates import basin, diagnostics
     from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
     from jaxleak.study.updates._believed import believed_rates
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._training import Training
 
 _MODULE_OF = {
+    **{name: name for name in ("basin", "diagnostics")},
     "ATTACKS": "_names",
     **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
     "believed_rates": "_believed",
@@ -79,6 +81,7 @@ __all__ = [
     "Utility",
     "Victim",
     "attack",
+    "basin",
     "believed_rates",
     "build_model",
     "captions",
@@ -86,6 +89,7 @@ __all__ = [
     "check",
     "client_of",
     "defense_of",
+    "diagnostics",
     "draw_distances",
     "draw_reconstructions",
     "forward_seconds",
