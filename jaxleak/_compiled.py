@@ -1,5 +1,6 @@
 """Compiled programs that outlive a process, so that the next command does not wait for the compiler again."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -11,8 +12,8 @@ import platformdirs
 
 #: Set to 0, nothing is kept.
 SWITCH = "JAXLEAK_KEEP_COMPILED"
-#: Seconds of compilation from which on a program is kept, and the most that all of them may take, in bytes.
-LEAST_SECONDS, MOST_BYTES = 0.5, 2_000_000_000
+#: The most that the programs of a folder may take, in bytes, and how many files there may be.
+MOST_BYTES, MOST_FILES = 2_000_000_000, 10_000
 
 
 def keep_compiled() -> Path | None:
@@ -20,7 +21,9 @@ def keep_compiled() -> Path | None:
 
     Programs are machine code: every version of jaxlib and every kind of processor has a folder of its own, which only
     the user can read and write. A folder that the user chose by `JAX_COMPILATION_CACHE_DIR` stays as it is. Kept
-    programs give the same bits as those that are compiled anew.
+    programs give the same bits as those that are compiled anew. However small a program is, it is kept: a command
+    begins with hundreds of them. What was longest unread is given up here, since JAX would look at the whole folder
+    for every program that it writes.
 
     Returns:
         The folder, or None where nothing is kept: `JAXLEAK_KEEP_COMPILED=0` was set, the user has chosen a folder, or
@@ -37,9 +40,24 @@ def keep_compiled() -> Path | None:
     if not os.access(folder, os.W_OK):
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
-    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    _give_up_the_oldest(folder)
     return folder
+
+
+def _give_up_the_oldest(folder: Path) -> None:
+    """Remove the files that were longest unread, until the folder has its size; others may do the same meanwhile."""
+    files = list[tuple[float, int, str]]()
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):  # gone already
+            found = entry.stat()
+            files.append((found.st_atime, found.st_size, entry.path))
+    kept = 0
+    for number, (_, size, path) in enumerate(sorted(files, reverse=True)):
+        kept += size
+        if kept > MOST_BYTES or number >= MOST_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _machine() -> str:

@@ -14,12 +14,10 @@ from jaxleak import _compiled
 NAMES = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
-    "jax_compilation_cache_max_size",
 )
 PROGRAM = """
 import hashlib, jax, jax.numpy as jnp
 from jaxleak import _compiled
-_compiled.LEAST_SECONDS = 0.0
 _compiled.keep_compiled()
 x = jax.jit(lambda key: jnp.linalg.svd(jnp.tanh(jax.random.normal(key, (40, 40)) @ jnp.ones((40, 40)) ** 2)))
 print(hashlib.sha256(b"".join(leaf.tobytes() for leaf in x(jax.random.key(0)))).hexdigest())
@@ -62,6 +60,20 @@ def test_a_folder_that_cannot_be_made_changes_nothing(cache):
     (cache / "jaxleak").write_text("a file where the folder would be")
     assert _compiled.keep_compiled() is None
     assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.parametrize(("most", "left"), [({"MOST_BYTES": 25}, 2), ({"MOST_FILES": 3}, 3), ({}, 5)])
+def test_what_was_longest_unread_is_given_up(monkeypatch, most, left):
+    folder = _compiled.keep_compiled()
+    files = [folder / f"program-{age}" for age in range(5)]
+    for age, file in enumerate(files):
+        file.write_bytes(b"0" * 10)
+        os.utime(file, (1e9 - age, 1e9 + age))  # read last in this order, and written in the other
+    for name, value in most.items():
+        monkeypatch.setattr(_compiled, name, value)
+    jax.config.update("jax_compilation_cache_dir", None)
+    _compiled.keep_compiled()
+    assert sorted(folder.iterdir()) == files[:left]
 
 
 @pytest.mark.slow
