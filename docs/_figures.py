@@ -51,6 +51,13 @@ RULES = {
     "fedleak": "the rule of the FedLeak paper",
     "random": "labels drawn at random",
 }
+#: Rows of the study of basins, by what a reader is told.
+NETWORKS = {
+    "convnet-b1": "ConvNet", "resnet10_16_eval-b1": "ResNet10 (width 16), evaluation mode",
+    "resnet10_16-b4": "ResNet10 (width 16), four images", "resnet10_16-b1": "ResNet10 (width 16)",
+    "resnet10-b1": "ResNet10 (full width)", "resnet18_16-b1": "ResNet18 (width 16)",
+    "resnet34-b1": "ResNet34 (full width)", "mobilenet_v2-b1": "MobileNetV2",
+}  # fmt: skip
 #: Cells of CAFE's tables that a descent fills, by their data, and what the figure calls the method.
 DESCENTS = {
     "table4/full/{}": "CAFE",
@@ -231,6 +238,25 @@ def brightness(deep_network: dict[str, Any], *trained: dict[str, Any], path: Pat
     plots.save_figure(figure, path)
 
 
+def basin(*stored: dict[str, Any], path: Path) -> None:
+    """By how much the gradient of a noisy image is nearer than that of another image, one row for each network."""
+    cells = sorted((cell for run in stored for cell in run["cells"]), key=lambda cell: -cell["reach"]["30 dB"])
+    places = -np.arange(len(cells))
+    figure, axes = plots.subplots(size=(7, 1.4 + 0.3 * len(cells)))
+    for marker, noise in zip("o^s", ("40 dB", "30 dB", "20 dB"), strict=True):
+        reach, error = ([cell[name][noise] for cell in cells] for name in ("reach", "standard_error"))
+        axes.errorbar(reach, places, xerr=error, fmt=marker, elinewidth=1, label=f"an image at {noise}")
+    axes.set_yticks(places, [NETWORKS[cell["id"]] for cell in cells])
+    axes.set_ylim(places[-1] - 0.7, 0.7)
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_xlabel(
+        "reach (1: as near as the truth, 0: as far as another image)\nfurther right: descent has more to follow"
+    )
+    axes.set_title("The deeper the network, the nearer an image must be")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
 def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None:
     """What CAFE's descent and its baselines recover, here and in the paper, beside its equations solved."""
     figure, panels = plots.subplots(1, 2, size=(8, 4))
@@ -262,6 +288,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 DRAWN["deep"] = (deep, ("resnet34",))
 DRAWN["vit"] = (vit, ("vit_tiny", *(f"vit_tiny_noise_1e-{digits}" for digits in (6, 5, 4))))
 DRAWN["brightness"] = (brightness, ("resnet34", "trained_0", "trained_1", "trained_2"))
+DRAWN["basin"] = (basin, ("basin", "basin_resnet10", "basin_resnet34", "basin_mobilenet_v2"))
 DRAWN["cafe_descent"] = (cafe_descent, ("cafe",))
 
 

@@ -106,3 +106,16 @@ def test_the_descents_of_cafe_are_those_of_the_ledger(drawn):
         assert here == [entry.value for entry in found]
         assert all("200 iterations" in e.differs and "N 80 for 800" in e.differs for e in found)  # as the legend says
         assert max(here) == here[0]  # CAFE leads, as the title says
+
+
+def test_the_basins_of_all_stored_runs_are_shown_in_order(drawn):
+    stored, figure = drawn("basin")
+    cells = {figures.NETWORKS[cell["id"]]: cell for run in stored for cell in run["cells"]}
+    (axes,) = figure.axes
+    rows = [cells[label.get_text()] for label in axes.get_yticklabels()]
+    assert len(rows) == len(cells) == 8
+    for container, noise in zip(axes.containers, ("40 dB", "30 dB", "20 dB"), strict=True):
+        assert list(container.lines[0].get_xdata()) == [row["reach"][noise] for row in rows]
+    at_30 = [row["reach"]["30 dB"] for row in rows]
+    assert at_30 == sorted(at_30, reverse=True)
+    assert {run["config"]["data"] for run in stored} == {"cifar10"}
