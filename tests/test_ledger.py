@@ -253,6 +253,7 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
         measurement(CELL, 31.0),  # other images
         measurement(OTHER, 5.0, "reduced"),
         measurement(OTHER, 6.0, "stand-in"),
+        measurement(OTHER, 7.0, "stand-in", name="narrow"),
         measurement(THIRD, 9.0),  # none
     )
     run(study, ledger, tmp_path)
@@ -260,8 +261,13 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
     assert [path.name for path in paths] == ["cafe-table2.png"] == list(drawn)
     rows, title = drawn["cafe-table2.png"]
     assert title == "table2"
-    assert list(rows) == ["private images", "dlg/mnist (reduced): 5.0 dB", "dlg/mnist (stand-in): 6.0 dB"]
-    assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06]
+    assert list(rows) == [
+        "private images",
+        "dlg/mnist (reduced): 5.0 dB",
+        "dlg/mnist (stand-in): 6.0 dB",
+        "dlg/mnist (stand-in, narrow): 7.0 dB",
+    ]
+    assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06, 0.07]
     assert draw_sheets(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here
 
 

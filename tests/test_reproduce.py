@@ -9,7 +9,7 @@ from tiny_studies import TINY, studies  # noqa: F401
 from experiments import reproduce
 from experiments._by_path import module_at
 from experiments._fedleak.jobs import Job
-from experiments._ledger.papers import DIRECTIONS, PAPERS, ledger_of
+from experiments._ledger.papers import DIRECTIONS, PAPERS, in_sheets, ledger_of
 from experiments._ledger.studies import study_of
 from jaxleak.study._folder import take_back_folders
 from jaxleak.study.ledger import draw_entries, judge, recheck, record_rechecks
@@ -30,6 +30,15 @@ def test_what_is_better_depends_on_the_cell():
     assert DIRECTIONS.of("table6-label/vfldefender/cifar10", "%") == "equal"
     assert DIRECTIONS.of("text-fake-gradients/fake/cifar10", "dB") == "equal"
     assert DIRECTIONS.of("table11/true/iter8000", "nats") == "equal"
+
+
+def test_sheets_show_every_run_once_and_no_difference_of_two():
+    entries = list(ledger_of("fedleak").entries.values())
+    assert any(entry.table == "text-capacity-gain" for entry in entries)
+    shown = {entry.table for entry in entries if in_sheets(entry)}
+    assert "table3" in shown
+    assert "text-capacity-gain" not in shown
+    assert not any("channel-peak" in e.name for e in ledger_of("cafe").entries.values() if in_sheets(e))
 
 
 def test_a_recheck_runs_the_recorded_seed_and_notices_a_change(ledger, tmp_path):

@@ -70,5 +70,8 @@ def sheet_title(paper: str, table: str) -> str:
 
 
 def in_sheets(entry: Entry) -> bool:
-    """Whether a sheet shows an entry's images: a second reading of PSNR would show the same ones again."""
-    return not entry.name.endswith("channel-peak")
+    """Whether a sheet shows an entry's images.
+
+    A second reading of PSNR would show the same ones again, and a gain is between two runs.
+    """
+    return not entry.name.endswith("channel-peak") and "-gain" not in entry.table

@@ -74,7 +74,8 @@ def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> I
         pictures = study.runner(job, seed).arrays
         if "truth" in pictures and pictures["truth"].shape[1] <= _LARGEST:
             rest = entry.cell.partition("/")[2]
-            yield f"{rest} ({entry.variant}): {entry.value:.1f} dB", entry.cell, pictures
+            kind = ", ".join(filter(None, (entry.variant, entry.name)))
+            yield f"{rest} ({kind}): {entry.value:.1f} dB", entry.cell, pictures
 
 
 def _same(pictures: Pictures) -> str:
