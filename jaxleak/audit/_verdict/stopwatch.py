@@ -49,11 +49,11 @@ class Stopwatch:
 _running: weakref.WeakSet[Stopwatch] = weakref.WeakSet()
 
 
-def _listen(event: str, duration: float, **_: object) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     if event in _EVENTS:
         now = time.monotonic()
         for watch in tuple(_running):
-            watch.add(now - duration, now)
+            watch.add(now - duration_secs, now)
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)
