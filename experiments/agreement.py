@@ -70,8 +70,9 @@ DEEP: dict[str, Case] = {
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
     "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space", iterations=2600),
     "resnet34_16-b1": replace(_RESNET, model="resnet34", iterations=100),
-    "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40),
-    "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100),
+    # One start after the other: two at once take more memory to compile than most machines have.
+    "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40, microbatch=1),
+    "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100, microbatch=1),
 }
 CASES = QUICK | SLOW | DEEP
 #: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
