@@ -5,9 +5,10 @@
 
 Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's
 syntax tree says which tests mention what the mutated module defines, themselves or through helpers of their file. These
-are run until one fails, first those that mention what few others do; then whole test files of the same area. A mutant
-survives if all of them pass. Results are kept line by line, and a second call goes on after the last; in the end a file
-of the same name that ends in .json sums them up.
+are run until one fails, first those that mention what few others do; then whole test files: those that say most of the
+module's own names, and those of the same area. A mutant survives if all of them pass. Tests that pytest does not
+collect here, slow ones and those of missing libraries, are not picked: they could not fail. Results are kept line by
+line, and a second call goes on after the last; in the end a file of the same name that ends in .json sums them up.
 """
 
 import argparse
@@ -63,6 +64,9 @@ MISTAKES = {
 
 #: Tests run at most per mutant, those that mention most of its module.
 TESTS_PER_MUTANT = 25
+
+#: Whole test files run per mutant because they say its module's own names.
+FILES_PER_MUTANT = 3
 
 #: Test files that a mutant has to survive as a whole, after those tests.
 AREAS = {
@@ -132,23 +136,38 @@ def _without_effect(tree: ast.Module) -> list[tuple[int, int]]:
     return lines
 
 
-def covering() -> dict[str, list[str]]:
-    """The tests of every source file: first those that mention what few others do."""
-    tests = {name: words for path in sorted((ROOT / "tests").glob("test_*.py")) for name, words in _tests(path).items()}
+def collected() -> set[str]:
+    """The tests that run here, as "file::function" or "file::class".
+
+    Pytest cannot be asked for any other: it would end with an error, which is not the failure of a test.
+    """
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--no-header", "-p", "no:cacheprovider", "tests"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {"::".join(line.split("[")[0].split("::")[:2]) for line in listed if line.startswith("tests/")}
+
+
+def covering(available: set[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Tests and test files of every source file, among the available ones: first those that mention what few do."""
+    found = (_tests(path) for path in sorted((ROOT / "tests").glob("test_*.py")))
+    tests = {name: words for named in found for name, words in named.items() if name in available}
     frequency = Counter(word for words in tests.values() for word in words)
     sources = [path for top in ("jaxleak", "experiments") for path in sorted((ROOT / top).rglob("*.py"))]
     imported = {path: _imports(path) for path in sources}
     covered = {}
     modules = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources}
     for path in sources:
-        group, weights = {modules[path]}, Counter()
-        for nearness in (1.0, 0.3, 0.1):  # itself; those that import it; those that import these
+        group, weights, files = {modules[path]}, Counter(), Counter()
+        for nearness in (1.0, 0.1, 0.01):  # itself; those that import it; those that import these
             names = {name for user in sources if modules[user] in group for name in _defines(user)}
             for test, words in tests.items():
-                weights[test] += nearness * sum(1 / frequency[word] for word in names & words)
+                weight = sum(1 / frequency[word] for word in names & words)
+                weights[test] += nearness * weight
+                if nearness == 1 and weight:
+                    files[test.split("::")[0]] += weight
             group = {modules[user] for user, found in imported.items() if group & found}
         ranked = sorted((test for test in weights if weights[test]), key=lambda test: (-weights[test], test))
-        covered[str(path.relative_to(ROOT))] = ranked[:TESTS_PER_MUTANT]
+        whole = [file for file, _ in files.most_common(FILES_PER_MUTANT)]
+        covered[str(path.relative_to(ROOT))] = (ranked[:TESTS_PER_MUTANT], whole)
     return covered
 
 
@@ -201,39 +220,46 @@ def _defines(path: Path) -> set[str]:
     return names
 
 
-def fails_by_itself(failure: str, known: dict[str, bool]) -> bool:
-    """Whether the test that failed does so without any mutation too: then its failure means nothing."""
-    if failure not in known:
-        again = subprocess.run(shlex.split(_command([failure])), capture_output=True, timeout=PATIENCE)
-        known[failure] = again.returncode != 0
-    return known[failure]
+def fail_by_themselves(tests: Iterable[str], known: dict[tuple[str, ...], bool]) -> bool:
+    """Whether these tests fail, or cannot be run, without any mutation too: then their failure means nothing."""
+    tests = tuple(tests)
+    if tests not in known:
+        again = subprocess.run(shlex.split(_command(tests)), capture_output=True, timeout=PATIENCE)
+        known[tests] = again.returncode != 0
+    return known[tests]
 
 
-def run(chosen: list[MutationSpec], tests_of: dict[str, list[str]], results: Path) -> Iterator[dict[str, str]]:
+def run(
+    chosen: list[MutationSpec], tests_of: dict[str, tuple[list[str], list[str]]], available: set[str], results: Path
+) -> Iterator[dict[str, str]]:
     """Test every mutant that `results` does not hold yet; yields all of them.
 
     Raises:
-        RuntimeError: if a test file fails without any mutation, or a mutation cannot be made.
+        RuntimeError: if tests fail without any mutation, or a mutation cannot be made.
     """
     done = {row["mutant"]: row for row in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
-    known: dict[str, bool] = {}
+    known: dict[tuple[str, ...], bool] = {}
+    runnable = {test.split("::")[0] for test in available}
     for spec in chosen:
         name = _name(spec)
         if name not in done:
             path = str(spec.module_path)
             area = next(files for area, files in AREAS.items() if path.startswith(area))
-            whole = [f"tests/test_{file}.py" for file in area if Path(f"tests/test_{file}.py").exists()]
+            tests, own = tests_of[path]
+            whole = dict.fromkeys([*own, *(f"tests/test_{file}.py" for file in area)])
             row = {"mutant": name, "outcome": "survived", "by": ""}
-            for tests in filter(None, (tests_of[path], whole)):
-                found = cosmic_ray.mutating.mutate_and_test((spec,), _command(tests), PATIENCE)
+            for part in filter(None, (tests, [file for file in whole if file in runnable])):
+                found = cosmic_ray.mutating.mutate_and_test((spec,), _command(part), PATIENCE)
                 if found.test_outcome is TestOutcome.INCOMPETENT or found.diff is None:
                     raise RuntimeError(f"{name} could not be made: {found.output}")
                 row["diff"] = found.diff
                 if found.test_outcome is TestOutcome.KILLED:
                     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", found.output or "", re.MULTILINE)
-                    if failed and fails_by_itself(failed[0], known):
-                        raise RuntimeError(f"{failed[0]} fails without any mutation")
-                    row["outcome"] = "given up" if found.output == "timeout" else "killed"
+                    given_up = found.output == "timeout"
+                    # Without a failed test, Python itself ended, or else pytest could not run what was picked.
+                    if not given_up and fail_by_themselves(failed[:1] or part, known):
+                        raise RuntimeError(f"{' '.join(failed[:1] or part)} fails without any mutation")
+                    row["outcome"] = "given up" if given_up else "killed"
                     row["by"] = failed[0] if failed else ""
                     break
             done[name] = row
@@ -242,7 +268,7 @@ def run(chosen: list[MutationSpec], tests_of: dict[str, list[str]], results: Pat
         yield done[name]
 
 
-def _command(tests: list[str]) -> str:
+def _command(tests: Iterable[str]) -> str:
     return shlex.join([sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests])
 
 
@@ -269,16 +295,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl", help="keeps the results")
     args = parser.parse_args()
     chosen, everything = sample(args.count, args.seed)
-    tests_of = covering()
+    available = collected()
+    tests_of = covering(available)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # The programs of unchanged code are compiled once.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(args.out.parent / "compiled")}
     os.environ |= cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
     copy = _in_a_copy()
     os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy)  # commands that tests start in other folders run the mutated code, too
     try:
         rows = []
-        for row in run(chosen, tests_of, args.out.resolve()):
+        for row in run(chosen, tests_of, available, args.out.resolve()):
             rows.append(row)
             print(f"{len(rows)}/{len(chosen)} {row['outcome']}: {row['mutant']}", flush=True)
     finally:

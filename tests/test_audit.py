@@ -10,6 +10,7 @@ import pytest
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, Reconstruction, Transcript
 from jaxleak.attacks import aggregated
+from jaxleak.audit._invert import _length
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 
@@ -177,3 +178,21 @@ def test_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=match):
             _run(**options)
+
+
+class TestLengthOfAnInversion:
+    def test_an_attack_without_a_schedule_has_to_be_told(self):
+        with pytest.raises(ValueError, match="iterations must be given: this attack has no schedule"):
+            _length(TOY.attack, None)
+        assert _length(TOY.attack, 3) == 3
+
+    def test_a_schedule_is_run_to_its_end_unless_it_is_cut_short_which_is_said(self, caplog):
+        planned = TOY.attack._replace(iterations=5)
+        assert _length(planned, None) == _length(planned, 5) == 5
+        assert not caplog.records
+        assert _length(planned, 4) == 4
+        assert "cut short: 4 iterations of a schedule of 5" in caplog.text
+        with pytest.raises(ValueError, match="iterations must be at most 5, .* got 6"):
+            _length(planned, 6)
+        with pytest.raises(ValueError, match="iterations must be"):
+            _length(TOY.attack, 0)

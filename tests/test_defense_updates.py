@@ -20,6 +20,7 @@ from jaxleak.defenses import (
     sparsify,
     withhold_top,
 )
+from jaxleak.defenses.mechanisms import Mechanism, Replayed
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -222,3 +223,19 @@ def test_defenses_of_different_places_are_not_chained():
 def test_non_finite_payloads_are_refused_by_name(bad):
     with pytest.raises(FloatingPointError, match=r"payload: non-finite values in \['b'\]"):
         quantize(8).apply(KEY, {**PAYLOAD, "b": PAYLOAD["b"].at[2].set(bad)})
+
+
+@pytest.mark.parametrize(
+    ("defense", "mechanism"),
+    [
+        (quantize(32), Mechanism(Replayed(random=False))),
+        (quantize(8), Mechanism(Replayed(random=False))),
+        (quantize(8, stochastic=True), Mechanism(Replayed(random=True))),
+        (sparsify(10), Mechanism(zeroes=True)),
+        (withhold_top(10), Mechanism(zeroes=True, zeroes_head=True)),
+        (withhold_top(10, encrypted=True), Mechanism(zeroes=True, zeroes_head=True)),
+        (withhold_top(0), Mechanism()),
+    ],
+)
+def test_what_others_can_tell_of_a_compressed_update(defense, mechanism):
+    assert defense.mechanism == mechanism

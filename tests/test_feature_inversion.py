@@ -7,7 +7,9 @@ import pytest
 
 from jaxleak import models
 from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
-from jaxleak.attacks.aggregated import FeatureInversionOptions, invert_features
+from jaxleak.attacks._cafe.feature_inversion import _kick
+from jaxleak.attacks._cafe.slice_inverter import SliceInverter
+from jaxleak.attacks.aggregated import FeatureInversionOptions, invert_features, invert_slices
 
 B, SHAPE = 4, (8, 8, 1)
 
@@ -177,3 +179,77 @@ def test_few_synthetic_slices_are_possible_and_none_is_refused():
     assert synthetic_slices(0, 1, SHAPE).shape == (1, *SHAPE)
     with pytest.raises(ValueError, match="count must be > 0, got 0"):
         synthetic_slices(0, 0, SHAPE)
+
+
+@pytest.mark.parametrize(("backend", "asked", "together"), [("cpu", None, 1), ("gpu", None, 64), ("gpu", 3, 3)])
+def test_so_many_slices_advance_together(monkeypatch, backend, asked, together):
+    sizes = []
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax.lax, "map", lambda one, inputs, batch_size: sizes.append(batch_size))
+    options = FeatureInversionOptions(batch_size=asked)
+    invert_features(None, None, jnp.zeros((B, 3)), jnp.zeros((B, 2)), keys=None, options=options)
+    assert sizes == [together]
+
+
+def test_kicks_halve_with_every_second_restart_and_move_neighbours_together():
+    shape = (16, 16, 2)
+    kicks = np.asarray(jax.vmap(lambda restarts: _kick(jax.random.key(0), shape, restarts, 0.03))(jnp.arange(5)))
+    np.testing.assert_allclose([kick.std() for kick in kicks], [0.03, 0.03, 0.015, 0.015, 0.0075], rtol=1e-4)
+    for axis in (0, 1):
+        assert np.abs(np.diff(kicks[0], axis=axis)).mean() < 0.5 * kicks[0].std()
+    assert np.abs(kicks[0][..., 0] - kicks[0][..., 1]).mean() > 0.5 * kicks[0].std()  # colours move on their own
+    table = np.asarray(_kick(jax.random.key(0), (400,), jnp.int32(0), 0.03))
+    assert np.abs(np.diff(table)).mean() > table.std()  # columns of a table are no neighbours
+
+
+def test_a_linear_network_is_inverted_in_few_steps_within_the_bounds():
+    """Conjugate gradients end after as many products as unknowns; pixels at a bound do not leave it."""
+    scale = np.array([1.0, 0.7, 0.5, 0.4], np.float32)
+    h = scale * [[0.2, 0.9, 0.5, 0.4], [0.0, 1.0, 0.3, 0.6], [1.5, -0.5, 0.3, 0.6]]  # the last is of no image
+    options = FeatureInversionOptions(max_restarts=0)
+    keys = jax.random.split(jax.random.key(0), 3)
+    start = jnp.full((3, 4), 0.5)
+    found = invert_features(lambda scale, x, _: scale * x, scale, jnp.asarray(h), start, keys=keys, options=options)
+    np.testing.assert_allclose(found.x, (h / scale).clip(0, 1), atol=1e-4)
+    assert (found.residual[:2] < options.tolerance).all()
+    assert (found.steps[:2] <= 3).all()
+    assert (found.restarts[:2] == 0).all()
+    outside = np.hypot(0.5, 0.7 * 0.5) / np.linalg.norm(h[2])
+    assert found.residual[2] == pytest.approx(outside, rel=1e-4)
+    # Without any restart that step is the last which is tried six times.
+    assert (found.steps[2], found.restarts[2]) == (found.steps[2].clip(6, 9), 1)
+
+
+class TestSlices:
+    """Step III for whole samples, where features are the data: nothing is solved, and only chunks are left."""
+
+    MODEL = models.all_dense((3,), parties=2, num_classes=2, width=2)
+
+    def inverted(self, chunk):
+        h = np.random.default_rng(0).uniform(-0.5, 1.5, size=(5, 2, 3)).astype(np.float32)
+        return h, invert_slices(self.MODEL, {"extractor": {}}, h, np.arange(5), chunk=chunk)
+
+    @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
+    def test_features_are_copied_into_range_and_say_how_far_they_were_outside(self, chunk):
+        h, found = self.inverted(chunk)
+        np.testing.assert_array_equal(found.x, h.clip(0, 1))
+        outside = np.linalg.norm(h.clip(0, 1) - h, axis=-1) / np.linalg.norm(h, axis=-1)
+        assert (outside > 0.1).sum() > 5
+        np.testing.assert_allclose(found.residual, outside, rtol=1e-5)
+        assert not found.steps.any()
+        assert not found.restarts.any()
+
+    @pytest.mark.parametrize(("chunk", "sizes"), [(2, [2, 2, 2]), (5, [5]), (8, [8])])
+    def test_every_chunk_has_the_same_size_and_no_sample_is_inverted_more_often_than_that_asks(
+        self, monkeypatch, chunk, sizes
+    ):
+        seen, call = [], SliceInverter.__call__
+        monkeypatch.setattr(
+            SliceInverter, "__call__", lambda self, h, index: seen.append(len(index)) or call(self, h, index)
+        )
+        self.inverted(chunk)
+        assert seen == sizes
+
+    def test_no_sample_is_no_work(self):
+        found = invert_slices(self.MODEL, {"extractor": {}}, np.zeros((0, 2, 3)), np.arange(0))
+        assert [field.shape for field in found] == [(0, 2, 3), (0, 2), (0, 2), (0, 2)]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import models, protocols
+from jaxleak import _tree, models, protocols
 from jaxleak._base import Batch
 from jaxleak.models._conv import conv2d, max_pool, smoothed_max_pool_relu
 
@@ -235,3 +235,50 @@ def test_a_million_classes_are_the_most():
     assert models.logistic((3,), parties=2, num_classes=10**6).num_classes == 10**6
     with pytest.raises(ValueError, match="got 1000001"):
         models.logistic((3,), parties=2, num_classes=10**6 + 1)
+
+
+class TestFrozenParts:
+    """A network of which a client trains a part: what is fixed is no gradient, and what is left is as it was."""
+
+    MODEL = models.mlp((2, 2, 1), 3, widths=(4,))
+
+    def frozen(self, *names):
+        variables = self.MODEL.init(jax.random.key(0))
+        return variables, *models.freeze(self.MODEL, variables, names)
+
+    def test_answers_and_gradients_are_those_of_the_whole_network(self):
+        kernel, bias = (name for name in _tree.named_leaves(self.MODEL.init(jax.random.key(0))["params"])
+                        if name not in self.MODEL.head_names)  # fmt: skip
+        kernel, bias = sorted((kernel, bias), key=lambda name: "bias" in name)
+        variables, model, trained = self.frozen(kernel)
+        assert set(_tree.named_leaves(trained["params"])) == {bias, *self.MODEL.head_names}
+        assert set(_tree.named_leaves(model.init(jax.random.key(1))["params"])) == {bias, *self.MODEL.head_names}
+        x = _random(2, 2, 2, 1)
+        np.testing.assert_array_equal(model.apply(trained, x).logits, self.MODEL.apply(variables, x).logits)
+        assert kernel in self.MODEL.rows(variables, x)
+        assert set(model.rows(trained, x)) == set(self.MODEL.rows(variables, x)) - {kernel}
+        # The head is trained, and its leaves are named as before.
+        assert model.head == self.MODEL.head
+        assert tuple(model.head_names) == tuple(self.MODEL.head_names)
+        assert model.notes[-1] == "1 of 4 parameters are constants"
+
+    def test_a_constant_head_is_no_head_and_a_constant_bias_no_bias(self):
+        kernel, bias = self.MODEL.head_names
+        assert self.MODEL.bias_of(kernel) == bias
+        _, model, _ = self.frozen(kernel)
+        assert (model.head, model.head_leaves) == ("", ())
+        _, model, _ = self.frozen(bias)
+        assert (model.head, tuple(model.head_leaves)) == (self.MODEL.head, (kernel,))
+        assert model.bias_of(kernel) == ""
+        # A second call freezes the rest of a network without a head.
+        _, headless, trained = self.frozen(kernel, bias)
+        first = next(iter(_tree.named_leaves(trained["params"])))
+        again, _ = models.freeze(headless, trained, [first])
+        assert (again.head, again.head_leaves) == ("", ())
+
+    def test_what_is_not_there_and_nothing_to_train_are_refused(self):
+        variables = self.MODEL.init(jax.random.key(0))
+        with pytest.raises(ValueError, match="the model has no parameter nowhere; it has "):
+            models.freeze(self.MODEL, variables, ["nowhere"])
+        with pytest.raises(ValueError, match="a parameter must be left that is not frozen"):
+            models.freeze(self.MODEL, variables, _tree.named_leaves(variables["params"]))

@@ -51,6 +51,9 @@ def test_tile_sides_are_multiples_on_request():
     tiles, layout = image_tiles(_images(25, 25), 4, multiple=2)
     assert tiles.shape[2:4] == (14, 14)
     assert layout.padded_height == 28
+    # A party may hold a single row or column of pixels.
+    assert image_tiles(_images(7, 8), 16)[1].note == "7x8 images zero-padded at the bottom and right to 8x8"
+    assert image_tiles(_images(8, 7), 16)[1].note == "8x7 images zero-padded at the bottom and right to 8x8"
     assert image_tiles(_images(32, 32), 4, multiple=2)[1].note == ""
 
 
@@ -67,7 +70,11 @@ def test_pad_false_refuses_to_pad_and_names_the_sizes():
         ((8, 8), 3, "parties must be 2 or a square number"),
         ((8, 8), 0, "parties must be > 0"),
         ((3, 8), 16, "parties must be few enough for 3x8 images, got a 4x4 grid"),
+        ((8, 3), 16, "parties must be few enough for 8x3 images, got a 4x4 grid"),
         ((5, 5), 16, "leave a party nothing but padding"),
+        # Three tiles of two pixels cover all six rows, or all six columns.
+        ((6, 8), 16, "6x8 images in a 4x4 grid of 2x2 tiles leave a party nothing but padding"),
+        ((8, 6), 16, "8x6 images in a 4x4 grid of 2x2 tiles leave a party nothing but padding"),
     ],
 )
 def test_images_that_parties_cannot_tile(size, parties, message):

@@ -8,6 +8,7 @@ import reference
 
 from jaxleak import attacks, models, protocols
 from jaxleak._base import Batch, Observation
+from jaxleak.attacks._inversion import patch_embedding
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
 CLASSES = 3
@@ -143,3 +144,21 @@ def test_bad_input():
         attacks.patch_embedding(reference.transformer(), batch_size=2)
     with pytest.raises(ValueError, match="this model has none"):
         attacks.patch_embedding(models.mlp((4, 4, 1), 3))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rows_are_those_of_the_patches_whichever_axis_is_the_width(axis):
+    rows = np.arange(6 * 5, dtype=np.float32).reshape(2, 3, 5)
+    leaf = jnp.asarray(np.moveaxis(rows, -1, axis))
+    found = patch_embedding._rows(leaf, patch_embedding.Position("where", axis, first=2), tokens=3)
+    np.testing.assert_array_equal(found, rows.reshape(6, 5)[2:5])
+
+
+def test_the_likeliest_place_of_the_positions_comes_first():
+    """The position embedding has a row before those of the patches, and `tokens` rows may begin at either."""
+    layer = patch_embedding._patch_layer(reference.transformer())
+    assert (layer.tokens, layer.entries) == (4, 4)
+    assert [(where.name, where.first) for where in layer.positions if where.name == "position"] == [
+        ("position", 1),
+        ("position", 0),
+    ]

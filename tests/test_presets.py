@@ -108,6 +108,41 @@ def test_learning_rates_are_those_that_are_printed():
         np.testing.assert_allclose(updates, -rate, rtol=1e-4, err_msg=name)
 
 
+def rates_of(optimizer, steps):
+    """The learning rate of every step: with a gradient of one, Adam and its kin move by just that."""
+    x = np.zeros(1, np.float32)
+    state, rates = optimizer.init(x), []
+    for _ in range(steps):
+        updates, state = optimizer.update(np.ones(1, np.float32), state, x)
+        rates.append(-updates.item())
+    return rates
+
+
+def test_learning_rates_fall_as_is_printed():
+    steps = np.arange(16)
+    cosine = 0.5 * (1 + np.cos(np.pi * steps / 16))
+    for name in ("sapag", "gradinversion", "bayes", "fedleak", "fedleak_upstream", "rog"):
+        np.testing.assert_allclose(
+            rates_of(preset(name, iterations=16).optimizer, 16), RATES[name] * cosine, atol=1e-6, err_msg=name
+        )
+    tenths = (steps[:, None] >= [6, 10, 14]).sum(axis=1)  # 3/8, 5/8 and 7/8 of 16
+    falling = rates_of(preset("inverting_gradients", iterations=16).optimizer, 16)
+    np.testing.assert_allclose(falling, 0.1 * 0.1**tenths, rtol=1e-3)
+    np.testing.assert_allclose(rates_of(preset("fedleak_paper", iterations=16).optimizer, 16), 1e-4, rtol=1e-3)
+    held = rates_of(preset("row_space", iterations=10).optimizer, 10)
+    np.testing.assert_allclose(held, [0.03] * 7 + [0.03, 0.0225, 0.0075], rtol=1e-3)
+    np.testing.assert_allclose(rates_of(preset("ggl", iterations=9, search="adam").optimizer, 3), 0.1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["inverting_gradients", "fedleak_upstream"])
+def test_signs_of_the_gradients_are_all_that_is_read_where_it_is_printed(name):
+    optimizer, x = preset(name).optimizer, np.zeros(2, np.float32)
+    state = optimizer.init(x)
+    for gradient in ([1.0, -1e-3], [1e-2, -5.0]):  # the second would be a longer or shorter step
+        updates, state = optimizer.update(np.array(gradient, np.float32), state, x)
+        np.testing.assert_allclose(updates, [-RATES[name], RATES[name]], rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(2, 7, 9, 3), (1, 3, 2, 1)])
 def test_the_median_filter_is_that_of_scipy(shape):
     x = np.random.default_rng(0).random(shape).astype(np.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from jaxleak.study.cells import Cell
 from jaxleak.study.parties import Runs, SplitCase, correlations, run_case, seconds_of
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _problem as parties_problem
+from jaxleak.study.parties import _runs as parties_runs
 from jaxleak.study.parties._comparisons import fu_completion
 from jaxleak.study.rows import require_runs, show_cells
 from jaxleak.study.runner import Result
@@ -198,6 +200,30 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
     }  # fmt: skip
     assert all(any("own features alone" in label for label in names) for names in labels)
     assert len(labels) == 3
+
+
+def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(monkeypatch):
+    """The run is watched twice, and its second time counts, in which nothing is compiled."""
+    clock, took = [0.0], iter((100.0, 6.0))
+
+    def watch(*_, rounds, **__):
+        clock[0] += next(took)
+        return None, SimpleNamespace(index=np.tile(np.arange(2), (rounds, 1)))
+
+    def answer(attack, seen, *_):
+        return SimpleNamespace(y=np.zeros(48, np.int32), score=np.full(48, 0.25))
+
+    monkeypatch.setattr(parties_runs.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(parties_runs.audit, "watch", watch)
+    monkeypatch.setattr(parties_runs, "_answer", answer)
+    monkeypatch.setattr(parties_runs, "_with_shadow_runs", lambda *_: ({}, {}))
+    nothing = SimpleNamespace(labels=np.zeros(48, np.int32), scores=lambda truth: {}, arrays=lambda truth: {})
+    monkeypatch.setattr(parties_runs, "own_features", lambda *_: nothing)
+    monkeypatch.setattr(parties_runs.attacks, "vflrecon_free", lambda *_, **__: None)
+    scores, arrays = run_case(dataclasses.replace(TINY, batch_size=16, victim_epochs=4), 0, Runs((), False, False))
+    assert scores["seconds_per_step"] == pytest.approx(6 / 12)
+    assert scores["label_confidence_free"] == 0.75
+    assert arrays["right_free"].shape == (12, 2)
 
 
 @pytest.mark.slow
