@@ -6,6 +6,7 @@ import reference
 
 from jaxleak import attacks, audit, protocols
 from jaxleak.attacks import aggregated
+from jaxleak.attacks._cafe import censored
 from jaxleak.defenses import fake_gradients
 from jaxleak.threats import FIRST_LAYER_ONLY
 
@@ -95,3 +96,29 @@ def test_bad_input(setting, adaptive):
         reference.recovered(
             attacks.cafe_censored(model, plan), state.attack._replace(seen=jnp.asarray(3)), state.protocol.params
         )
+
+
+def test_equations_of_a_batch_are_sums_over_visible_entries():
+    rng = np.random.default_rng(0)
+    v, kernel = rng.standard_normal((3, 2, 5)), rng.standard_normal((2, 4, 5))
+    weight = (rng.random((2, 4, 5)) < 0.5).astype(float)
+    gram, rhs = censored._equations(*(jnp.asarray(part, jnp.float32) for part in (v, kernel, weight)))
+    np.testing.assert_allclose(gram, np.einsum("kpe,lpe,pie->klpi", v, v, weight), atol=1e-5)
+    np.testing.assert_allclose(rhs, np.einsum("kpe,pie,pie->kpi", v, weight, kernel), atol=1e-5)
+
+
+def test_features_solve_their_own_equations_and_undetermined_ones_are_zero():
+    rng = np.random.default_rng(0)
+    n, p, d1 = 3, 2, 2
+    v = rng.standard_normal((n, p, 4)) * np.array([1.0, 10.0, 0.1])[:, None, None]
+    v[1, 1] = 0  # a slice without gradient
+    h = rng.random((n, p, d1))
+    normal = np.einsum("kpe,lpe->klp", v, v)[..., None] * np.array([1.0, 2.0])
+    normal[:, :, 0, 1] = np.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])  # rank one: these equations do not determine it
+    projected = np.einsum("klpi,lpi->kpi", normal, h)
+    found, determined = censored._features(*(jnp.asarray(part, jnp.float32) for part in (v, normal, projected)))
+    np.testing.assert_array_equal(determined, [[True, False], [True, True]])
+    expected = h.copy()
+    expected[:, 0, 1] = 0
+    expected[1, 1] = 0
+    np.testing.assert_allclose(found, expected, atol=1e-3)

@@ -133,3 +133,51 @@ def test_the_ratio_of_sizes_scales_what_the_kernel_says(setting):
         projected.append(jax.jit(attack.step)(KEY, second, observation)[0].projected)
     assert np.abs(projected[0]).max() > 0
     np.testing.assert_allclose(projected[1], 0.25 * projected[0], rtol=1e-5)
+
+
+def test_a_prediction_is_brought_into_the_uploads_order_and_scale():
+    upload = jnp.asarray([[0.5, -2.0], [3.0, 1.0]])
+    predicted = jnp.asarray([[1.0, 0.0], [-0.5, 0.25]])
+    ordered = np.array([[0.0, -0.5], [1.0, 0.25]])
+    scale = np.linalg.norm(upload) / np.linalg.norm(predicted)
+    np.testing.assert_allclose(ordinal._completed(upload, predicted, "paired"), scale * ordered, rtol=1e-6)
+    np.testing.assert_array_equal(ordinal._completed(upload, jnp.zeros((2, 2)), "paired"), np.zeros((2, 2)))
+
+
+def test_true_entries_stay_and_tell_the_scale_of_the_others(monkeypatch):
+    visible = jnp.asarray([[True, False], [False, True]])
+    monkeypatch.setattr(ordinal, "visible_entries", lambda upload: visible)
+    upload, predicted = jnp.asarray([[0.5, -2.0], [3.0, 1.0]]), jnp.asarray([[1.0, 0.0], [-0.5, 0.25]])
+    unit = (1.0 * 0.5 + 0.25 * 1.0) / (1.0 + 0.25**2)
+    assert float(ordinal._unit(upload, predicted, visible)) == pytest.approx(unit)
+    found = ordinal._completed(upload, predicted, "clamped")
+    np.testing.assert_allclose(found, [[0.5, -0.5 * unit], [1.0 * unit, 1.0]], rtol=1e-6)
+    assert float(ordinal._unit(upload, predicted, jnp.zeros((2, 2), bool))) == 1.0
+
+
+def test_features_of_a_sweep_are_least_squares_with_a_small_ridge():
+    rng = np.random.default_rng(0)
+    batches = np.array([[0, 1], [1, 2], [0, 2], [2, 3], [1, 3]])
+    v, h = rng.standard_normal((4, 2, 6)), rng.random((4, 2, 3))
+    v[2, 1] = 0  # a slice without gradient
+    v[0] *= 20
+    incidence = np.zeros((5, 4))
+    np.put_along_axis(incidence, batches, 1.0, axis=1)
+    normal = (incidence.T @ incidence)[:, :, None] * np.einsum("kpe,lpe->klp", v, v)
+    projected = np.einsum("klp,lpi->kpi", normal, h)
+    found = ordinal._features(batches, jnp.asarray(v, jnp.float32), jnp.asarray(projected, jnp.float32))
+    expected = h.copy()
+    expected[2, 1] = 0
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
+    # The ridge is a share of 1e-5 of the mean eigenvalue of the normal matrix of unit rows.
+    unit = v[:, 0] / np.linalg.norm(v[:, 0], axis=1, keepdims=True)
+    plain = (incidence.T @ incidence) * (unit @ unit.T)
+    ridge = 1e-5 * np.trace(plain) / 4 * np.eye(4)
+    norms = np.linalg.norm(v[:, 0], axis=1, keepdims=True)
+    exact = np.linalg.solve(plain + ridge, projected[:, 0] / norms) / norms
+    np.testing.assert_allclose(found[:, 0], exact, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("rounds", "sweeps", "length"), [(12, 3, 4), (13, 3, 5), (14, 4, 4), (5, 5, 1)])
+def test_only_the_last_sweep_may_be_shorter(setting, rounds, sweeps, length):
+    assert ordinal.sweep_length(setting[2]._replace(feature_rounds=rounds), sweeps) == length

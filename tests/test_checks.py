@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import check_known_images, failed
+from jaxleak.audit._checks import check_known_images, contents, failed, head
 
 
 class Client:
@@ -187,3 +187,178 @@ def test_known_images_show_the_mistake_exactly(normalised):
     assert check(jax.tree.map(lambda g: 4 * g, c.gradient), reduction="sum").status == "passed"
     assert "--batch-norm train" in check(c.gradient, batch_norm="eval").option
     assert "conv_1/kernel" in check(_changed(c.gradient, "conv_1/kernel", lambda g: g.swapaxes(0, 1))).cause
+
+
+class TestHead:
+    """Equations of the last dense layer, on gradients that NumPy makes."""
+
+    KERNEL = 0.3 * np.random.default_rng(0).standard_normal((6, 4))
+    BIAS = 0.1 * np.random.default_rng(1).standard_normal(4)
+
+    def of_batch(self, labels, scale=1.0, features=None, kernel=None):
+        """The head of a batch whose features are drawn, or all the same."""
+        n = len(labels)
+        f = np.random.default_rng(2).random((n, 6)) if features is None else np.tile(features, (n, 1))
+        logits = f @ self.KERNEL + self.BIAS
+        p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        slope = scale * (p - np.eye(4)[labels]) / n
+        return head.Head(f.T @ slope, slope.sum(axis=0), self.KERNEL if kernel is None else kernel, self.BIAS)
+
+    def of_bias(self, *entries):
+        return head.Head(self.KERNEL, np.array(entries), self.KERNEL, self.BIAS)
+
+    @pytest.mark.parametrize("labels", [[2], [0, 0, 3], [1, 2, 3, 0, 1]])
+    def test_a_gradient_of_the_mean_loss_passes(self, labels):
+        found = head.check_head(self.of_batch(labels), len(labels))
+        assert [finding.status for finding in found] == ["passed"] * 5
+        assert found[-1].name == ("one sample's equations" if len(labels) == 1 else "whole numbers of labels")
+
+    def test_without_a_bias_three_checks_are_left(self):
+        without = self.of_batch([0, 1])._replace(bias_gradient=None, bias=None)
+        assert [f.status for f in head.check_head(without, 2)] == ["passed", "not applicable", "passed"]
+        assert head.check_head(None, 2)[0].status == "not applicable"
+        proven, if_stated, samples = head.labels_of(without, 2)
+        assert not proven.any()
+        assert not if_stated.any()
+        assert (proven.shape, samples) == ((4,), 0)
+
+    @pytest.mark.parametrize(("moved", "status"), [(0.9e-3, "passed"), (1.1e-3, "failed")])
+    @pytest.mark.parametrize("part", ["kernel_gradient", "bias_gradient"])
+    def test_classes_sum_to_zero(self, part, moved, status):
+        right = self.of_batch([0, 1])
+        gradient = getattr(right, part)
+        change = np.zeros_like(gradient)
+        change.flat[0] = moved * np.linalg.norm(gradient)
+        found = head._sums_over_classes(right._replace(**{part: gradient + change}))
+        assert found.status == status
+        assert f"{moved:.1e} ({part.split('_')[0]})" in found.evidence
+
+    @pytest.mark.parametrize(
+        ("size", "samples", "cause"),
+        [
+            (2.0, 1, ""),
+            (2.0009, 1, ""),
+            (2.002, 1, "a difference of weights was not divided"),
+            (2.002, 2, "the loss is a sum over the batch"),
+            (4.0, 2, "the loss is a sum over the batch"),
+            (4.01, 2, "a difference of weights was not divided"),
+        ],
+    )
+    def test_the_bias_gradient_of_a_mean_has_a_largest_size(self, size, samples, cause):
+        found = head._size_of_the_bias_gradient(self.of_bias(size / 2, -size / 2, 0.0, 0.0), samples)
+        assert found.cause.startswith(cause)
+        assert (found.status == "passed") == (not cause)
+
+    @pytest.mark.parametrize(
+        ("labels", "stated", "status", "says"),
+        [
+            ([0], 1, "passed", "rank 1, so that at least 1 sample is behind it; 1 can give 1 at most"),
+            ([0, 1], 2, "passed", "rank 2, so that at least 2 samples are behind it; 2 can give 2 at most"),
+            ([0, 1, 2, 3, 0], 5, "passed", "rank 3, so that at least 3 samples are behind it; 5 can give 3 at most"),
+            ([0, 1], 3, "suspicious", "rank 2, so that at least 2 samples are behind it; 3 different samples would"),
+            ([0], 3, "suspicious", "rank 1, so that at least 1 sample is behind it; 3 different samples would give 3"),
+            ([0, 1], 1, "failed", "rank 2, so that at least 2 samples are behind it, but the stated batch size is 1"),
+        ],
+    )
+    def test_the_rank_bounds_the_batch_size(self, labels, stated, status, says):
+        found = head._rank(self.of_batch(labels), stated)
+        assert found.status == status
+        assert says in found.evidence
+        expected = {"passed": "", "suspicious": f"--batch-size {len(labels)}", "failed": "--batch-size 2 or more"}
+        assert found.option == expected[status]
+        if status == "suspicious":
+            assert found.cause.startswith("the batch holds " + ("1 sample," if len(labels) == 1 else "2 samples,"))
+
+    @pytest.mark.parametrize(
+        ("bias", "samples", "least", "cause"),
+        [
+            ((-0.5, 0.5, 0.0, 0.0), 2, 1, ""),  # one half of two samples is one, up to rounding
+            ((-0.51, 0.51, 0.0, 0.0), 2, 2, ""),
+            ((-0.3, -0.3, -0.3, 0.9), 2, 3, "the sign of the update is reversed"),
+            ((-0.6, -0.6, 0.6, 0.6), 2, 4, "the batch is larger"),
+        ],
+    )
+    def test_labels_that_are_proven_must_fit_into_the_batch(self, bias, samples, least, cause):
+        found = head._labels_fit(np.array(bias), samples)
+        assert f"at least {least} labels for a batch of {samples}" in found.evidence
+        assert found.cause.startswith(cause)
+        assert (found.status == "passed") == (not cause)
+
+    def test_proven_labels_go_by_the_rank_and_stated_ones_by_what_is_said(self):
+        two = self.of_batch([0, 0, 1])._replace(bias_gradient=np.array([-0.6, -0.2, 0.4, 0.4]))
+        found = head.labels_of(two, 3)  # of rank 3, as three samples give
+        assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [2, 1, 0, 0], 3)
+        found = head.labels_of(two, 10)  # more samples than classes can give no higher rank
+        assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [6, 2, 0, 0], 10)
+        fewer = self.of_batch([0, 1])._replace(bias_gradient=two.bias_gradient)
+        found = head.labels_of(fewer, 10)  # ten different samples would give a higher rank: ten are not believed
+        assert (found.proven.tolist(), found.if_stated.tolist()) == ([2, 1, 0, 0], [2, 1, 0, 0])
+        found = head.labels_of(fewer, 1)  # one sample is too few for this rank
+        assert found.if_stated.tolist() == [2, 1, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("scale", "cause"), [(1.0, ""), (1.009, ""), (1.012, "1.012 times"), (0.988, "0.988 times"), (-2.0, "-2 times")]
+    )
+    def test_one_sample_tells_the_scale(self, scale, cause):
+        # Of a reversed gradient the smallest entry is another one than the label's.
+        found = head._one_sample(self.of_batch([1], scale))
+        if scale < 0:
+            assert found.cause.startswith("weights of another round")
+            return
+        assert (found.status == "passed") == (not cause)
+        assert cause in found.cause
+        assert f"the factor {scale:.4g}" in found.evidence
+
+    def test_one_sample_tells_other_weights(self):
+        found = head._one_sample(self.of_batch([1], kernel=self.KERNEL + 0.1 * self.KERNEL[::-1]))
+        assert found.status == "failed"
+        assert found.cause.startswith("weights of another round")
+        nothing = self.of_batch([1])._replace(bias_gradient=np.zeros(4))
+        assert head._one_sample(nothing).status == head._counts(nothing, 2).status == "not applicable"
+
+    def test_counts_are_whole_numbers(self):
+        """Equal features make the equation exact."""
+        features, labels = np.full(6, 0.4), [0, 0, 2]
+        for scale, cause in ((1, ""), (3, "the loss is a sum over the batch"), (1 / 3, "divided by the batch size")):
+            found = head._counts(self.of_batch(labels, scale, features), 3)
+            assert (found.status == "passed") == (not cause)
+            assert cause in found.cause
+        assert "0.00 from whole numbers" in head._counts(self.of_batch(labels, 1, features), 3).evidence
+        odd = head._counts(self.of_batch(labels, 0.55, features), 3)
+        assert odd.status == "suspicious"
+        assert odd.cause.startswith("a wrong learning rate")
+        # Of twice as many samples as classes, mean features say too little.
+        assert head._counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
+
+
+class TestContents:
+    @pytest.mark.parametrize(
+        ("size", "values", "status"),
+        [(2000, 256, "suspicious"), (2000, 257, "passed"), (1999, 2, "not applicable"), (2000, 1, "suspicious")],
+    )
+    def test_few_sizes_of_entries_are_quantised(self, size, values, status):
+        leaf = (1.0 + np.arange(size) % values) * np.where(np.arange(size) % 2, 1, -1)
+        found = contents._few_values({"a": leaf, "b": np.zeros(5000), "c": np.arange(5.0)})
+        assert found.status == status
+        if status != "not applicable":
+            assert found.evidence == f"a has {size} entries of {values} different sizes."
+
+    @pytest.mark.parametrize(
+        ("cosine", "status"), [(0.91, "failed"), (0.89, "passed"), (-0.91, "failed"), (0, "passed")]
+    )
+    def test_an_update_like_the_weights_is_taken_for_weights(self, cosine, status):
+        weights = {"a": np.array([[3.0]]), "b": np.array([4.0])}
+        across = np.sqrt(1 - cosine**2)
+        update = {"a": 7 * (cosine * weights["a"] - across * 4), "b": 7 * (cosine * weights["b"] + across * 3)}
+        found = contents._weights(update, weights)
+        assert found.status == status
+        assert f"weights is {cosine:.3f}." in found.evidence
+        nothing = {"a": np.zeros((1, 1)), "b": np.zeros(1)}
+        assert contents._weights(update, nothing).status == "passed"
+
+    def test_zeros_are_counted(self):
+        zero, one = np.zeros(2), np.array([0.0, 1.0])
+        assert contents._zeros({"a": one, "b": one}).status == "passed"
+        some = contents._zeros({"a": one, "b": zero, "c": zero})
+        assert (some.status, some.evidence) == ("suspicious", "2 of 3 leaves are zero throughout, such as b.")
+        assert contents._zeros({"a": zero, "b": zero}).status == "failed"

@@ -232,3 +232,19 @@ def _at(attack, problem, x):
 def test_bad_settings(problem, changes, message):
     with pytest.raises(ValueError, match=message):
         _attack(problem, **changes)
+
+
+def test_offsets_begin_without_a_shift_and_hold_every_other_one_once():
+    offsets = client_updates.Shifts(reach=4, stride=2).offsets
+    assert offsets[0].tolist() == [0, 0]
+    along = (-4, -2, 0, 2, 4)
+    assert sorted(map(tuple, offsets.tolist())) == [(i, j) for i in along for j in along]
+
+
+def test_the_sharpness_stands_still_while_shifts_are_tried():
+    search = ShiftSearch(((0.5, client_updates.Shifts(reach=1, stride=1, tries=2)),), 2 * 9 * 2 + 4, batch_size=2)
+    progress = [float(search.progress(jnp.int32(i))) for i in range(40)]
+    np.testing.assert_allclose(progress, [0, 0.25, *[0.5] * 36, 0.5, 0.75])
+    plan = client_updates.smoothing(2.0, 32.0)
+    betas = [float(search.sharpness(plan, None, jnp.int32(i), None)) for i in (0, 1, 20, 38)]
+    np.testing.assert_allclose(betas, [4, 8, 8, 16], rtol=1e-5)  # of the iteration after this one

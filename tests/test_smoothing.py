@@ -77,3 +77,25 @@ def test_a_deep_network_of_relus_and_batch_norm_gives_in_to_the_homotopy_only():
             scores[homotopy].append(metrics.psnr(digits.x[chosen], estimate).mean())
     assert np.mean(scores[True]) > 14
     assert np.mean(scores[False]) < 12
+
+
+def test_recommended_schedules_are_those_that_have_won():
+    recommended = client_updates.recommended_smoothing
+    for size in (1, 2):
+        assert recommended(batch_norm=True, batch_size=size) == client_updates.smoothing(1.0, 30.0)
+    assert recommended(batch_norm=False, batch_size=2) == client_updates.smoothing(4.0, 100.0)
+    assert recommended(batch_norm=False, batch_size=1) is None
+    assert client_updates.smoothing() == (1.0, 30.0, 0.0, 0.0, None)
+
+
+def test_a_schedule_out_of_range_is_refused():
+    for options, match in (
+        ({"start": 0.0}, "start must be > 0"),
+        ({"start": 2.0, "end": 1.9}, "end must be in"),
+        ({"hold": -0.1}, "hold must be in"),
+        ({"finish": 1.1}, "finish must be in"),
+        ({"progress_below": 0.0}, "progress_below must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            client_updates.smoothing(**options)
+    assert client_updates.smoothing(2.0, 2.0).end == 2.0

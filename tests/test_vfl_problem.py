@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 from experiments import vflrecon
 from experiments._vfl import study
 from experiments._vfl.options import Args
+from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, split_defense
-from jaxleak.study.parties import SplitCase, SplitSetup, records_of, split_problem
+from jaxleak.study.parties import Runs, SplitCase, SplitSetup, records_of, seconds_of, split_problem
 from jaxleak.study.parties import _jobs as parties_jobs
+from jaxleak.study.parties import _truth as parties_truth
+from jaxleak.study.parties._jobs import runs_for
 from jaxleak.study.parties._problem import _parts, rounds_of, shadow_rounds, train
+from jaxleak.study.parties._truth import Truth
 
 
 def test_shadow_and_victim_are_disjoint_and_dealt_alike():
@@ -209,3 +214,71 @@ def test_summaries_hold_means_and_spreads():
 def test_options_become_a_case():
     case = Args(setup=SplitSetup(share=0.25, parties=4, optimizer="sgd")).case("digits")
     assert (case.data, case.share, case.parties, case.optimizer) == ("digits", 0.25, 4, "sgd")
+
+
+def test_scores_are_those_of_the_samples_that_took_part():
+    x = np.arange(24.0).reshape(4, 2, 3)
+    model = SimpleNamespace(slices=lambda x: [x[:, 0], x[:, 1]])
+    problem = SimpleNamespace(model=model, victim=SimpleNamespace(x=x, y=np.array([0, 1, 1, 0])))
+    truth = Truth(problem, np.array([[0, 2], [2, 3]]))
+    np.testing.assert_array_equal(truth.took_part, [0, 2, 3])
+    answer = np.array([0, 1, 0, 0])  # sample 1 is right and did not take part
+    assert truth.label_accuracy(answer) == pytest.approx(2 / 3)
+    np.testing.assert_array_equal(truth.right(answer), [[True, False], [False, True]])
+    estimate = x[:, 1].copy()
+    estimate[1] += 100
+    estimate[2] += 2
+    assert truth.feature_mse_of(estimate) == pytest.approx(4 / 3)
+    moved = x.copy()
+    moved[:, 1] = estimate
+    assert truth.feature_mse(moved) == pytest.approx(4 / 3)
+
+
+def test_regressions_read_directions_and_lengths(monkeypatch):
+    x, gradients = np.array([[0.5], [0.25]]), np.array([[3.0, -4.0], [0.0, 0.0]])
+    monkeypatch.setattr(parties_truth.party_records, "flat_observations", lambda seen: (np.array([7, 1]), x, gradients))
+    index, rows = parties_truth._directions(None)
+    np.testing.assert_array_equal(index, [7, 1])
+    np.testing.assert_allclose(rows, [[0.5, 0.6, -0.8, np.log(5)], [0.25, 0, 0, np.log(1e-12)]])
+
+
+@pytest.mark.parametrize(
+    ("change", "runs", "seconds"),
+    [
+        ({}, {}, 0.0),
+        ({}, {"task": True}, 6.0),
+        ({}, {"starts": 1}, 10 + 8),
+        ({}, {"starts": 1, "features": True}, 10 + 8 * 2),
+        ({"victim_records": 500}, {"starts": 1, "task": True}, 0.5 * 6 + 10 + 0.5 * 8),
+        ({"victim_records": 4000}, {"starts": 1}, 10 + 2 * 8),  # larger ones are no dearer
+        ({"victim_records": None}, {"task": True}, 2 * 6),  # 2,000 are the default
+        ({"defense": "noise"}, {"starts": 2}, 10 + 4 * 8),
+        ({"fields": ("gradient", "parameters")}, {"starts": 1}, 10 + 4 * 8),
+        ({"select": "validation"}, {"starts": 1}, 10 + 8 * (1 + len(party_records.FIELD_CANDIDATES))),
+        ({"shadow_runs": 2, "network_epochs": 20}, {"starts": 1}, 10 + 8 * 4),
+        ({"network_epochs": 5}, {"starts": 1}, 10 + 8),
+        ({"data": "cifar10"}, {"starts": 1}, 4 * 18),
+        ({"cipher": "ckks", "parties": 3}, {"starts": 1}, 18 + 1.5 * 2 * 1000 / 50),
+    ],
+)
+def test_seconds_by_hand(change, runs, seconds):
+    sizes = {"data": "sensorless", "victim_records": 1000, "network_epochs": 10, "batch_size": 50}
+    parts = {"features": False, "task": False} | runs
+    starts = party_records.SHADOW_INITS[: parts.pop("starts", 0)]
+    assert seconds_of(SplitCase(**sizes | change), Runs(starts, **parts)) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("scores", "runs"),
+    [
+        (["task_accuracy"], Runs((), False, True)),
+        (["label_accuracy_free"], Runs(("shared",), False, False)),
+        (["feature_mse_shared", "task_accuracy_change"], Runs(("shared",), True, True)),
+        (["correlation_error"], Runs(("shared",), True, False)),
+        (["label_accuracy_li_norm"], Runs(("shared",), False, False, comparisons=True)),
+        (["label_accuracy_fu_completion"], Runs(("shared",), False, False, comparisons=True)),
+        ([], Runs((), False, False)),
+    ],
+)
+def test_what_runs_follows_from_the_scores(scores, runs):
+    assert runs_for(scores, ("shared",)) == runs
