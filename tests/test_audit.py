@@ -192,7 +192,7 @@ class TestLengthOfAnInversion:
         assert not caplog.records
         assert _length(planned, 4) == 4
         assert "cut short: 4 iterations of a schedule of 5" in caplog.text
-        with pytest.raises(ValueError, match="iterations must be at most 5, .* got 6"):
+        with pytest.raises(ValueError, match=r"iterations must be at most 5, .* got 6"):
             _length(planned, 6)
         with pytest.raises(ValueError, match="iterations must be"):
             _length(TOY.attack, 0)

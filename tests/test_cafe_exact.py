@@ -9,6 +9,7 @@ from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import slice_inverter
 from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter
 from jaxleak.defenses import clipped_gaussian
 from jaxleak.threats import BIAS_GRADIENT_ONLY, FIRST_LAYER_ONLY, HONEST_BUT_CURIOUS_SERVER, SERVER_WITHOUT_INDICES
@@ -260,3 +261,29 @@ def test_missing_rounds_and_grants_are_named(head, plan, state):
     ):
         with pytest.raises(ValueError, match=match):
             _watch(head, plan, ((threat, None),))
+
+
+def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
+    """A logistic model of two parties, whose gradients NumPy knows."""
+    model = models.logistic((3,), parties=2, num_classes=4)
+    params = jax.jit(model.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    h, y = rng.random((5, 2, 3)).astype(np.float32), np.array([3, 0, 1, 2, 2])
+    kernel, bias = (np.asarray(params["first"][name], np.float64) for name in ("kernel", "bias"))
+    logits = np.einsum("npd,pdc->nc", h, kernel) + bias.sum(axis=0)
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    v = np.repeat(((p - np.eye(4)[y]) / 6)[:, None], 2, axis=1)
+    np.testing.assert_allclose(true_output_gradients(model, params, h, y, 6), v, atol=1e-6)
+    live = np.ones((5, 2), bool)
+    live[1, 1] = False
+    resolved = np.array([True, True, True, False])
+    noisy = v + 0.01 * rng.standard_normal(v.shape)
+    labels, misfit, margin = recover_labels(model, params, noisy.astype(np.float32), h, live, resolved, 6, chunk=2)
+    weight = live[:, :, None] & resolved
+    for n in range(5):
+        candidates = np.repeat(((p[n] - np.eye(4)) / 6)[:, None], 2, axis=1)
+        misfits = np.sqrt((((candidates - noisy[n]) * weight[n]) ** 2).sum(axis=(1, 2)))
+        best, second = np.sort(misfits)[:2]
+        assert labels[n] == misfits.argmin()
+        size = np.sqrt(((noisy[n] * weight[n]) ** 2).sum())
+        np.testing.assert_allclose([misfit[n], margin[n]], [best / size, second / best], rtol=1e-3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import check_known_images, contents, failed, head
+from jaxleak.audit._checks import check_known_images, client, contents, failed, head, laws, symmetry
 
 
 class Client:
@@ -362,3 +362,94 @@ class TestContents:
         some = contents._zeros({"a": one, "b": zero, "c": zero})
         assert (some.status, some.evidence) == ("suspicious", "2 of 3 leaves are zero throughout, such as b.")
         assert contents._zeros({"a": zero, "b": zero}).status == "failed"
+
+
+class TestLaws:
+    def test_a_violation_is_the_share_of_the_gradient_along_a_law(self):
+        rng = np.random.default_rng(0)
+        weights = {"a": rng.standard_normal((4, 2)), "b": rng.standard_normal(3), "c": np.zeros(2)}
+        gradients = {name: rng.standard_normal(leaf.shape) for name, leaf in weights.items()}
+        directions = (("a", -1), ("a", 0), ("b", -1), ("c", -1))
+        combinations = np.linalg.qr(rng.standard_normal((4, 2)))[0]
+        along = []
+        for name, axis in directions:
+            scale = np.asarray(laws._weight(axis, weights[name].shape), np.float64)
+            direction = weights[name] * scale
+            along.append((direction * gradients[name]).sum() / max(np.linalg.norm(direction), 1e-30))
+        norms = np.array([np.linalg.norm(gradients[name]) for name, _ in directions])
+        expected = np.abs(combinations.T @ along) / np.sqrt((combinations.T * norms) ** 2 @ np.ones(4))
+        found = laws._violations(directions, combinations, {"params": weights}, gradients)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        known = laws.Laws(None, directions, combinations, np.array([0.5, 2.0]), {"a": (0.1, 1e-6), "b": (0.0, 1e-4)})
+        broken = laws.against(known, {"params": weights}, gradients)
+        np.testing.assert_allclose(broken.violations, expected / [0.5, 2.0], rtol=1e-6)
+        assert (broken.laws, broken.worst) == (2, broken.violations.max())
+        assert laws.vanishing(known) == ["a"]
+        none = known._replace(combinations=combinations[:, :0], tolerances=np.zeros(0))
+        assert laws.against(none, {"params": weights}, gradients)[:2] == (0, 0.0)
+
+    def test_units_that_belong_together_are_scaled_alike(self):
+        rows, columns = laws._weight(0, (6, 3)), laws._weight(1, (2, 6))
+        assert (rows.shape, columns.shape) == ((6, 1), (1, 6))
+        np.testing.assert_array_equal(rows.ravel(), columns.ravel())
+        assert 0.5 <= np.abs(rows).min() < np.abs(rows).max() <= 1.5
+        assert {-1.0, 1.0} == set(np.sign(laws._weight(0, (50,))).tolist())
+        np.testing.assert_array_equal(laws._weight(-1, (2, 3)), [[1.0]])
+
+    def test_directions_are_whole_leaves_and_their_long_axes(self):
+        params = {"a": np.zeros((4, 3)), "b": np.zeros(4), "c": np.zeros((3, 3, 8, 7)), "d": np.zeros(3)}
+        found = [("a", -1), ("a", 0), ("b", -1), ("b", 0), ("c", -1), ("c", 2), ("d", -1)]
+        assert list(laws._directions(params)) == found
+        many = {f"leaf{i:03}": np.zeros((4, 4)) for i in range(67)}  # three directions each
+        assert len(laws._directions(dict(list(many.items())[:66]))) == 198
+        assert set(laws._directions(many)) == {(name, -1) for name in many}
+
+    def test_shares_of_the_norm(self):
+        found = laws.shares_of_norm({"a": np.array([[3.0]]), "b": np.array([0.0, 4.0]), "c": np.zeros(2)})
+        assert found == pytest.approx({"a": 0.6, "b": 0.8, "c": 0.0})
+        assert laws.shares_of_norm({"a": np.zeros(2)}) == {"a": 0.0}
+
+
+class TestLayouts:
+    def test_channels_may_be_counted_first_or_last(self):
+        positions_first = np.arange(2 * 2 * 4).reshape(2, 2, 4)  # rows, columns, channels
+        leaf = jnp.asarray(positions_first.reshape(-1, 1))
+        found = [np.ravel(changed).tolist() for _, changed in symmetry._reordered(leaf, 0, {4, 5, 16})]
+        channels_first = positions_first.transpose(2, 0, 1).ravel().tolist()
+        assert channels_first in found
+        assert len(found) == 2
+        again = [np.ravel(c).tolist() for _, c in symmetry._reordered(jnp.asarray(channels_first)[:, None], 0, {4})]
+        assert list(range(16)) in again
+        assert not list(symmetry._reordered(leaf, 1, {4}))
+
+    def test_equal_axes_are_exchanged_and_single_ones_are_not(self):
+        payload = {"a": jnp.arange(9.0).reshape(3, 3), "b": jnp.zeros((1, 1)), "c": jnp.zeros((2, 3))}
+        found = list(symmetry.other_layouts(payload, payload))
+        assert [(name, layout) for name, layout, _ in found] == [("a", "axes 0 and 1 are exchanged")]
+        np.testing.assert_array_equal(found[0][2]["a"], payload["a"].T)
+        np.testing.assert_array_equal(found[0][2]["c"], payload["c"])
+
+
+def test_the_leaf_that_is_furthest_off_is_named_with_what_is_allowed():
+    expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0])}
+    rounding = {"a": jnp.array([1e-5, 0.0]), "b": jnp.array([1e-4])}
+    payload = {"a": jnp.array([3.0, 4.02]), "b": jnp.array([0.05])}
+    worst, leaf, error = client._furthest(payload, expected, rounding)
+    assert (leaf, worst) == ("b", pytest.approx(0.05 / (100 * 1e-4), rel=1e-3))
+    assert error == pytest.approx(0.05 / 1e-30)
+    worst, leaf, error = client._furthest(payload | {"b": jnp.array([0.001])}, expected, rounding)
+    assert (leaf, worst) == ("a", pytest.approx(0.02 / (100 * 1e-5 + 1e-3 * 5), rel=1e-3))
+    assert error == pytest.approx(0.02 / 5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "cause"), [(3.0, "a sum over the batch"), (2.0, "2 times the"), (-1.0, "-1 times the")]
+)
+def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
+    expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
+    rounding = jax.tree.map(jnp.zeros_like, expected)
+    payload = jax.tree.map(lambda leaf: scale * leaf, expected)
+    assert cause in client._explained(payload, expected, rounding, 3)[0]
+    assert "weights of another round" in client._explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)[0]
+    one = client._explained(expected, expected, rounding, 1)[0]
+    assert one == "the update is 1 times the gradient"  # of a single sample, a sum is a mean

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import models
-from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
+from jaxleak.attacks._cafe.decoder import _correlate_colours, _pink, decode, ridge_decoder, synthetic_slices
 from jaxleak.attacks._cafe.feature_inversion import _kick
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter
 from jaxleak.attacks.aggregated import FeatureInversionOptions, invert_features, invert_slices
@@ -253,3 +253,27 @@ class TestSlices:
     def test_no_sample_is_no_work(self):
         found = invert_slices(self.MODEL, {"extractor": {}}, np.zeros((0, 2, 3)), np.arange(0))
         assert [field.shape for field in found] == [(0, 2, 3), (0, 2), (0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.8])
+def test_noise_of_synthetic_images_falls_with_the_frequency(exponent):
+    """Of a power of 1/f^2a, without the window that a crop is, every octave has 4^-a of the one below."""
+    rng = np.random.default_rng(0)
+    images = _pink(rng, 300, (32, 32, 1), exponent)[..., 0]
+    assert images.shape == (300, 32, 32)
+    # Differences of pixels at distances d and 2 d grow as the distance to the power a - 1, roughly.
+    near, far = (np.mean((images[:, :, d:] - images[:, :, :-d]) ** 2) for d in (2, 4))
+    down, below = (np.mean((images[:, d:] - images[:, :-d]) ** 2) for d in (2, 4))
+    assert near == pytest.approx(down, rel=0.1)
+    assert far == pytest.approx(below, rel=0.1)
+    assert (far / near > 2) == (exponent > 1.5)
+
+
+def test_colours_vary_mostly_together():
+    rng = np.random.default_rng(0)
+    grey = rng.standard_normal((200, 8, 8, 1))
+    np.testing.assert_array_equal(_correlate_colours(rng, grey), grey)
+    found = _correlate_colours(rng, rng.standard_normal((200, 8, 8, 3))).reshape(-1, 3)
+    sums, contrasts = found.sum(axis=1), found - found.mean(axis=1, keepdims=True)
+    assert sums.std() == pytest.approx(np.sqrt(3), rel=0.05)  # of luminance, one per channel over the root of three
+    assert 0.05 < contrasts.std() < 0.25

@@ -30,6 +30,7 @@ from jaxleak.study.updates import (
     utility_of,
     victim,
 )
+from jaxleak.study.updates import _cost, _size
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
@@ -223,6 +224,70 @@ def test_cost_grows_with_the_work():
     for change in dearer:
         assert seconds_of_update(Case(**vars(case) | change)) > seconds_of_update(case)
     assert seconds_of_update(case, Training()) > seconds_of_update(case)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        # 1,000 iterations of eight forward passes of a second per image, and 30 s for a compilation.
+        ({}, 30 + 1000 * 8),
+        ({"batch_size": 3}, 30 + 1000 * 24),
+        ({"restarts": 2}, 30 + 2000 * 8),
+        ({"blend": 0.7}, 30 + 2000 * 8),
+        ({"attack": "dlg"}, 30 + 5000 * 8),
+        ({"attack": "dlg", "optimizer": "adam"}, 30 + 1000 * 8),
+        ({"attack": "gradinversion"}, 30 + 4000 * 8),
+        ({"attack": "ggl"}, 30 + 50_000 * 3 + 6e4 / 4e10 * 64 * 200 * 5),
+        ({"attack": "rog"}, 30 + 1000 * 8 + 6e4 / 4e10 * 64 * 200 * 5),
+    ],
+)
+def test_seconds_of_an_attack_by_hand(monkeypatch, change, expected):
+    monkeypatch.setattr(_cost, "forward_seconds", lambda case: 1.0)
+    of_generators = {"public_samples": 200, "generator_epochs": 5} if change.get("attack") in ("ggl", "rog") else {}
+    case = replace(Case(data="digits", model="mlp", iterations=1000, batch_size=1), **change, **of_generators)
+    assert seconds_of_update(case) == pytest.approx(expected, rel=1e-9)
+    training = Training(rounds=5, clients=9, clients_per_round=4, local_steps=3, batch_size=2)
+    assert seconds_of_update(case, training) == pytest.approx(expected + 4 * 5 * 4 * 3 * 2)
+    monkeypatch.setattr(_cost, "forward_seconds", lambda case: 0.0)
+    nothing = seconds_of_update(replace(Case(data="digits", model="mlp"), iterations=1000, restarts=3))
+    assert nothing == pytest.approx(30 + 3000 * 2e-3)
+
+
+def test_a_forward_pass_is_counted_in_operations_and_entries():
+    """Three dense layers of 256, 128 and 10 units on 64 pixels: two operations a weight, and little else."""
+    case = Case(data="digits", model="mlp")
+    weights = 64 * 256 + 256 * 128 + 128 * 10
+    assert _cost.parameter_count(case) == weights + 256 + 128 + 10
+    operations = _cost.forward_seconds(case) * 4e10
+    assert 2 * weights <= operations < 2.1 * weights
+
+
+@pytest.mark.parametrize(
+    ("change", "copies", "option"),
+    [
+        ({}, 3, "--microbatch (now 1)"),
+        ({"batch_size": 4}, 3 * 4, "--batch-size (now 4)"),
+        ({"restarts": 3}, 3 * 3, "--microbatch (now 3)"),
+        ({"restarts": 3, "microbatch": 2}, 3 * 2, "--microbatch (now 2)"),
+        ({"local_steps": 5, "batch_size": 2}, 3 * 10, "--local-steps (now 5)"),
+        ({"attack": "patch_embedding"}, 1, "--microbatch (now 1)"),
+    ],
+)
+def test_the_least_memory_of_an_inversion_by_hand(monkeypatch, change, copies, option):
+    asked = []
+    monkeypatch.setattr(_size, "_bytes_of", lambda *_: (1000, 10))
+    monkeypatch.setattr(_size.audit, "require_bytes", lambda need, device, hint: asked.append((need, hint)))
+    _size.require_memory_of_update(replace(Case(model="mlp", batch_size=1), **change), (8, 8, 1))
+    assert asked[0] == (3000, "take a smaller --model than mlp")
+    assert asked[1] == (3000 + copies * 10, f"{option} lowers it")
+    _size.require_memory_of_update(Case(model="convnet", width=7), (8, 8, 1))
+    assert asked[2][1] == "--width (now 7) lowers it"
+
+
+def test_bytes_of_a_model_are_those_of_its_numbers():
+    parameters, activations = _size._bytes_of(Case(model="mlp"), (8, 8, 1), 10)
+    assert parameters == 4 * (64 * 256 + 256 * 128 + 128 * 10 + 256 + 128 + 10)
+    assert activations == 4 * (256 + 128)
 
 
 def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from jaxleak import objectives
 from jaxleak._base import Observation
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
-from jaxleak.study.updates._attacker import _untrained
+from jaxleak.study.updates._attacker import _OPTIMIZERS, _beginning_anew, _untrained
 
 #: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
 PRINTED = {
@@ -132,6 +132,15 @@ def test_learning_rates_fall_as_is_printed():
     held = rates_of(preset("row_space", iterations=10).optimizer, 10)
     np.testing.assert_allclose(held, [0.03] * 7 + [0.03, 0.0225, 0.0075], rtol=1e-3)
     np.testing.assert_allclose(rates_of(preset("ggl", iterations=9, search="adam").optimizer, 3), 0.1, rtol=1e-3)
+
+
+def test_optimizers_that_take_the_place_of_a_presets_own():
+    cosine = 0.5 * (1 + np.cos(np.pi * np.arange(8) / 8))
+    for name in ("adam", "descent"):
+        np.testing.assert_allclose(rates_of(_OPTIMIZERS[name](0.2, 8), 8), 0.2 * cosine, rtol=1e-3)
+    annealed = _beginning_anew(0.2)
+    found = [float(annealed(count)) for count in (0, 500, 999, 1000, 1500)]
+    np.testing.assert_allclose(found, [0.2, 0.1, 0.1 * (1 + np.cos(0.999 * np.pi)), 0.2, 0.1], rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["inverting_gradients", "fedleak_upstream"])

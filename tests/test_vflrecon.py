@@ -3,14 +3,21 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch, PartyRecord
 from jaxleak.attacks import party_records
+from jaxleak.attacks._vertical import reconstruction_net
 from jaxleak.threats import party_view
 
 THREAT = party_view(0)
+STILL = optax.sgd(0.0)
+
+
+def _as_it_is(seen):
+    return seen
 
 
 def _samples(seed, count, classes=3):
@@ -181,3 +188,35 @@ def test_bad_input(setting):
         attacks.vflrecon(model, party=0, num_samples=4)
     with pytest.raises(ValueError, match="party must be in"):
         attacks.vflrecon(model, party=2, num_samples=4, labels=lambda seen: seen)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(weighted):
+    """Without a step the loss is that of the start: on four of five steps, since two are taken at a time."""
+    rng = np.random.default_rng(0)
+    steps = (100 + rng.standard_normal((5, 3, 2)) * [1.0, 0.0]).astype(np.float32)
+    targets = rng.random((5, 3, 2)).astype(np.float32)
+    weights = np.tile([[0.0, 1.0, 3.0]], (5, 1)).astype(np.float32) if weighted else None
+    steps[1:], targets[1:] = steps[:1], targets[:1]  # whichever step is left out
+    steps[:, 0] += np.array([50.0, 0.0])  # so far off that it is cut
+    net = reconstruction_net.train_network(
+        jax.random.key(0), jnp.asarray(steps), jnp.asarray(targets), _as_it_is, hidden=(4,), task="features", epochs=2,
+        steps_per_batch=2, optimizer=STILL, weights=weights,
+    )  # fmt: skip
+    rows = steps.reshape(-1, 2).astype(np.float64)
+    np.testing.assert_allclose(net.mean, rows.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(net.scale, np.maximum(rows.std(axis=0), 1e-8), rtol=1e-4)
+    z = np.clip((steps[0] - np.asarray(net.mean)) / np.asarray(net.scale), -5, 5)
+    first, last = (jax.tree.map(np.asarray, net.params[f"Dense_{i}"]) for i in (0, 1))
+    out = np.maximum(z @ first["kernel"] + first["bias"], 0) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(net(jnp.asarray(steps[0])), out.clip(0, 1), atol=1e-4)
+    losses = ((out - targets[0]) ** 2).mean(axis=1)
+    expected = losses @ [0, 0.25, 0.75] if weighted else losses.mean()
+    assert float(net.loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_losses_of_tasks_by_hand():
+    out, target = jnp.array([[1.0, 3.0], [0.0, 0.0]]), jnp.array([[0.0, 1.0], [1.0, 0.0]])
+    entropy = reconstruction_net.task_losses(out, target, "labels")
+    np.testing.assert_allclose(entropy, [np.log1p(np.exp(-2)), np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(reconstruction_net.task_losses(out, target, "features"), [2.5, 0.5])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxleak.attacks import party_records
-from jaxleak.attacks._vertical import direction_clusters
+from jaxleak.attacks._vertical import direction_clusters, vflrecon_free
 
 
 def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
@@ -145,3 +145,64 @@ def test_bad_input():
         party_records.free_labels(gradients * np.nan, np.arange(10), prior, num_samples=10)
     with pytest.raises(ValueError, match="window must be in"):
         party_records.free_labels(gradients, np.arange(10), prior, num_samples=10, window=3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(7, [7]), (8, [8]), (15, [15]), (16, [8, 8]), (17, [8, 9]), (23, [8, 15]), (24, [8, 8, 8])]
+)
+def test_what_is_left_of_the_windows_joins_the_last_one(monkeypatch, rows, sizes):
+    lengths, means = [], []
+
+    def window(gradients, log_prior, *, previous_means, **_):
+        lengths.append(len(gradients))
+        means.append(previous_means)
+        return direction_clusters.DirectionLabels(log_prior, np.full((2, 3), float(len(lengths))), 0.0, 0.0)
+
+    monkeypatch.setattr(vflrecon_free, "label_directions", window)
+    prior = np.log(np.full((rows, 2), 0.5))
+    party_records.free_labels(np.zeros((rows, 3)), np.arange(rows), prior, num_samples=rows, window=8)
+    assert lengths == sizes
+    assert means[0] is None
+    assert [float(mean[0, 0]) for mean in means[1:]] == list(range(1, len(sizes)))
+
+
+def test_sightings_add_up_and_the_prior_counts_once(monkeypatch):
+    posterior = np.array([[0.8, 0.2], [0.3, 0.7], [0.6, 0.4], [1.0, 0.0]])
+    prior = np.array([[0.5, 0.5], [0.25, 0.75], [0.4, 0.6], [0.5, 0.5]])
+
+    def window(gradients, log_prior, **_):
+        with np.errstate(divide="ignore"):
+            return direction_clusters.DirectionLabels(np.log(posterior), np.zeros((2, 3)), 0.0, 0.0)
+
+    monkeypatch.setattr(vflrecon_free, "label_directions", window)
+    index = np.array([0, 1, 0, 4])
+    # Log-probabilities need not be normalised.
+    found = party_records.free_labels(np.zeros((4, 3)), index, np.log(prior) + 2.5, num_samples=5, window=4)
+    twice = posterior[0] * posterior[2] / prior[0]  # the prior of the last sighting counts, and those of both are off
+    sure = np.maximum(posterior[3], 1e-9)
+    for sample, weights in ((0, twice), (1, posterior[1]), (4, sure)):
+        np.testing.assert_allclose(np.exp(found.log_probability[sample]), weights / weights.sum(), rtol=1e-6)
+        assert found.confidence[sample] == pytest.approx((weights / weights.sum()).max())
+    np.testing.assert_array_equal(found.labels, [0, 1, -1, -1, 0])
+    np.testing.assert_array_equal(found.confidence[2:4], 0)
+    assert not found.log_probability[2:4].any()
+
+
+def test_windows_hold_enough_of_every_class():
+    assert [vflrecon_free.default_window(classes) for classes in (2, 10, 11, 100)] == [1000, 1000, 1100, 10_000]
+
+
+def test_aligned_signals_by_hand():
+    y = np.array([0, 1, 0, 0, 1])
+    gradients = np.random.default_rng(0).standard_normal((5, 3)) * np.array([3.0, 1.0, 1.0, 2.0, 5.0])[:, None]
+    gradients[1] = 0  # of no direction
+    norms = np.linalg.norm(gradients, axis=1)
+    unit = gradients / np.maximum(norms, 1e-9)[:, None]
+    means = np.stack([unit[y == c].sum(axis=0) for c in (0, 1)])
+    coordinates = unit @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T
+    found = party_records.aligned_signals(gradients, y, 2)
+    for c in (0, 1):
+        block = coordinates[y == c]
+        np.testing.assert_allclose(found[y == c, 2:4], (block - block.mean(axis=0)) / block.std(axis=0), atol=1e-9)
+        place = [sorted(norms[y == c]).index(norm) for norm in norms[y == c]]
+        np.testing.assert_allclose(found[y == c, 4], (np.array(place) + 0.5) / len(place) - 0.5)
