@@ -97,7 +97,7 @@ AREAS = {
 }
 
 #: Seconds after which a round of tests is given up: a mistake may end in a loop without end.
-PATIENCE = 1800
+PATIENCE = 600
 
 
 def mutations(mistakes: Iterable[str]) -> list[MutationSpec]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import check_known_images, client, contents, failed, head, laws, symmetry
+from jaxleak.audit._checks import check_known_images, contents, failed, head, laws, symmetry
+from jaxleak.audit._checks.client import _explained, _furthest
 
 
 class Client:
@@ -434,10 +435,10 @@ def test_the_leaf_that_is_furthest_off_is_named_with_what_is_allowed():
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0])}
     rounding = {"a": jnp.array([1e-5, 0.0]), "b": jnp.array([1e-4])}
     payload = {"a": jnp.array([3.0, 4.02]), "b": jnp.array([0.05])}
-    worst, leaf, error = client._furthest(payload, expected, rounding)
+    worst, leaf, error = _furthest(payload, expected, rounding)
     assert (leaf, worst) == ("b", pytest.approx(0.05 / (100 * 1e-4), rel=1e-3))
     assert error == pytest.approx(0.05 / 1e-30)
-    worst, leaf, error = client._furthest(payload | {"b": jnp.array([0.001])}, expected, rounding)
+    worst, leaf, error = _furthest(payload | {"b": jnp.array([0.001])}, expected, rounding)
     assert (leaf, worst) == ("a", pytest.approx(0.02 / (100 * 1e-5 + 1e-3 * 5), rel=1e-3))
     assert error == pytest.approx(0.02 / 5, rel=1e-3)
 
@@ -449,7 +450,7 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
     rounding = jax.tree.map(jnp.zeros_like, expected)
     payload = jax.tree.map(lambda leaf: scale * leaf, expected)
-    assert cause in client._explained(payload, expected, rounding, 3)[0]
-    assert "weights of another round" in client._explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)[0]
-    one = client._explained(expected, expected, rounding, 1)[0]
+    assert cause in _explained(payload, expected, rounding, 3)[0]
+    assert "weights of another round" in _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)[0]
+    one = _explained(expected, expected, rounding, 1)[0]
     assert one == "the update is 1 times the gradient"  # of a single sample, a sum is a mean

@@ -23,6 +23,8 @@ from jaxleak.study.updates import (
     Federation,
     Training,
     Utilities,
+    _cost,
+    _size,
     check,
     resolved,
     seconds_of_update,
@@ -30,7 +32,6 @@ from jaxleak.study.updates import (
     utility_of,
     victim,
 )
-from jaxleak.study.updates import _cost, _size
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
