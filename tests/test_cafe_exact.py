@@ -9,8 +9,10 @@ from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import slice_inverter
 from jaxleak.attacks._cafe.decoder import synthetic_slices
+from jaxleak.attacks._cafe.exact import factorises
 from jaxleak.attacks._cafe.labels import recover_labels, true_output_gradients
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter
+from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
 from jaxleak.defenses import clipped_gaussian
 from jaxleak.threats import BIAS_GRADIENT_ONLY, FIRST_LAYER_ONLY, HONEST_BUT_CURIOUS_SERVER, SERVER_WITHOUT_INDICES
 
@@ -287,3 +289,33 @@ def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
         assert labels[n] == misfits.argmin()
         size = np.sqrt(((noisy[n] * weight[n]) ** 2).sum())
         np.testing.assert_allclose([misfit[n], margin[n]], [best / size, second / best], rtol=1e-3)
+
+
+def test_rounds_of_a_plan_by_hand():
+    model = models.all_dense((7,), parties=2, num_classes=3, width=4)
+    plan = attacks.plan_cafe_exact(model, num_samples=24, batch_size=6)
+    # ceil(23 * 24 / 18) + 1 = 32 rounds are needed, and twice as many asked for; 20 visits of 24 samples in sixes.
+    assert plan == (24, 6, 1, 64, 80, True)
+    assert plan.rounds == 144
+    free = attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, solver="matrix_free")
+    assert free == (24, 6, 1, 64, 24, False)  # six visits, or four times 24 / d2 where that is more
+    assert attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, feature_rounds=6).feature_rounds == 6
+    with pytest.raises(ValueError, match=r"feature_rounds=5 is too few: d2=4 < K=6.*needs at least 6 rounds"):
+        attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, feature_rounds=5)
+    assert [factorises(n, "auto") for n in (20_000, 20_001)] == [True, False]
+    assert (factorises(10**6, "direct"), factorises(2, "matrix_free")) == (True, False)
+
+
+def test_shifts_of_workers_are_taken_off_where_enough_zeros_agree():
+    rng = np.random.default_rng(0)
+    v = rng.uniform(1, 2, (60, 1, 3))
+    v[[0, 7, 11], 0, 0] = v[[30, 41, 59], 0, 0] = 0  # three zeros of either worker: a crowd of a tenth of thirty
+    v[[0, 7], 0, 1] = v[[30, 41, 59], 0, 1] = 0  # two are none
+    v[[0, 7, 11], 0, 2], v[[30, 41, 59], 0, 2] = 0, [0, 0, 1e-3]  # and three that differ are none either
+    shifted = v.copy()
+    shifted[:30] += [0.5, -1, 2]
+    shifted[30:] -= [0.25, -1, 2]
+    found, resolved = fix_worker_gauge(jnp.asarray(shifted, jnp.float32), 2)
+    np.testing.assert_array_equal(resolved, [[True, False, False]])
+    np.testing.assert_allclose(found[:, :, 0], v[:, :, 0], atol=1e-6)
+    assert not np.asarray(found)[:, :, 1:].any()

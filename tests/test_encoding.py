@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxleak import data
+from jaxleak.data import _feature_partitions
 
 NUMERIC = np.array([[0.0, 5, 1], [10, 5, np.nan], [5, 5, 3], [20, 6, 9], [-4, 5, 2]])
 CATEGORICAL = np.array([[7, 1], [7, 1], [3, 1], [9, 1], [105, 2]])
@@ -139,3 +140,40 @@ def test_bad_partitions():
         data.partition_features(6, 2, kind="gibbs")
     with pytest.raises(ValueError, match="kind must be one of"):
         data.partition_features(6, 2, kind="exponential")
+
+
+@pytest.mark.parametrize(
+    ("features", "parties", "share", "adversary", "sizes"),
+    [
+        (10, 3, None, 0, [4, 3, 3]),
+        (10, 3, 0.5, 0, [5, 3, 2]),
+        (10, 3, 0.5, 1, [3, 5, 2]),
+        (10, 3, 0.01, 2, [5, 4, 1]),  # at least one
+        (10, 3, 0.99, 0, [8, 1, 1]),  # and one for everyone else
+        (5, 2, 0.3, 0, [2, 3]),
+    ],
+)
+def test_sizes_of_partitions_by_hand(features, parties, share, adversary, sizes):
+    assert _feature_partitions._sizes(features, parties, share, adversary) == sizes
+
+
+def test_correlations_of_constant_columns_are_zero():
+    x = np.array([[1.0, 2.0, 5.0], [2.0, -4.0, 5.0], [4.0, 3.0, 5.0]])
+    found = _feature_partitions._absolute_correlations(x)
+    expected = abs(np.corrcoef(x[:, :2].T)[0, 1])
+    np.testing.assert_allclose(found, [[1, expected, 0], [expected, 1, 0], [0, 0, 0]], atol=1e-12)
+
+
+def test_cold_swaps_only_gather_what_correlates_and_hot_ones_go_anywhere():
+    """Two pairs of copies; with a large beta, no swap lowers what parties hold of the same."""
+    correlation = np.kron(np.eye(2), np.ones((2, 2)))
+    apart = np.array([0, 1, 0, 1])
+    for seed in range(5):
+        cold = _feature_partitions._gibbs(apart, correlation, 1e3, np.random.default_rng(seed))
+        assert cold[0] == cold[1] != cold[2] == cold[3]
+        together = np.array([0, 0, 1, 1])
+        kept = _feature_partitions._gibbs(together, correlation, 1e3, np.random.default_rng(seed))
+        assert kept[0] == kept[1] != kept[2] == kept[3]
+    hot = {tuple(_feature_partitions._gibbs(apart, correlation, 0.0, np.random.default_rng(s))) for s in range(40)}
+    assert len(hot) == 6
+    np.testing.assert_array_equal(apart, [0, 1, 0, 1])

@@ -15,10 +15,12 @@ from jaxleak import Batch, Observation, audit, capture, defenses, metrics, model
 from jaxleak._lock import FolderInUseError
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.head import Labels
+from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import Store
 from jaxleak.audit._verdict.update import _identity, _told
+from jaxleak.audit._verdict.verdict import Answer, best_of
 
 
 def _sent(model, images=1, seed=1):
@@ -383,3 +385,140 @@ def test_a_defended_update_is_attacked_with_and_without_knowing_how(perceptron, 
     known = facts or {"defense": "quantization", "strength": 8.0}
     verdict = audit.update(model, variables, sent, batch_size=1, truth=(batch.x[:, 0], batch.y), minutes=0.3, **known)
     assert verdict.answers[0].attack == attack
+
+
+def _answer(attack="fedleak_400", distance=1e-9, **fields):
+    fields = {"misfit": 0.1} | fields
+    return Answer(attack, np.zeros((2, 1, 1, 1)), np.zeros(2), cosine_distance=distance, **fields)
+
+
+SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
+
+
+def test_what_certifies_an_image():
+    assert _answer(solved=True).shown.all()
+    assert _answer(**SURE).shown.all()
+    assert _answer(**UNSURE).shown.tolist() == [False, True]
+    assert not _answer().shown.any()
+    for fields in ({"solved": True}, SURE):
+        assert not _answer(distance=2e-2, **fields).shown.any()  # the gradient is another one
+    assert _answer(distance=2e-2, **SURE).counted_agreement is None
+
+
+def test_the_best_answer_has_the_most_certified_images_and_then_the_least_misfit():
+    certified, closer, closest = _answer(**SURE), _answer(misfit=0.05, **UNSURE), _answer(misfit=0.01)
+    assert best_of([closest, closer, certified]) is certified
+    assert best_of([closest, closer]) is closer
+    assert best_of([_answer(misfit=0.02), closest]) is closest
+    assert best_of([_answer(misfit=np.nan), closest]) is closest
+    assert best_of([_answer(misfit=np.inf)]) is None
+
+
+class TestStages:
+    """Which searches an audit makes; none is really made here."""
+
+    def case(self, monkeypatch, answers, left=np.inf, **fields):
+        """A case whose searches take a second an iteration and find these answers in turn."""
+        self.searched, found = [], iter(answers)
+
+        def search(case, name, attack, observation):
+            self.searched.append(attack)
+            return next(found), 1.0
+
+        monkeypatch.setattr(stages, "search", search)
+        monkeypatch.setattr(stages, "_known", lambda case, iterations: (None, iterations))
+        monkeypatch.setattr(stages.attacks, "inversion", lambda model, share, settings, batch_size: settings)
+        store = SimpleNamespace(answer=lambda name: None, keep=lambda name, answer: None, left=left)
+        share = SimpleNamespace(model=None)
+        case = {"defense": None, "defended": False, "samples": 2, "share": share, "observation": None, "store": store}
+        return SimpleNamespace(**case | fields)
+
+    @pytest.mark.parametrize(
+        ("left", "searched"),
+        [
+            (1500, [400]),  # it would have to end with the budget
+            (1501, [400, 1500]),
+            (3001, [400, 3000]),
+            (6001, [400, 3000, 6000]),
+            (1e9, [400, 3000, 12000]),
+        ],
+    )
+    def test_longer_searches_are_those_that_the_budget_lets_end(self, monkeypatch, left, searched):
+        found = list(stages._gradient_matching(self.case(monkeypatch, [_answer(**UNSURE)] * 3, left)))
+        assert self.searched == searched
+        assert sum(isinstance(one, Answer) for one in found) == len(searched)
+        if len(searched) == 1:
+            assert found[-1] == "A longer search was not tried: 1500 iterations take 1500 s more."
+
+    def test_a_search_that_has_shown_all_or_did_not_end_is_the_last(self, monkeypatch):
+        unsure = _answer(**UNSURE)
+        for answers, count in (
+            ([_answer(**SURE)], 1),
+            ([unsure._replace(finished=False)], 1),
+            ([unsure, _answer(**SURE)], 2),
+            ([unsure, unsure._replace(finished=False)], 2),
+            ([unsure, _answer(distance=1.0, **SURE)], 2),  # starts that agree on another gradient will not change
+            ([unsure, None], 2),
+            ([unsure, unsure, unsure], 3),
+        ):
+            list(stages._gradient_matching(self.case(monkeypatch, answers)))
+            assert len(self.searched) == count
+        list(stages._gradient_matching(self.case(monkeypatch, [unsure]), briefly=True))
+        assert self.searched == [400]
+        nothing = list(stages._gradient_matching(self.case(monkeypatch, [None])))
+        assert nothing == ["FedLeak was not tried: the time was spent."]
+
+    def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
+        first = next(stages._gradient_matching(self.case(monkeypatch, [_answer()], defended=True)))
+        assert first.startswith("No attack that knows the defense was tried")
+
+    @pytest.mark.parametrize(
+        ("closed", "matched", "ran"),
+        [
+            ([_answer(solved=True)], [], []),  # equations leave nothing to search for
+            ([_answer(distance=0.9e-5, **SURE)], [], []),
+            ([_answer(distance=1.1e-5, **SURE)], [_answer()], ["briefly"]),
+            ([_answer()], [_answer(**SURE)], ["at length"]),
+            ([_answer(**UNSURE), "said"], [_answer(**UNSURE)], ["at length", "row space"]),
+            (["said"], [_answer(), "said"], ["at length", "row space"]),
+        ],
+    )
+    def test_what_is_certain_is_searched_for_briefly_and_row_spaces_come_last(self, monkeypatch, closed, matched, ran):
+        seen = []
+
+        def matching(case, *, briefly):
+            seen.append("briefly" if briefly else "at length")
+            yield from matched
+
+        def row_space(case):
+            seen.append("row space")
+            yield "row space"
+
+        monkeypatch.setattr(stages, "_closed_forms", lambda case: iter(closed))
+        monkeypatch.setattr(stages, "_gradient_matching", matching)
+        monkeypatch.setattr(stages, "_row_space", row_space)
+        found = list(stages.run_stages(SimpleNamespace(samples=1, defended=False)))
+        assert seen == ran
+        assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
+        for fields, why in (
+            ({"samples": 2, "defended": False}, "2 samples"),
+            ({"samples": 1, "defended": True}, "defends"),
+        ):
+            first = next(stages.run_stages(SimpleNamespace(**fields)))
+            assert first.startswith("Closed forms of one exact gradient were not tried: ")
+            assert why in first
+
+    @pytest.mark.parametrize(
+        ("batch_norm", "head", "left", "said"),
+        [
+            (False, "head", 9, None),
+            (True, "head", 0, "the time was spent"),
+            (True, "", 9, "they say nothing of labels"),
+        ],
+    )
+    def test_row_spaces_are_for_normalised_networks_with_time_and_a_head(self, batch_norm, head, left, said):
+        model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
+        case = SimpleNamespace(share=SimpleNamespace(model=model), store=SimpleNamespace(left=left))
+        found = list(stages._row_space(case))
+        assert len(found) == (said is not None)
+        assert not found or said in found[0]
