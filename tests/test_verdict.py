@@ -15,10 +15,11 @@ from jaxleak import Batch, Observation, audit, capture, defenses, metrics, model
 from jaxleak._lock import FolderInUseError
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.head import Labels
-from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict import search, stages
 from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import Store
+from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.update import _identity, _told
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
@@ -522,3 +523,54 @@ class TestStages:
         found = list(stages._row_space(case))
         assert len(found) == (said is not None)
         assert not found or said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "left", "chunk"),
+    # Two starts of four gradients each, and a chunk takes less than a quarter of what is left.
+    [(0.01, 16.1, 50), (0.01, 16.0, 10), (0.01, 3.21, 10), (0.01, 3.2, 2), (0.01, 0.65, 2), (0.01, 0.1, 2)],
+)
+def test_a_search_looks_at_the_clock_in_time(monkeypatch, gradient, left, chunk):
+    clock = [0.0]
+
+    def misfits(*_):
+        clock[0] += gradient
+        return jnp.zeros(2)
+
+    monkeypatch.setattr(search, "_misfits", misfits)
+    monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
+    share = SimpleNamespace(model=SimpleNamespace(image_shape=(2, 2, 1)))
+    seen = SimpleNamespace(params=None, payload=None)
+    case = SimpleNamespace(share=share, observation=seen, samples=1, store=SimpleNamespace(left=left))
+    assert search._chunk(case) == chunk
+
+
+def test_a_truth_is_read_in_either_order_and_refused_by_name():
+    x = np.random.default_rng(0).random((2, 3, 4, 1))
+    for given in (x, x.transpose(0, 3, 1, 2)):
+        found, labels = check_truth((given, [0, 4]), 2, (3, 4, 1), 5)
+        np.testing.assert_allclose(found, x, rtol=1e-6)
+        assert labels.tolist() == [0, 4]
+    assert check_truth(None, 2, (3, 4, 1), 5) is None
+    assert check_truth((np.stack([x[0], 0 * x[0] + 1]), None), 2, (3, 4, 1), 5)[1] is None  # 0 and 1 are pixels
+    for truth, match in (
+        ((x[:1], None), "truth must hold images of shape"),
+        ((x + 1e-3 + (1 - x.max()), None), "truth must hold images in"),
+        ((x - x.min() - 1e-3, None), "truth must hold images in"),
+        ((x, [0]), "truth must hold 2 labels in"),
+        ((x, [0, 5]), "truth must hold 2 labels in"),
+        ((x, [-1, 0]), "truth must hold 2 labels in"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            check_truth(truth, 2, (3, 4, 1), 5)
+
+
+def test_scores_are_of_the_truth_in_the_answers_order():
+    x = np.random.default_rng(0).random((2, 8, 8, 1))
+    answer = Answer("fedleak_400", x[::-1] + 0.1, np.array([1, 1]), 0.0, 0.0)
+    found, ordered = scores((x, np.array([0, 1])), answer)
+    np.testing.assert_array_equal(ordered, x[::-1])
+    assert found["psnr"] == pytest.approx(20)
+    assert found["label_accuracy"] == 0.5
+    assert 0.5 < found["ssim"] < 1
+    assert "label_accuracy" not in scores((x, None), answer)[0]
