@@ -12,6 +12,7 @@ from experiments._vfl.cells import TABLES
 from experiments._vfl.cells_tables import Scored, cell
 from experiments._vfl.figures import draw
 from experiments._vfl.study import BESIDE_COLUMNS, plan, run_wanted
+from jaxleak._base import Batch
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Cell
 from jaxleak.study.parties import Runs, SplitCase, correlations, run_case, seconds_of
@@ -213,6 +214,10 @@ def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(mo
     def answer(attack, seen, *_):
         return SimpleNamespace(y=np.zeros(48, np.int32), score=np.full(48, 0.25))
 
+    protocol = SimpleNamespace(init=lambda key: SimpleNamespace(params=None))
+    victim = Batch(np.zeros((48, 2, 3)), np.zeros(48, np.int32), np.arange(48))
+    problem = SimpleNamespace(victim_protocol=protocol, victim=victim, model=None, without_truth=lambda: problem)
+    monkeypatch.setattr(parties_runs, "split_problem", lambda case, seed: problem)
     monkeypatch.setattr(parties_runs.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(parties_runs.audit, "watch", watch)
     monkeypatch.setattr(parties_runs, "_answer", answer)
