@@ -100,6 +100,9 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         *(f"* {name}: {text}" for name, text in VARIANTS.items()),
         "",
+        "A word in brackets behind a variant tells several measurements of one cell apart; `--variant` takes the word "
+        "before it. Seconds are those of all runs of a measurement, on two CPU cores that other work shared.",
+        "",
         "The page of a table has the command of one of its cells, which runs in a clone. A cell that is recorded is "
         "not run again: the command prints its entry. With `--check 1` it runs again, and the numbers are compared. "
         "With `--table` and the "
@@ -173,7 +176,7 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
             rows = [[*row[:3], *row[4:]] for row in rows]
             of_all = dict.fromkeys(str(seed) for entry in measured for seed in entry.seeds)
             lines += [f"Every measurement is of one seed ({', '.join(of_all)}).", ""]
-        table_of_rows = _markdown([*heads, "verdict", "variant", "what else differs"], rows)
+        table_of_rows = _markdown([*heads, "verdict", "variant", "seconds", "what else differs"], rows)
         folded = len(rows) > _OPEN_ROWS
         lines += ['<details markdown="1">', "<summary>All measurements</summary>", ""] if folded else []
         lines += [*table_of_rows, ""]
@@ -199,6 +202,10 @@ def _answer(counts: Counter[str], measured: Sequence[Entry]) -> str:
     if measured:
         kinds = Counter(entry.variant for entry in measured)
         text += f" The measurements are {_listed([f'{count} of the kind *{kind}*' for kind, count in kinds.items()])}."
+        text += (
+            " [The overview](../index.md) says when a number is met. A miss after fewer iterations than the paper's "
+            "says nothing against the paper."
+        )
     return text
 
 
@@ -229,6 +236,7 @@ def _row(entry: Entry, common: Sequence[str]) -> list[str]:
         ", ".join(f"{seed}: {_number(value, entry.unit)}" for seed, value in entry.seeds.items()),
         entry.status,
         variant,
+        f"{entry.seconds:.0f}",
         "; ".join(rest),
     ]
 
@@ -238,9 +246,11 @@ def _commands(ledger: Ledger, cells: Sequence[str]) -> list[str]:
     commits = ", ".join(dict.fromkeys(e.commit for e in made))
     example = made[0].command.removesuffix(" --record")
     return [
-        "The command of the first measurement, whose `--cell` names the others, too:",
+        f"The first measurement, whose `--cell` names others by the table and the number, as in `{made[0].cell}`. The "
+        "first command prints its entry, and the second one runs it again and compares the two:",
         "",
         f"    {example}",
+        f"    {example} --check 1",
         "",
         f"Commits: {commits}. Dates: {_dates(made)}.",
     ]

@@ -1,4 +1,4 @@
-"""The printed numbers of the papers, one command for all: what was run stands in the ledger with all that it takes.
+"""Run cells of the papers' tables, and compare them with what the papers print and with what was recorded before.
 
     python -m experiments.reproduce --paper cafe --table table4 --variant reduced --budget 60 --record
     python -m experiments.reproduce --paper vflrecon --cell table3/vflrecon/criteo --seeds 0 1 2 --record
@@ -159,9 +159,15 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
                 ledger.forget_all_but({m.key for m in measurements} | {entry.key for entry in reasons})
                 ledger.record(reasons)
             wanted = [m for m in measurements if _asked(args, m.cell, m.variant)]
+            kept = queue.kept(wanted, args.seeds) if args.cell else []
+            for entry in kept:
+                print(f"recorded before: {line(entry)}")
+            if kept and not args.record:  # other measurements of such cells run only where they are to be kept
+                rest = [m for m in wanted if m.cell not in {entry.cell for entry in kept}]
+                if others := len(wanted) - len(rest) - len(kept):
+                    print(f"other measurements of these cells, which --record runs and keeps: {others}")
+                wanted, asked = rest, asked + len(kept)
             asked += len(wanted)
-            for kept in queue.kept(wanted, args.seeds) if args.cell else ():
-                print(f"recorded before: {line(kept)}")
             share = left / (len(ledgers) - number)
             for entry in queue.run(wanted, args.seeds, share, progress):
                 made.append(entry)

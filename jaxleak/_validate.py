@@ -95,6 +95,14 @@ def labels_in_range(y: Any, num_classes: int) -> None:
         raise ValueError(f"y must be in [0, {num_classes}), got labels from {y.min()} to {y.max()}")
 
 
+def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
+    """Raise `ValueError` unless x is (B, 1, H, W, channels): images of one party, as a `Batch` holds them."""
+    shape, wanted = tuple(x.shape), (1, *image_shape)
+    if len(shape) != 5 or shape[1:] != wanted:
+        hint = ": add the axis of parties, x[:, None]" if shape[1:] == image_shape else ""
+        raise ValueError(f"x of a batch must have shape (B, {', '.join(map(str, wanted))}), got {shape}{hint}")
+
+
 def finite(tree: Any, where: str) -> None:
     """Raise `FloatingPointError` if a leaf of `tree` is not finite; `where` says where, e.g. the round."""
     import jax  # for trees alone; options are checked before JAX is imported

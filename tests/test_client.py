@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import defenses, objectives, protocols
+from jaxleak import defenses, models, objectives, protocols
 from jaxleak._base import Batch
 
 B, SHAPE, CLASSES = 2, (4, 4, 1), 3
@@ -110,3 +110,13 @@ def test_bad_sizes(model):
         protocols.client(share, num_samples=8, batch_size=3)
     with pytest.raises(ValueError, match="3 equal parts, got 4 samples"):
         share(model.init(jax.random.key(0)), Batch(jnp.zeros((4, 1, *SHAPE)), jnp.zeros(4, jnp.int32), None))
+
+
+def test_a_batch_without_the_axis_of_parties_is_refused():
+    model = models.mlp((4, 3, 1), 3, widths=())
+    share, variables = protocols.ClientShare(model), model.init(jax.random.key(0))
+    for shape, hint in (((2, 4, 3, 1), r": add the axis of parties, x\[:, None\]$"), ((2, 1, 3, 4, 1), r"$")):
+        batch = Batch(jnp.zeros(shape), jnp.zeros(2, jnp.int32), jnp.arange(2))
+        got = ", ".join(map(str, shape))
+        with pytest.raises(ValueError, match=rf"x of a batch must have shape \(B, 1, 4, 3, 1\), got \({got}\){hint}"):
+            share(variables, batch)

@@ -348,8 +348,15 @@ def test_wrong_functions_and_variables_are_refused(convnets):
         return models.from_function(function, variables, **{"image_shape": IMAGE} | options)
 
     for options, message in (
-        ({"num_classes": 7}, r"logits \(B, num_classes\) = \(2, 7\) in mode 'eval', got \(2, 5\)"),
-        ({"function": lambda v, x: network(v, x)[0]}, r"got \(5,\)"),
+        ({"num_classes": 7}, "num_classes must be that of the network, 5, got 7"),
+        (
+            {"function": lambda v, x: network(v, x)[0]},
+            r"logits \(B, C\) with C >= 2 in mode 'eval', got \(5,\) for 2 images",
+        ),
+        (
+            {"function": lambda v, x: (network(v, x), x)},
+            r"logits \(B, C\) and nothing else in mode 'eval', got a tuple",
+        ),
         ({"variables": weights["params"]}, r'variables must be {"params": tree}.* got w'),
         ({"head": "other"}, r"head must be a dense layer with 5 outputs \(w\), got 'other'"),
         ({"layout": "CHW"}, "layout must be one of"),
@@ -368,6 +375,16 @@ def test_wrong_functions_and_variables_are_refused(convnets):
         model.apply(variables, X)
 
 
+def test_variables_of_linen_modules_are_asked_for():
+    for given, message in (
+        (None, "must be given.*; models.classifier takes a module whose weights are still to be drawn"),
+        ({"Dense_0": {}}, r'must be \{"params": tree, ...\}, as its init gives, got Dense_0'),
+        ([1.0], "must be.* got list"),
+    ):
+        with pytest.raises(ValueError, match=f"variables of a Linen module {message}"):
+            models.from_flax(nn.Dense(CLASSES), given, image_shape=IMAGE)
+
+
 def test_active_dropout_is_refused():
     class Dropped(nnx.Module):
         def __init__(self, rngs):
@@ -378,7 +395,7 @@ def test_active_dropout_is_refused():
 
     with pytest.raises(ValueError, match=r"drop is dropout with rate 0.5"):
         models.from_flax(Dropped(nnx.Rngs(0)), image_shape=IMAGE)
-    with pytest.raises(TypeError, match="module must be a Flax module"):
+    with pytest.raises(TypeError, match="module must be a Flax module, of Linen or NNX, got the class PlainConvNet"):
         models.from_flax(PlainConvNet, image_shape=IMAGE)
 
 

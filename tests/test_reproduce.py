@@ -101,6 +101,7 @@ class TestCommand:
             return reproduce.main(reproduce.Args(paper=("cafe",), out=tmp_path / "out", **options))
 
         (tmp_path / "out" / "cafe").mkdir(parents=True)
+        run.study = study
         return run
 
     def test_a_budget_for_which_nothing_runs_is_an_error_and_none_is_an_estimate(self, reproduced, capsys):
@@ -115,6 +116,18 @@ class TestCommand:
         assert "recorded before: 2; --check 1 runs" in capsys.readouterr().out
         assert reproduced(budget=10.0, cell=(CELL,)) == 0
         assert f"recorded before: met        {CELL} (printed): " in capsys.readouterr().out
+
+    def test_a_recorded_cell_is_shown_and_its_other_readings_wait_for_record(self, ledger, reproduced, capsys):
+        assert reproduced(budget=10.0, record=True, variant=("printed",)) == 0
+        reproduced.study.own = (*reproduced.study.own, replace(measurement(CELL, 41.0), name="again"))
+        capsys.readouterr()
+        assert reproduced(budget=10.0, cell=(CELL,)) == 0
+        said = capsys.readouterr().out
+        assert "other measurements of these cells, which --record runs and keeps: 1\n" in said
+        assert "measurements that were run: 0; not run: 0\nrecorded before: 1;" in said
+        assert (41.0, 0) not in reproduced.study.ran
+        assert reproduced(budget=10.0, cell=(CELL,), record=True) == 0
+        assert (41.0, 0) in reproduced.study.ran
         with pytest.raises(ValueError, match="nothing was run: no cell that the options name has a measurement in"):
             reproduced(budget=10.0, cell=(CELL,), variant=("ours",))
 

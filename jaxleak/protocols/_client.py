@@ -56,12 +56,16 @@ class ClientShare:
         """The payload of a batch x (M * E * B, 1, H, W, channels); `params` are the model's variables.
 
         With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
+
+        Raises:
+            ValueError: if `batch.x` has another shape, or is not M * E equal parts.
         """
         updates = self.updates(params, batch, sharpness=sharpness)
         return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
 
     def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> list[PyTree]:
         """Every client's own payload, before they are averaged."""
+        _validate.batch_of_images(batch.x, self.model.image_shape)
         total = batch.x.shape[0]
         if total % (self.clients * self.local_steps):
             raise ValueError(

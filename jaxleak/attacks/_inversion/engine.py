@@ -166,8 +166,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
 def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:
     s, model = parts.settings, parts.setup.model
     image = (parts.setup.batch_size, *model.image_shape)
-    if tuple(template.x.shape[1:]) != (1, *model.image_shape):
-        raise ValueError(f"private data must have shape (N, 1, {image[1:]}), got {tuple(template.x.shape)}")
+    _validate.batch_of_images(template.x, model.image_shape)
     label_key, start_key = jax.random.split(key)
 
     def one(key: jax.Array) -> tuple[dict[str, PyTree], PyTree]:

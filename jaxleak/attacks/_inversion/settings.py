@@ -22,23 +22,44 @@ from jaxleak.objectives import GradientRegularization
 class Settings(NamedTuple):
     """All that distinguishes one gradient inversion from another; `jaxleak.attacks.presets` makes them.
 
+    Change single fields by `_replace`, weights of priors by `weighing`, the distance by `comparing`. Weights have no
+    unit: they multiply a term of the objective, of which a comparison of gradients by the cosine is in [0, 2].
+
+    Attributes:
+        candidate: what is searched and how images follow from it: `client_updates.pixels`, or a generator's codes.
+        compare: the data term: `client_updates.Gradients` or `client_updates.RowSpaces`.
+        optimizer: any of optax, or `client_updates.cma_es`, which searches without gradients.
+        iterations: > 0, the length that schedules are made for.
+        labels: "given" (granted to the attacker), "joint" (optimised with the images), the name of a rule of
+            `attacks.LABEL_RULES`, or "none", for row spaces only.
+        priors: what is known of images, each with its weight >= 0.
+        group: G >= 1 candidates that descend together.
+        consistency: weight >= 0 of their distance to their mean; needs G > 1.
+        regularization: FedLeak's gradient regularization; by default none.
+        smoothing: how sharp smoothed kinks are in each iteration; "auto" takes the recommended schedule if the model
+            has kinks; None leaves them exact.
+        shifts: when which shifts of the images are tried; () for never.
+        enhance: (B, H, W, channels) to the same, applied to the answer's images after the score was taken.
+        white_point: in [0, 1]; where gradients hide the scale of the images, this quantile of the answer becomes 1.
+            0 leaves the scale as it is.
+
     A candidate or an enhancement that was trained carries a grant that is no part of `Threat`, which is about rounds:
     public data. Whoever makes such settings passes the trained generator in, and answers for what it has seen.
     """
 
     candidate: Candidate
-    compare: Comparison  # the data term: `Gradients` or `RowSpaces`
-    optimizer: optax.GradientTransformation  # `cma_es` searches without gradients
-    iterations: int  # > 0, the length that schedules are made for
-    labels: str = "calibrated"  # "given", "joint", the name of a rule of `LABEL_RULES`, or "none" for row spaces only
-    priors: tuple[Weighted, ...] = ()  # what is known of images, each with its weight
-    group: int = 1  # G candidates that descend together
-    consistency: float = 0.0  # weight of their distance to their mean
+    compare: Comparison
+    optimizer: optax.GradientTransformation
+    iterations: int
+    labels: str = "calibrated"
+    priors: tuple[Weighted, ...] = ()
+    group: int = 1
+    consistency: float = 0.0
     regularization: GradientRegularization = GradientRegularization()
-    smoothing: Smoothing | Literal["auto"] | None = None  # "auto": `recommended_smoothing`, if the model has kinks
-    shifts: ShiftPlan = ()  # when which shifts of the images are tried
-    enhance: Callable[[jax.Array], jax.Array] | None = None  # applied to the answer's images after the score was taken
-    white_point: float = 0.0  # where gradients hide the images' scale, this quantile of the answer becomes 1; 0: off
+    smoothing: Smoothing | Literal["auto"] | None = None
+    shifts: ShiftPlan = ()
+    enhance: Callable[[jax.Array], jax.Array] | None = None
+    white_point: float = 0.0
 
     @property
     def gradient_free(self) -> bool:

@@ -131,8 +131,14 @@ def _training_argument(module: nn.Module) -> str | None:
 def _of_linen(
     module: nn.Module, variables: PyTree, train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None
 ) -> tuple[dict[BatchNormMode, Function], PyTree]:
+    if variables is None:
+        raise ValueError(
+            "variables of a Linen module must be given, as its init or its training gives them; models.classifier "
+            "takes a module whose weights are still to be drawn"
+        )
     if not isinstance(variables, Mapping) or "params" not in variables:
-        raise ValueError('variables of a Linen module must hold "params", as its init gives them')
+        names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else type(variables).__name__
+        raise ValueError(f'variables of a Linen module must be {{"params": tree, ...}}, as its init gives, got {names}')
     name = _training_argument(module)
     train = ({name: _TRAINING[name]} if name else {}) if train is None else train
     evaluate = ({name: not _TRAINING[name]} if name else {}) if evaluate is None else evaluate

@@ -76,11 +76,16 @@ class Network:
         batch = FEW
         for mode in self.functions:
             _, outputs = self.traced(mode, batch, self.shapes)
-            found: Any = getattr(outputs.logits, "shape", type(outputs.logits).__name__)
-            wanted = f"(B, num_classes) = ({batch}, {'C' if num_classes is None else num_classes})"
-            fits = isinstance(found, tuple) and len(found) == 2 and found[0] == batch and found[1] > 1
-            if not fits or (num_classes is not None and found[1] != num_classes):
-                raise ValueError(f"the function must give logits {wanted} in mode {mode!r}, got {found}")
+            found: Any = getattr(outputs.logits, "shape", None)
+            if found is None:
+                got = type(outputs.logits).__name__
+                raise ValueError(f"the network must give logits (B, C) and nothing else in mode {mode!r}, got a {got}")
+            if len(found) != 2 or found[0] != batch or found[1] < 2:
+                raise ValueError(
+                    f"the network must give logits (B, C) with C >= 2 in mode {mode!r}, got {found} for {batch} images"
+                )
+            if num_classes is not None and found[1] != num_classes:
+                raise ValueError(f"num_classes must be that of the network, {found[1]}, got {num_classes}")
             stats = outputs.batch_stats
             if stats is not None and not same_structure(stats, self.shapes["batch_stats"]):
                 raise ValueError(f"batch_stats of mode {mode!r} must have the structure of those in variables")

@@ -30,7 +30,8 @@ def of_nnx(
         ValueError: if a layer of it draws random numbers in training.
     """
     if not isinstance(module, nnx.Module):
-        raise TypeError(f"module must be a Flax module, of Linen or NNX, got {type(module).__name__}")
+        got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"module must be a Flax module, of Linen or NNX, got {got}")
     _refuse_dropout(module)
     # A copy, so that what is done to the module later does not change the classifier.
     graph, *states = nnx.split(nnx.clone(module), *_KINDS)
