@@ -41,6 +41,11 @@ class TestGradientRegularization:
         expected = 0.4 * p + 0.6 * self.gradient(self.x - 0.1 * p)
         np.testing.assert_allclose(self.direction(probe="step"), expected, rtol=1e-5)
 
+    @pytest.mark.parametrize("probe", ["ascent", "descent"])
+    def test_a_gradient_of_zero_has_no_direction_to_probe_and_stays_zero(self, probe, monkeypatch):
+        monkeypatch.setattr(self, "x", np.zeros(3))
+        np.testing.assert_array_equal(self.direction(length=0.3, probe=probe), 0.0)
+
     @pytest.mark.parametrize("reselect", [False, True])
     def test_probe_keeps_the_first_choice_or_makes_its_own(self, reselect):
         """The objective is the largest entry's square; of 3 and 2.9, probing down makes the second the largest."""
