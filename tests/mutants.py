@@ -30,6 +30,7 @@ import cosmic_ray.ast
 import cosmic_ray.mutating
 import cosmic_ray.plugins
 import numpy as np
+import pytest
 from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 ROOT = Path(__file__).parents[1]
@@ -220,12 +221,19 @@ def _defines(path: Path) -> set[str]:
     return names
 
 
-def fail_by_themselves(tests: Iterable[str], known: dict[tuple[str, ...], bool]) -> bool:
-    """Whether these tests fail, or cannot be run, without any mutation too: then their failure means nothing."""
-    tests = tuple(tests)
+def fail_by_themselves(failed: list[str], picked: Iterable[str], known: dict[tuple[str, ...], bool]) -> bool:
+    """Whether tests fail, or cannot be run, without any mutation too: then their failure means nothing.
+
+    Args:
+        failed: the test that failed, or none where Pytest named none.
+        picked: the tests that were run.
+        known: answers to earlier questions.
+    """
+    tests = tuple(failed or picked)
     if tests not in known:
-        again = subprocess.run(shlex.split(_command(tests)), capture_output=True, timeout=PATIENCE)
-        known[tests] = again.returncode != 0
+        code = subprocess.run(shlex.split(_command(tests)), capture_output=True, timeout=PATIENCE).returncode
+        # A case that only the mutant has, as where it lengthens a list of cases, is not found without the mutation.
+        known[tests] = code not in ((0, pytest.ExitCode.USAGE_ERROR) if failed else (0,))
     return known[tests]
 
 
@@ -257,7 +265,7 @@ def run(
                     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", found.output or "", re.MULTILINE)
                     given_up = found.output == "timeout"
                     # Without a failed test, Python itself ended, or else pytest could not run what was picked.
-                    if not given_up and fail_by_themselves(failed[:1] or part, known):
+                    if not given_up and fail_by_themselves(failed[:1], part, known):
                         raise RuntimeError(f"{' '.join(failed[:1] or part)} fails without any mutation")
                     row["outcome"] = "given up" if given_up else "killed"
                     row["by"] = failed[0] if failed else ""
