@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_made_changes_nothing(cache):
     assert jax.config.jax_compilation_cache_dir is None
 
 
-@pytest.mark.parametrize(("most", "left"), [({"MOST_BYTES": 25}, 2), ({"MOST_FILES": 3}, 3), ({}, 5)])
+@pytest.mark.parametrize(("most", "left"), [({"MOST_BYTES": 20}, 2), ({"MOST_FILES": 3}, 3), ({}, 5)])
 def test_what_was_longest_unread_is_given_up(monkeypatch, most, left):
     folder = _compiled.keep_compiled()
     files = [folder / f"program-{age}" for age in range(5)]
