@@ -64,13 +64,12 @@ SLOW: dict[str, Case] = {
     "resnet18_16-b1": replace(_RESNET, model="resnet18", iterations=200),
     "vit_tiny-b1": replace(_RESNET, model="vit_tiny", width=None, iterations=100),
 }
-#: Cases of other attacks and of deep networks, some of which take minutes to compile.
+#: Cases of other attacks and of deep networks. The last two compile for minutes, and two starts at once need 17 GB.
 DEEP: dict[str, Case] = {
     "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
     "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space", iterations=2600),
     "resnet34_16-b1": replace(_RESNET, model="resnet34", iterations=100),
-    # One start after the other: two at once take more memory to compile than most machines have.
     "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40, microbatch=1),
     "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100, microbatch=1),
 }
