@@ -1,5 +1,6 @@
 """The command `jaxleak audit`, from files to a report."""
 
+import argparse
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from PIL import Image
 from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.__main__ import main
 from jaxleak._command.audit import read_weights
+from jaxleak._command.models import model_of
 from jaxleak.audit import Answer, Finding, Verdict
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.models import CLASSIFIERS
@@ -226,6 +228,16 @@ def test_a_model_ends_with_its_input_and_its_number_of_parameters(capsys):
     weights, biases = 4 * 5 * 3 + 3 * 10, 3 + 10
     ending = f"\n\ninput       4 x 5 x 1, pixels in [0, 1]\nparameters  {weights + biases}\n"
     assert capsys.readouterr().out.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [({"mean": (0.3, 0.4)}, (0.3, 0.4), (1, 1)), ({"std": (2.0, 3.0)}, (0, 0), (2, 3)), ({}, (), ())],
+)
+def test_what_is_not_said_of_the_normalisation_changes_nothing(given, mean, std):
+    said = {"model": "mlp", "image": (3, 3, 2), "classes": 4, "option": (), "mean": None, "std": None} | given
+    model = model_of(argparse.Namespace(head=None, layout=None, dropout=None, **said))
+    assert (model.mean, model.std) == (pytest.approx(mean), pytest.approx(std))
 
 
 def test_without_a_name_all_built_in_models_are_listed_with_a_line_each(capsys):
