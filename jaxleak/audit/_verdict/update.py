@@ -50,8 +50,8 @@ def update(
         model: the network.
         variables: the weights at which the client began.
         update: a `capture.Update`, the path of a file that `capture.load` reads, or a tree of arrays.
-        minutes: budget > 0 of all sittings, checks and compiling included. No attack begins when it is spent, and the
-            chunk that is running then is finished.
+        minutes: budget > 0 of all sittings, checks and compiling included. No attack begins when it is spent. The
+            program that is being compiled then and the chunk that is running are finished first.
         truth: `(images, labels)` of the client: images (B, H, W, channels) or (B, channels, H, W) in [0, 1], labels
             (B,) or None. With labels, the update is first compared with what they give (`check_client`). After that
             they are for scores alone: no attack sees them.
