@@ -385,6 +385,21 @@ def test_variables_of_linen_modules_are_asked_for():
             models.from_flax(nn.Dense(CLASSES), given, image_shape=IMAGE)
 
 
+def test_a_module_whose_weights_are_still_to_be_drawn_is_the_one_with_weights():
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            x = nn.BatchNorm(not train, use_fast_variance=False)(nn.Conv(4, (3, 3))(x))
+            return nn.Dense(CLASSES)(nn.relu(x).mean((1, 2)))
+
+    drawn = models.classifier(Normed(), image_shape=IMAGE)
+    variables = drawn.init(jax.random.key(3))
+    given, same = models.from_flax(Normed(), variables, image_shape=IMAGE)
+    jax.tree.map(np.testing.assert_array_equal, drawn.apply(variables, X), given.apply(same, X))
+    other = drawn.init(jax.random.key(4))["params"]
+    assert np.abs(drawn.head_of(other).kernel - drawn.head_of(variables["params"]).kernel).max() > 0
+
+
 def test_active_dropout_is_refused():
     class Dropped(nnx.Module):
         def __init__(self, rngs):

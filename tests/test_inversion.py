@@ -389,7 +389,9 @@ def test_a_last_layer_without_bias_or_name_is_explained():
         attacks.inversion(bare, share, settings(labels="bias_rule"), batch_size=2)
     attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
     with pytest.raises(ValueError, match="the model's head is 'last', but these parameters do not hold last/kernel"):
-        attacks.inversion(bare._replace(head="last", head_leaves=()), share, settings(labels="bias_rule"), batch_size=2)
+        attacks.inversion(
+            bare._replace(head="last", head_leaves=("last/kernel",)), share, settings(labels="bias_rule"), batch_size=2
+        )
 
 
 def test_a_share_must_say_how_the_client_computes():

@@ -39,17 +39,6 @@ class HeadLayer(NamedTuple):
     bias: jax.Array | None  # (C,), or None where the layer has none or the tree does not hold it
 
 
-def _channels_last(name: str, leaf: jax.Array) -> jax.Array:
-    """(k, channels) of a kernel (..., channels)."""
-    del name
-    return leaf.reshape(-1, leaf.shape[-1])
-
-
-def _beside(kernel: str) -> str:
-    """The bias that stands beside a kernel."""
-    return f"{kernel.removesuffix('kernel')}bias"
-
-
 class Classifier(NamedTuple):
     """A classifier of images as pure functions.
 
@@ -70,14 +59,14 @@ class Classifier(NamedTuple):
     # such that the gradient of the kernel, as (k, channels) by `matrix`, is rows^T times another matrix (n, channels).
     # One row per output pixel and image; layers of several groups are left out.
     rows: Callable[..., dict[str, jax.Array]]
+    # (name, leaf) -> (k, channels): the kernel of a linear layer, or its gradient, in the order of its rows.
+    matrix: Callable[[str, jax.Array], jax.Array]
+    # Name of a linear layer's kernel -> that of its bias, "" where it has none.
+    bias_of: Callable[[str], str]
     # Per channel, what `apply` takes off its images and divides them by first; () where it reads them as they are.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    # (name, leaf) -> (k, channels): the kernel of a linear layer, or its gradient, in the order of its rows.
-    matrix: Callable[[str, jax.Array], jax.Array] = _channels_last
-    # Name of a linear layer's kernel -> that of its bias, "" where it has none.
-    bias_of: Callable[[str], str] = _beside
-    # Names of the head's kernel and, if it has one, bias; () stands for "kernel" and "bias" below `head`.
+    # Names of the head's kernel and, if it has one, bias; () where the network ends in no dense layer.
     head_leaves: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what of the network an attack has to take as it is, in words
     # Names of all that the owner's framework lists of the network, in its order: for PyTorch that of the state dict,
@@ -112,7 +101,7 @@ class Classifier(NamedTuple):
         """
         if not self.head:
             raise ValueError("the model has no last dense layer that is known; name its kernel by the argument head")
-        return self.head_leaves or (f"{self.head}/kernel", f"{self.head}/bias")
+        return self.head_leaves
 
     def head_of(self, tree: PyTree) -> HeadLayer:
         """The head's kernel (F, C) and bias (C,) out of the parameters, or out of a tree like them.

@@ -132,10 +132,10 @@ class Network:
             return
         program, outputs = self.traced("train", FEW, self.shapes)
         new = jax.tree.unflatten(jax.tree.structure(outputs), program.outputs).batch_stats
-        x = jnp.zeros((FEW, *self.image_shape))
-        arguments = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]), x)
         if new is None or outputs.statistics is not None:
             return
+        x = jnp.zeros((FEW, *self.image_shape))
+        arguments = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]), x)
 
         def share(*arguments: jax.Array) -> list[jax.Array]:
             params, old, x = arguments[: len(self.names)], arguments[len(self.names) : -1], arguments[-1]
