@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments._by_path import module_at
+from docs._figures import cafe, defended, drawn as figures, networks
 from jaxleak.study import plots
-
-figures = module_at("docs/_figures.py")
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def test_every_page_s_figure_is_drawn_by_the_command(monkeypatch, tmp_path):
 def test_defenses_stand_in_the_order_of_what_leaks_to_the_better_attacker(drawn):
     stored, figure = drawn("defenses")
     does_not, knows = (line.get_xdata() for line in figure.axes[0].lines[:2])
-    cells = {figures.DEFENSES[c["defense"]].format(c["strength"]): c for c in stored["cells"]}
+    cells = {defended.DEFENSES[c["defense"]].format(c["strength"]): c for c in stored["cells"]}
     rows = [cells[label.get_text()] for label in figure.axes[0].get_yticklabels()]
     assert list(does_not) == [row["psnr"] for row in rows]
     assert list(knows[2:]) == [row["psnr_adaptive"] for row in rows[2:]]
@@ -100,7 +98,7 @@ def test_the_descents_of_cafe_are_those_of_the_ledger(drawn):
     entries, figure = drawn("cafe_descent")
     for axes, data in zip(figure.axes, ("mnist", "cifar10"), strict=True):
         solved, paper, here = ([bar.get_width() for bar in bars] for bars in axes.containers)
-        found = [entries[cell.format(data), "reduced", ""] for cell in figures.DESCENTS]
+        found = [entries[cell.format(data), "reduced", ""] for cell in cafe.DESCENTS]
         assert solved == [entries[f"table2/cafe/{data}", "ours", ""].value]
         assert paper == [entry.paper for entry in found]
         assert here == [entry.value for entry in found]
@@ -110,7 +108,7 @@ def test_the_descents_of_cafe_are_those_of_the_ledger(drawn):
 
 def test_the_basins_of_all_stored_runs_are_shown_in_order(drawn):
     stored, figure = drawn("basin")
-    cells = {figures.NETWORKS[cell["id"]]: cell for run in stored for cell in run["cells"]}
+    cells = {networks.NETWORKS[cell["id"]]: cell for run in stored for cell in run["cells"]}
     (axes,) = figure.axes
     rows = [cells[label.get_text()] for label in axes.get_yticklabels()]
     assert len(rows) == len(cells) == 8

@@ -1,0 +1,1 @@
+"""Figures of the pages, drawn from stored results: one module for each subject. Nothing here computes."""

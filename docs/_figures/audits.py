@@ -1,0 +1,79 @@
+"""Figures about audits: two starts that agree, mistakes in the inputs, and networks as their owners write them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import agreement as study
+from jaxleak.study import plots
+
+#: What becomes of a mistake, from the best on: its name in the results, what a reader is told, and its colour.
+OUTCOMES = {
+    "failed": ("the verdict is 'inputs inconsistent'", "C0"),
+    "suspicious": ("a check calls the inputs suspicious", "C5"),
+    "leaks": ("no check sees it, and the update leaks all the same", "C2"),
+    "warned": ("'not shown to leak', with a warning", "C4"),
+    "silent": ("'not shown to leak', in silence: a wrong answer", "C1"),
+}
+
+
+def agreement(stored: dict[str, Any], path: Path) -> None:
+    """How far two starts agree, against how right the answer is."""
+    cells = stored["cells"]
+    sizes = [len(cell["agreement"]) for cell in cells]
+
+    def of_image(values: list[Any]) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(value, size) for value, size in zip(values, sizes, strict=True)])
+
+    images = study.Images(
+        *(of_image([np.array(cell[name], float) for cell in cells]) for name in ("agreement", "tinted", "ssim")),
+        matched=of_image([cell["gradient_matched"] == 1 for cell in cells]),
+        defended=of_image([study.CASES[cell["case"]].defense is not None for cell in cells]),
+        seed=of_image([cell["seed"] for cell in cells]),
+    )
+    study.draw(path, images, stored["metrics"]["threshold"])
+
+
+def mistakes(stored: dict[str, Any], path: Path) -> None:
+    """What becomes of every kind of mistake in the inputs of an audit, one bar each."""
+    kinds = stored["metrics"]["by_mistake"]
+    figure, axes = plots.subplots(size=(8, 4.6))
+    places, left = np.arange(len(kinds))[::-1], np.zeros(len(kinds))
+    for name, (label, colour) in OUTCOMES.items():
+        share = np.array([100 * found[name] / found["made"] for found in kinds.values()])
+        total = sum(found[name] for found in kinds.values())
+        axes.barh(places, share, left=left, height=0.7, color=colour, label=f"{label}: {total}")
+        left += share
+    names = [name.replace("_", " ").replace("001", "of 0.01") for name in kinds]
+    axes.set_yticks(places, [f"{name} ({of['made']})" for name, of in zip(names, kinds.values(), strict=True)])
+    axes.set_xlim(0, 100)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("% of the mistakes of a kind (in brackets: their number)")
+    axes.set_title(f"What becomes of {stored['metrics']['made']} mistakes in the inputs of an audit")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def audited(stored: dict[str, Any], path: Path) -> None:
+    """How close the audit's images come to the private ones, one bar for each case."""
+    cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
+    figure, axes = plots.subplots(size=(8, 1.2 + 0.22 * len(cases)))
+    # One reason of a verdict says how many images are certified, and begins with "No" where none is.
+    certified = [
+        any(" certified" in said and not said.startswith("No ") for said in case["reasons"]) for _, case in cases
+    ]
+    for some, label, colour in (
+        (True, "images certified without the truth", "C0"),
+        (False, "no image certified", "C1"),
+    ):
+        chosen = [i for i, is_certified in enumerate(certified) if is_certified is some]
+        bars = axes.barh([-i for i in chosen], [cases[i][1]["psnr"] for i in chosen], 0.7, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axes.set_yticks([-i for i in range(len(cases))], [name for name, _ in cases])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.1 * cases[0][1]["psnr"])
+    axes.set_xlabel("PSNR in dB, mean over the images of a batch (higher leaks more)")
+    axes.set_title("Networks as their owners write them, each through jaxleak audit")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)

@@ -1,0 +1,42 @@
+"""Figures about CAFE."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxleak.study import plots
+from jaxleak.study.ledger import Entry
+
+#: Cells of CAFE's tables that a descent fills, by their data, and what the figure calls the method.
+DESCENTS = {
+    "table4/full/{}": "CAFE",
+    "table2/bn/{}": "BN regularizer",
+    "table2/gc/{}": "GC regularizer",
+    "table2/dlg/{}": "DLG",
+    "table2/cosine/{}": "cosine + TV",
+    "table2/sapag/{}": "SAPAG",
+}
+
+
+def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None:
+    """What CAFE's descent and its baselines recover, here and in the paper, beside its equations solved."""
+    figure, panels = plots.subplots(1, 2, size=(8, 4))
+    for axes, (data, name) in zip(panels, {"mnist": "MNIST", "cifar10": "CIFAR-10"}.items(), strict=True):
+        found = [entries[cell.format(data), "reduced", ""] for cell in DESCENTS]
+        solved, places = entries[f"table2/cafe/{data}", "ours", ""], -np.arange(len(found) + 1)
+        axes.barh(places[0], solved.value, 0.4, color="C2", label="CAFE's equations solved (ours), 800 images")
+        axes.barh(
+            places[1:] + 0.2, [e.paper for e in found], 0.4, color="C5", label="the paper: 8,000 iterations, 800 images"
+        )
+        axes.barh(places[1:] - 0.2, [e.value for e in found], 0.4, color="C0", label="here: 200 iterations, 80 images")
+        for bars, decimals in zip(axes.containers, ("%.1f", "%g", "%.1f"), strict=True):
+            axes.bar_label(bars, fmt=decimals, padding=3, fontsize=7)
+        axes.set_yticks(places, ["equations solved", *DESCENTS.values()] if axes is panels[0] else [])
+        axes.set_ylim(places[-1] - 0.6, 0.6)
+        axes.set_xlim(0, 150)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("PSNR in dB (further right leaks more)")
+        axes.set_title(name)
+    figure.suptitle("The descent of CAFE leads its baselines, and falls far short of its equations", fontsize=11)
+    plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)

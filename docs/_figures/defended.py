@@ -1,0 +1,52 @@
+"""Figures about defenses: what they leave to whom, and what they cost."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxleak.study import plots
+
+#: How the page calls a defense at a strength.
+DEFENSES = {
+    None: "no defense",
+    "soteria": "Soteria, ratio {:g}",
+    "quantization": "quantization, bits per entry: {:g}",
+    "encrypt_bottom": "smallest {:g} % of the entries encrypted",
+    "encrypt_top": "largest {:g} % of the entries encrypted",
+    "sparsification": "sparsification, {:g} % sent",
+    "magnitude_noise": "noise in proportion to the entries, {:g}",
+    "outpost": "OUTPOST, ratio {:g}",
+    "gaussian": "Gaussian noise, {:g}",
+    "dp_sgd": "DP-SGD at the shorthand epsilon {:,g}",
+    "dp_soteria": "DP-SGD with Soteria, epsilon {:,g}",
+    "error_feedback": "sparsification, {:g} % sent, the rest later",
+    "guardian": "Guardian (rebuilt), beta {:g}: training diverged",
+}
+
+
+def defenses(stored: dict[str, Any], path: Path) -> None:
+    """What every defense leaves to attackers who know it and who do not, and what it costs in accuracy."""
+    ran = sorted((cell for cell in stored["cells"] if "accuracy" in cell), key=lambda cell: -cell["leak"])
+    figure, (left, right) = plots.subplots(1, 2, size=(10, 1.2 + 0.25 * len(ran)))
+    places = -np.arange(len(ran))
+    knows = np.array([cell.get("psnr_adaptive", np.nan) for cell in ran])
+    does_not = np.array([cell["psnr"] for cell in ran])
+    left.hlines(places, does_not, knows, color="grey", linewidth=1)
+    left.plot(does_not, places, "o", label="an attacker who does not know the defense")
+    left.plot(knows, places, "s", label="an attacker who knows it")
+    grey = float(np.mean([cell["psnr_grey"] for cell in ran]))
+    left.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    left.set_yticks(places, [DEFENSES[cell["defense"]].format(cell["strength"]) for cell in ran])
+    left.set_xlabel("PSNR in dB (further left leaks less)")
+    left.set_title("What leaks")
+    right.barh(places, [100 * float(cell["accuracy"]) for cell in ran], 0.6, color="C5")
+    right.axvline(100 * next(cell["accuracy"] for cell in ran if cell["defense"] is None), color="black", linewidth=1)
+    right.set_yticks(places, [])
+    for axes in (left, right):  # whose rows stand beside each other
+        axes.set_ylim(places[-1] - 0.7, 0.7)
+    right.set_xlim(0, 100)
+    right.set_xlabel("test accuracy in % (the line: without a defense)")
+    right.set_title("What it costs")
+    plots.legend_below(figure, left)
+    plots.save_figure(figure, path)

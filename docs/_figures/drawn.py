@@ -1,0 +1,39 @@
+"""Which figure is drawn from which stored results."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docs._figures import audits, cafe, defended, networks
+from experiments._ledger.papers import ledger_of
+
+RESULTS = Path(__file__).parents[1] / "results"
+FIGURES = Path(__file__).parents[1] / "figures"
+
+#: What draws a figure, by its name, and the names of the stored results.
+DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    "agreement": (audits.agreement, ("agreement",)),
+    "audited": (audits.audited, ("audited",)),
+    "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet34", "basin_mobilenet_v2")),
+    "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
+    "cafe_descent": (cafe.cafe_descent, ("cafe",)),
+    "deep": (networks.deep, ("resnet34",)),
+    "defenses": (defended.defenses, ("defenses",)),
+    "labels": (networks.labels, ("labels",)),
+    "mistakes": (audits.mistakes, ("mistakes",)),
+    "vit": (networks.vit, ("vit_tiny", *(f"vit_tiny_noise_1e-{digits}" for digits in (6, 5, 4)))),
+}
+
+
+def read(name: str) -> Any:
+    """What docs/results has by this name, or else the entries of a paper's ledger."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else ledger_of(name).entries
+
+
+def main(names: list[str]) -> None:
+    """Draw the figures of these names, or all of them."""
+    for name, (draw, results) in DRAWN.items():
+        if not names or name in names:
+            draw(*map(read, results), path=FIGURES / f"{name}.png")
