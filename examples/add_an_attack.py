@@ -79,6 +79,12 @@ for name, settings in {
     rows[f"{name}: {psnr:.1f} dB"] = images
     curves[name] = (np.arange(len(infos["distance"])), infos["distance"])
     print(f"{name:<26} {psnr:5.1f} dB")
+print(f"{'a grey image':<26} {metrics.grey_psnr(photographs.x).mean():5.1f} dB")
+
+# %% [markdown]
+# The grey image is the score of an attack that found nothing. Two photographs and one draw of the weights are an
+# example and not a comparison: for one, put all of the above into a function of a seed, give that seed to `data.load`
+# and to every `jax.random.key`, and report the mean and the spread over several seeds that were chosen beforehand.
 
 # %%
 sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photographs behind one gradient", zoom=4)
@@ -100,5 +106,4 @@ plots.curves(
 #
 # To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py` and add it to `PRESETS` there:
 # `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to
-# pass. An attack that is no
-# gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.
+# pass. An attack that is no gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.
