@@ -69,6 +69,9 @@ def lookup(path: Path, keys: str) -> float:
         found: Any = entry_of(path, identity)
     else:
         found = json.loads(path.read_text())
+        if "@" in keys:
+            identity, _, keys = keys.partition("@")
+            found = cell_of(found["cells"], identity)
     for key in keys.split("."):
         found = found[int(key)] if isinstance(found, list) else found[key]
     if isinstance(found, bool) or not isinstance(found, (int, float)):
@@ -82,4 +85,12 @@ def entry_of(path: Path, identity: str) -> dict[str, Any]:
         entry = json.loads(line)
         if identity == "@".join(filter(None, (entry["cell"], entry["variant"], entry.get("name")))):
             return entry
+    raise KeyError(identity)
+
+
+def cell_of(cells: list[dict[str, Any]], identity: str) -> dict[str, Any]:
+    """The cell of this id among those of a stored run."""
+    for cell in cells:
+        if cell["id"] == identity:
+            return cell
     raise KeyError(identity)

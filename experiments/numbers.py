@@ -8,8 +8,8 @@ A page marks a number by two comments, which readers of the rendered page do not
     <!-- docs/results/sixteen.json metrics.psnr .1f -->30.5<!-- / -->
 
 The first comment names a JSON file of this repository, the keys that lead to a number, and a format of Python's
-`format`. Keys are separated by dots; a whole number picks from a list. For a ledger (.jsonl) the first key is the
-identity of an entry, CELL@VARIANT or CELL@VARIANT@NAME, and the second a field: `table3/cafe/mnist@printed value`.
+`format`. Keys are separated by dots; a whole number picks from a list, and `ID@` in front a cell by its id. For
+a ledger (.jsonl) an entry, CELL@VARIANT or CELL@VARIANT@NAME, goes before a field: `table3/cafe/mnist@printed value`.
 """
 
 import sys

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from docs._figures import cafe, defended, drawn as figures, networks
+from docs._figures import cafe, defended, networks
+from docs._figures import drawn as figures
 from jaxleak.study import plots
 
 

@@ -12,7 +12,10 @@ numbers = module_at("docs/_numbers.py")
 
 @pytest.fixture
 def root(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"metrics": {"psnr": 30.456}, "seeds": [1.5, 2.5], "ok": True}))
+    cells = [{"id": "t1/a", "ours": 1.0}, {"id": "t1/a0.5", "ours": 2.0}]
+    (tmp_path / "run.json").write_text(
+        json.dumps({"metrics": {"psnr": 30.456}, "seeds": [1.5, 2.5], "ok": True, "cells": cells})
+    )
     entries = [
         {"cell": "table3/a", "variant": "printed", "value": 43.0},
         {"cell": "table3/a", "variant": "ours", "value": 125.7},
@@ -27,6 +30,7 @@ def root(tmp_path):
     [
         ("run.json metrics.psnr .1f", "30.5"),
         ("run.json seeds.1 .2f", "2.50"),
+        ("run.json t1/a0.5@ours .1f", "2.0"),
         ("ledger.jsonl table3/a@printed value .2f", "43.00"),
         ("ledger.jsonl table3/a@ours value .1f", "125.7"),
         ("ledger.jsonl table3/a@ours@exact value .0f", "99"),
@@ -46,6 +50,8 @@ def test_a_stale_number_is_replaced(root, marker, shown):
         "run.json metrics .1f",
         "run.json seeds.9 .1f",
         "run.json metrics.psnr .1q",
+        "run.json t1/b@ours .1f",
+        "run.json t1/a@theirs .1f",
         "ledger.jsonl table3/b@ours value .1f",
     ],
 )

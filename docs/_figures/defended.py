@@ -50,3 +50,21 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
     right.set_title("What it costs")
     plots.legend_below(figure, left)
     plots.save_figure(figure, path)
+
+
+def rounds(*stored: dict[str, Any], path: Path) -> None:
+    """What an undefended upload leaks, by the round that is attacked; a run for each round."""
+    runs = sorted((run["config"]["attacked_round"], run["cells"][0]) for run in stored)
+    places = np.arange(len(runs))
+    figure, axes = plots.subplots(size=(7, 4))
+    psnr, spread = ([cell[key] for _, cell in runs] for key in ("psnr", "psnr_spread"))
+    axes.errorbar(places, psnr, yerr=spread, fmt="o-", capsize=3, label="mean and spread over the seeds")
+    grey = [cell["psnr_grey"] for _, cell in runs]
+    axes.plot(places, grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    axes.set_xticks(places, [attacked for attacked, _ in runs])
+    axes.set_ylim(0, None)
+    axes.set_xlabel("rounds of training before the attacked upload")
+    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_title("An upload leaks until its samples are learnt")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
