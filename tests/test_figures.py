@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from docs._figures import cafe, defended, networks
+from docs._figures import cafe, defended, fedleak, networks
 from docs._figures import drawn as figures
 from jaxleak.study import plots
 
@@ -118,3 +118,26 @@ def test_the_basins_of_all_stored_runs_are_shown_in_order(drawn):
     at_30 = [row["reach"]["30 dB"] for row in rows]
     assert at_30 == sorted(at_30, reverse=True)
     assert {run["config"]["data"] for run in stored} == {"cifar10"}
+
+
+@pytest.mark.parametrize("name", ["clients", "terms"])
+def test_panels_have_the_stored_means_and_spreads_beside_the_paper(drawn, name):
+    stored, figure = drawn(name)
+    found = {cell["id"]: cell for cell in stored["cells"]}
+    for (title, beginning, strengths), axes in zip(getattr(fedleak, name.upper()), figure.axes, strict=False):
+        cells = [found[beginning + strength] for strength in strengths]
+        assert axes.get_title(loc="left") == title
+        (bars,) = axes.containers
+        assert list(bars.lines[0].get_ydata()) == [cell["ours"] for cell in cells]
+        lows = [segment[0][1] for segment in bars.lines[2][0].get_segments()]
+        np.testing.assert_allclose(lows, [cell["ours"] - cell["spread"] for cell in cells])
+        assert [cell["paper"] for cell in cells] in [list(line.get_ydata()) for line in axes.lines]
+
+
+def test_rounds_stand_in_their_order(drawn):
+    stored, figure = drawn("rounds")
+    line = figure.axes[0].containers[0].lines[0]
+    runs = sorted(stored, key=lambda run: run["config"]["attacked_round"])
+    assert list(line.get_ydata()) == [run["cells"][0]["psnr"] for run in runs]
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == [str(run["config"]["attacked_round"]) for run in runs]

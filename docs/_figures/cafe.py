@@ -1,7 +1,6 @@
 """Figures about CAFE."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,21 +39,4 @@ def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None
         axes.set_title(name)
     figure.suptitle("The descent of CAFE leads its baselines, and falls far short of its equations", fontsize=11)
     plots.legend_below(figure, panels[0])
-    plots.save_figure(figure, path)
-
-
-def fake_gradients(undefended: dict[str, Any], defended: dict[str, Any], path: Path) -> None:
-    """What CAFE recovers behind fake gradients, if the server knows of them and if it does not."""
-    cells = [undefended["cells"][0], *sorted(defended["cells"], key=lambda cell: "adaptive" in cell["id"])]
-    names = ["no defense", "fake gradients,\nthe server does not know", "fake gradients,\nthe server knows"]
-    figure, axes = plots.subplots(size=(7, 2.6))
-    places = -np.arange(len(cells))
-    ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-    bars = axes.barh(places, ours, 0.6, xerr=spread, color=["C2", "C0", "C1"])
-    axes.bar_label(bars, fmt="%.1f", padding=8)
-    axes.set_yticks(places, names)
-    axes.set_xlim(0, 130)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("PSNR in dB, mean and spread over the seeds (further right leaks more)")
-    axes.set_title("Fake gradients stop a server that does not know of them")
     plots.save_figure(figure, path)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs._figures import audits, cafe, defended, networks
+from docs._figures import audits, cafe, defended, fedleak, networks
 from experiments._ledger.papers import ledger_of
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -17,11 +17,14 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "audited": (audits.audited, ("audited",)),
     "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet34", "basin_mobilenet_v2")),
     "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
+    "clients": (fedleak.clients, ("clients",)),
     "cafe_descent": (cafe.cafe_descent, ("cafe",)),
     "deep": (networks.deep, ("resnet34",)),
     "defenses": (defended.defenses, ("defenses",)),
     "labels": (networks.labels, ("labels",)),
     "mistakes": (audits.mistakes, ("mistakes",)),
+    "rounds": (defended.rounds, tuple(f"round_{number}" for number in (0, 5, 20, 50, 100, 200))),
+    "terms": (fedleak.terms, ("terms",)),
     "vit": (networks.vit, ("vit_tiny", *(f"vit_tiny_noise_1e-{digits}" for digits in (6, 5, 4)))),
 }
 

@@ -39,23 +39,6 @@ CLIENTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
         {f"{n}-{n + 20}": f"{n}-{n + 20}" for n in range(0, 100, 20)},
     ),
 )
-#: Data of FedLeak's Table 3 that are at hand, and the table's attacks.
-COMPARED_ON = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-ATTACKS = {
-    "idlg": "iDLG",
-    "ig": "Inverting Gradients",
-    "gi": "GradInversion",
-    "fedleak": "FedLeak, our settings",
-}
-
-#: Numbers of local steps in FedLeak's Table 9.
-STEPS = (1, 2, 4, 8, 12)
-#: Rows of the study of the total variation, and how the figure calls them.
-VARIED = {
-    "resnet10_16-b4": "ResNet10 (width 16), four images",
-    "resnet10_16-b1": "ResNet10 (width 16), one image",
-    "resnet18_16-b1": "ResNet18 (width 16), one image",
-}
 
 
 def terms(stored: dict[str, Any], path: Path) -> None:
@@ -66,71 +49,6 @@ def terms(stored: dict[str, Any], path: Path) -> None:
 def clients(stored: dict[str, Any], path: Path) -> None:
     """What a client's data change, here and in the paper."""
     _trends(stored, CLIENTS, path, "Clients with one class leak less here, and not more as in the paper")
-
-
-def baselines(stored: dict[str, Any], path: Path) -> None:
-    """What FedLeak and the attacks that it is compared with recover, here and in the paper."""
-    found = {cell["id"]: cell for cell in stored["cells"]}
-    figure, panels = plots.subplots(1, len(COMPARED_ON), size=(10, 3))
-    places = -np.arange(len(ATTACKS))
-    for (data, name), axes in zip(COMPARED_ON.items(), panels, strict=True):
-        cells = [found[f"table3/{attack}/b16/{data}"] for attack in ATTACKS]
-        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-        axes.barh(places + 0.2, [cell["paper"] for cell in cells], 0.4, color="C5", label="the paper")
-        axes.barh(places - 0.2, ours, 0.4, xerr=spread, color="C0", label="here (mean and spread over the seeds)")
-        grey = float(np.mean([cell["psnr_grey"] for cell in cells]))
-        axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
-        axes.set_yticks(places, ATTACKS.values() if axes is panels[0] else [])
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("PSNR in dB (further right leaks more)")
-        axes.set_title(name)
-    plots.legend_below(figure, panels[0])
-    plots.save_figure(figure, path)
-
-
-def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
-    """What an update of several local steps leaves, by their number and by how the attack takes the kinks."""
-    names = [f"table9/fedleak/steps{steps}" for steps in STEPS]
-    figure, axes = plots.subplots(size=(7, 4))
-    for stored, look, label in (
-        (smooth, "o-", "here, smoothed kinks, 1,000 iterations"),
-        (exact, "^-", "here, exact kinks, 400 iterations"),
-    ):
-        found = {cell["id"]: cell for cell in stored["cells"]}
-        cells = [found[name] for name in names]
-        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-        axes.errorbar(range(len(STEPS)), ours, yerr=spread, fmt=look, capsize=3, label=label)
-    axes.plot(range(len(STEPS)), [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
-    grey = [cell["psnr_grey"] for cell in cells]
-    axes.plot(range(len(STEPS)), grey, color="black", linewidth=1, linestyle=":", label="a grey image")
-    axes.set_xticks(range(len(STEPS)), STEPS)
-    axes.set_xlabel("local steps behind the update")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
-    axes.set_title("Several local steps hide the mean of a batch, and less so where kinks are smoothed")
-    plots.legend_below(figure, axes)
-    plots.save_figure(figure, path)
-
-
-def variation(*stored: dict[str, Any], path: Path) -> None:
-    """What the weight of the total variation does to three networks; a run for each weight."""
-    figure, axes = plots.subplots(size=(7, 4))
-    for row, label in VARIED.items():
-        points = []
-        for run in stored:
-            images = int(row.rpartition("-b")[2])
-            points += [(run["config"]["tv"] / images**0.5, cell) for cell in run["cells"] if cell["id"].startswith(row)]
-        points.sort(key=lambda point: point[0])
-        weights, cells = zip(*points, strict=True)
-        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-        axes.errorbar(weights, ours, yerr=spread, fmt="o-", capsize=3, label=label)
-    axes.set_xscale("log")
-    axes.set_xticks(weights, [f"{weight:g}" for weight in weights])
-    axes.minorticks_off()
-    axes.set_xlabel("weight of the total variation, in units of the root of the number of images")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
-    axes.set_title("The best weight of the total variation depends on the network")
-    plots.legend_below(figure, axes)
-    plots.save_figure(figure, path)
 
 
 def _trends(
