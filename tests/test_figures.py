@@ -141,3 +141,13 @@ def test_rounds_stand_in_their_order(drawn):
     assert list(line.get_ydata()) == [run["cells"][0]["psnr"] for run in runs]
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == [str(run["config"]["attacked_round"]) for run in runs]
+
+
+def test_baselines_stand_beside_the_paper_and_a_grey_image(drawn):
+    stored, figure = drawn("baselines")
+    found = {cell["id"]: cell for cell in stored["cells"]}
+    for axes, data in zip(figure.axes, fedleak.COMPARED_ON, strict=True):
+        cells = [found[f"table3/{attack}/b16/{data}"] for attack in fedleak.ATTACKS]
+        paper, ours = ([bar.get_width() for bar in bars] for bars in axes.containers if len(bars) == len(cells))
+        assert paper == [cell["paper"] for cell in cells]
+        assert ours == [cell["ours"] for cell in cells]

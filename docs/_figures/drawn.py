@@ -15,6 +15,7 @@ FIGURES = Path(__file__).parents[1] / "figures"
 DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "agreement": (audits.agreement, ("agreement",)),
     "audited": (audits.audited, ("audited",)),
+    "baselines": (fedleak.baselines, ("baselines",)),
     "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet34", "basin_mobilenet_v2")),
     "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
     "clients": (fedleak.clients, ("clients",)),

@@ -39,6 +39,14 @@ CLIENTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
         {f"{n}-{n + 20}": f"{n}-{n + 20}" for n in range(0, 100, 20)},
     ),
 )
+#: Data of FedLeak's Table 3 that are at hand, and the table's attacks.
+COMPARED_ON = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+ATTACKS = {
+    "idlg": "iDLG",
+    "ig": "Inverting Gradients",
+    "gi": "GradInversion",
+    "fedleak": "FedLeak, our settings",
+}
 
 
 def terms(stored: dict[str, Any], path: Path) -> None:
@@ -49,6 +57,26 @@ def terms(stored: dict[str, Any], path: Path) -> None:
 def clients(stored: dict[str, Any], path: Path) -> None:
     """What a client's data change, here and in the paper."""
     _trends(stored, CLIENTS, path, "Clients with one class leak less here, and not more as in the paper")
+
+
+def baselines(stored: dict[str, Any], path: Path) -> None:
+    """What FedLeak and the attacks that it is compared with recover, here and in the paper."""
+    found = {cell["id"]: cell for cell in stored["cells"]}
+    figure, panels = plots.subplots(1, len(COMPARED_ON), size=(10, 3))
+    places = -np.arange(len(ATTACKS))
+    for (data, name), axes in zip(COMPARED_ON.items(), panels, strict=True):
+        cells = [found[f"table3/{attack}/b16/{data}"] for attack in ATTACKS]
+        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
+        axes.barh(places + 0.2, [cell["paper"] for cell in cells], 0.4, color="C5", label="the paper")
+        axes.barh(places - 0.2, ours, 0.4, xerr=spread, color="C0", label="here (mean and spread over the seeds)")
+        grey = float(np.mean([cell["psnr_grey"] for cell in cells]))
+        axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+        axes.set_yticks(places, ATTACKS.values() if axes is panels[0] else [])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("PSNR in dB (further right leaks more)")
+        axes.set_title(name)
+    plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)
 
 
 def _trends(
