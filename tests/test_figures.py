@@ -112,7 +112,7 @@ def test_the_basins_of_all_stored_runs_are_shown_in_order(drawn):
     cells = {networks.NETWORKS[cell["id"]]: cell for run in stored for cell in run["cells"]}
     (axes,) = figure.axes
     rows = [cells[label.get_text()] for label in axes.get_yticklabels()]
-    assert len(rows) == len(cells) == 8
+    assert len(rows) == len(cells) == 10
     for container, noise in zip(axes.containers, ("40 dB", "30 dB", "20 dB"), strict=True):
         assert list(container.lines[0].get_xdata()) == [row["reach"][noise] for row in rows]
     at_30 = [row["reach"]["30 dB"] for row in rows]

@@ -16,7 +16,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "agreement": (audits.agreement, ("agreement",)),
     "audited": (audits.audited, ("audited",)),
     "baselines": (fedleak.baselines, ("baselines",)),
-    "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet34", "basin_mobilenet_v2")),
+    "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet18", "basin_resnet34", "basin_mobilenet_v2")),
     "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
     "clients": (fedleak.clients, ("clients",)),
     "cafe_descent": (cafe.cafe_descent, ("cafe",)),

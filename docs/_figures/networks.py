@@ -20,6 +20,7 @@ NETWORKS = {
     "convnet-b1": "ConvNet", "resnet10_16_eval-b1": "ResNet10 (width 16), evaluation mode",
     "resnet10_16-b4": "ResNet10 (width 16), four images", "resnet10_16-b1": "ResNet10 (width 16)",
     "resnet10-b1": "ResNet10 (full width)", "resnet18_16-b1": "ResNet18 (width 16)",
+    "resnet18_16-b4": "ResNet18 (width 16), four images", "resnet18-b1": "ResNet18 (full width)",
     "resnet34-b1": "ResNet34 (full width)", "mobilenet_v2-b1": "MobileNetV2",
 }  # fmt: skip
 
