@@ -73,7 +73,7 @@ def test_noise_lowers_the_confidence_with_the_accuracy():
 def test_the_mean_direction_of_a_class_is_that_of_its_members_and_zero_for_an_absent_one():
     y = np.random.default_rng(0).integers(3, size=300)
     gradients = _cut_gradients(y, 3)
-    found = direction_clusters.label_directions(gradients, _prior(y, 4, 0.6))
+    found = direction_clusters.label_directions(gradients, _prior(y, 4, 0.6), previous_means=None, restarts=5, seed=0)
     unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
     for label in range(3):
         np.testing.assert_allclose(found.means[label], unit[y == label].mean(axis=0), atol=0.02)

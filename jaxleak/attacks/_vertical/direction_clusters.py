@@ -33,24 +33,14 @@ class DirectionLabels(NamedTuple):
     objective: float  # mean log-likelihood per observation, less the penalty of a Bayesian information criterion
     separation: float  # smallest distance of two present classes' means, in standard deviations within a class
 
-    @property
-    def labels(self) -> np.ndarray:
-        """(n,) int32."""
-        return self.log_probability.argmax(axis=1).astype(np.int32)
-
-    @property
-    def confidence(self) -> np.ndarray:
-        """(n,) in (0, 1], posterior probability of the label."""
-        return np.exp(self.log_probability.max(axis=1))
-
 
 def label_directions(
     gradients: np.ndarray,
     log_prior: np.ndarray,
     *,
-    previous_means: np.ndarray | None = None,
-    restarts: int = 5,
-    seed: int = 0,
+    previous_means: np.ndarray | None,
+    restarts: int,
+    seed: int,
 ) -> DirectionLabels:
     """Cluster directions and name the clusters.
 
@@ -70,7 +60,7 @@ def label_directions(
     Args:
         gradients: (n, e) in the order in which they came, finite; zero rows are answered by `log_prior` alone.
         log_prior: (n, C), log-probabilities of a baseline that has not seen the gradients.
-        previous_means: (C, e) of the previous window, for drift.
+        previous_means: (C, e) of the previous window, for drift; None for the first.
         restarts: starts of k-means, >= 1, of which the one of least inertia counts.
         seed: random seed of k-means.
     """
@@ -83,7 +73,7 @@ def label_directions(
         return DirectionLabels(log_probability, means, -np.inf, 0.0)
     unit, prior = gradients[live] / norms[live, None], log_probability[live]
     # Classes differ in C - 1 dimensions and the mean takes one more; drift takes them through as many again.
-    basis = np.linalg.svd(unit, full_matrices=False)[2][: min(2 * classes, gradients.shape[1])]
+    basis = np.linalg.svd(unit, full_matrices=False)[2][: 2 * classes]
     projected = unit @ basis.T
 
     starts = [(np.exp(prior), np.arange(classes))]
