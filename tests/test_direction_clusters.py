@@ -127,13 +127,13 @@ def test_fewer_directions_than_two_per_class_leave_the_baseline_alone(live, clus
     log_prior = np.log(np.full((9, 3), 0.2) + 0.4 * np.eye(3)[[0, 1, 2] * 3])
     found = _labelled(gradients, log_prior + 1)  # log-probabilities need not be normalised
     np.testing.assert_allclose(found.log_probability[live:], log_prior[live:])
-    assert np.isfinite(found.objective) == clustered
     if clustered:
+        assert np.isfinite(found.objective)
         assert found.log_probability[:live].max(axis=1).min() > np.log(0.999)
         assert found.separation > 10
     else:
         np.testing.assert_allclose(found.log_probability, log_prior)
-        assert found.separation == 0
+        assert (found.objective, found.separation) == (-np.inf, 0)
         assert not found.means.any()
 
 
@@ -152,12 +152,12 @@ def test_the_classes_of_the_window_before_name_those_of_this_one():
         np.testing.assert_array_equal(found.log_probability.argmax(axis=1), np.array(names)[y])
 
 
-@pytest.mark.parametrize(("power", "degree"), [(0, 0), (1, 2), (3, 3)])
-def test_classes_move_along_polynomials_of_degree_three_at_most(power, degree):
+@pytest.mark.parametrize(("power", "size", "degree"), [(0, 0.3, 0), (1, 0.06, 1), (1, 0.3, 2), (3, 0.3, 3)])
+def test_classes_move_along_polynomials_of_degree_three_at_most(power, size, degree):
     rng = np.random.default_rng(0)
     n, time = 240, np.linspace(-1, 1, 240)
     y = rng.integers(2, size=n)
-    angle = np.pi * y + 0.3 * scipy.special.eval_legendre(power, time) + 0.03 * rng.standard_normal(n)
+    angle = np.pi * y + size * scipy.special.eval_legendre(power, time) + 0.03 * rng.standard_normal(n)
     rest = rng.standard_normal((n, 4)) * [0.04, 0.03, 0.02, 0.01]
     gradients = np.column_stack([np.cos(angle), np.sin(angle), rest])
     log_prior = np.log(np.full((n, 2), 0.4) + 0.2 * np.eye(2)[y])
@@ -169,3 +169,19 @@ def test_classes_move_along_polynomials_of_degree_three_at_most(power, degree):
     assert found.objective == pytest.approx(values[degree], abs=1e-5)
     assert values[degree] == max(values[:4])
     assert (max(values) > values[degree] + 0.01) == (degree == 3)  # which more freedom would fit better
+
+
+@pytest.mark.parametrize("power", [0, 3])
+def test_what_moves_all_alike_says_nothing_about_two_classes(power):
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=300)
+    gradients = rng.standard_normal((300, 5))
+    if power:
+        gradients[:, 0] += 4 * scipy.special.eval_legendre(power, np.linspace(-1, 1, 300))
+    log_prior = np.log(np.full((300, 2), 0.3) + 0.4 * np.eye(2)[y])
+    found = _labelled(gradients, log_prior)
+    np.testing.assert_allclose(found.log_probability, log_prior)
+    assert found.separation == 0
+    # The only class that the baseline knows is no question.
+    certain = np.log(np.tile([1 - 1e-9, 1e-9], (300, 1)))
+    assert (_labelled(gradients, certain).log_probability.argmax(axis=1) == 0).all()

@@ -11,7 +11,7 @@ from jaxleak.attacks._cafe.least_squares import (
     solve_features,
     solve_output_gradients,
 )
-from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
+from jaxleak.attacks._cafe.worker_gauge import AGREEMENT, fix_worker_gauge
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["direct", "matrix_free"])
 N, K, P, D1, D2 = 12, 4, 2, 5, 8
@@ -186,3 +186,37 @@ def test_units_that_are_never_off_stay_unresolved(workers):
     assert (np.asarray(fixed)[..., 2] == 0).all()
     others = np.arange(D2) != 2
     np.testing.assert_allclose(np.asarray(fixed)[..., others], v[..., others], atol=1e-3)
+
+
+def _shifted(*columns):
+    """V of two workers with these values of each unit, in an order of their own, and each worker's shift added."""
+    rng = np.random.default_rng(0)
+    v = np.stack([[rng.permutation(column) for column in columns] for _ in range(2)]).transpose(0, 2, 1)
+    shifts = np.array([[0.5, -1.25], [-0.5, 2.0]])[:, None, : len(columns)]
+    rows = len(columns[0]) * 2
+    return v.reshape(rows, 1, -1), jnp.asarray((v + shifts).reshape(rows, 1, -1), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("size", "zeros", "resolved"), [(8, 2, False), (8, 3, True), (39, 3, True), (40, 3, False), (40, 4, True)]
+)
+def test_a_tenth_of_a_workers_samples_and_three_at_least_tell_the_zero(size, zeros, resolved):
+    others = np.linspace(1, 3, size)
+    column = np.where(np.arange(size) < zeros, 0.0, others)
+    half = np.where(np.arange(size) < size // 2, 0.0, -others)
+    v, observed = _shifted(column, half)
+    fixed, found = fix_worker_gauge(observed, 2)
+    assert found.tolist() == [[resolved, True]]
+    expected = v * [resolved, True]
+    np.testing.assert_allclose(fixed, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spread", "resolved"), [(0.9, True), (1.2, False)])
+def test_samples_that_tell_the_zero_agree_up_to_rounding(spread, resolved):
+    """The middle of the crowd is the zero; how wide it may be goes by the largest entry."""
+    width = 4.0 * spread * AGREEMENT
+    v, _ = _shifted([-width / 2, 0.3 * width, width / 2, 1.0, -2.0, 2.5, -3.0, 3.5])
+    v[:, 0, 0] = np.where(v[:, 0, 0] == 3.5, 4.0, v[:, 0, 0])
+    fixed, found = fix_worker_gauge(jnp.asarray(v + 1e-3 * np.repeat([1, -1], 8)[:, None, None], jnp.float32), 2)
+    assert found.tolist() == [[resolved]]
+    np.testing.assert_allclose(fixed, v * resolved, atol=1e-6)
