@@ -10,6 +10,8 @@ import pytest
 from flax import nnx
 
 from jaxleak import capture
+from jaxleak.capture import _arrays
+from jaxleak.capture._names import matching
 
 ARRAYS = {"conv": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}, "head": {"bias": np.ones(3, np.float32)}}
 
@@ -130,6 +132,9 @@ def test_weights_become_a_gradient(kind, sign):
     np.testing.assert_allclose(found["w"], gradient, rtol=1e-5)
     with pytest.raises(ValueError, match="learning_rate must be given"):
         capture.gradient_of(capture.Update(sent, capture.Facts(kind)), before)
+    # Of a client that does not say how many steps it took, it is one.
+    once = capture.gradient_of(capture.Update(sent, capture.Facts(kind, learning_rate=0.1)), before)
+    np.testing.assert_allclose(once["w"], 2 * gradient, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +189,141 @@ def test_facts_out_of_range_are_named(tmp_path, facts):
         capture.save(tmp_path / "u", ARRAYS, **facts)
 
 
+def _npz_of(path, content, version=(1, 0), **header):
+    """An npz file whose header says what it is told to."""
+    with zipfile.ZipFile(path, "w") as archive, archive.open("a.npy", "w") as file:
+        write = {(1, 0): np.lib.format.write_array_header_1_0, (2, 0): np.lib.format.write_array_header_2_0}[version]
+        write(file, {"descr": "<f4", "fortran_order": False, "shape": (2, 3), **header})
+        file.write(content)
+    return path
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
+@pytest.mark.parametrize("fortran_order", [False, True])
+def test_arrays_of_an_npz_file_are_those_that_numpy_reads(tmp_path, version, dtype, fortran_order):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    content = array.tobytes(order="F" if fortran_order else "C")
+    path = _npz_of(tmp_path / "u.npz", content, version, descr=dtype, fortran_order=fortran_order)
+    found = capture.load(path).arrays["a"]
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.float32
+    with zipfile.ZipFile(path) as archive:
+        np.testing.assert_array_equal(capture.read_npz_array(archive, "a", (2, 3)), array)
+        with pytest.raises(ValueError, match=r"a must have shape \(3, 2\), got \(2, 3\)"):
+            capture.read_npz_array(archive, "a", (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "header", "message"),
+    [
+        (bytes(23), {}, "a must have 24 bytes of content, got fewer"),
+        (bytes(25), {}, "a must have 24 bytes of content, got more"),
+        (bytes(24), {"descr": "<i4"}, "a must hold floats of at most 64 bits, got int32"),
+        pytest.param(
+            bytes(96),
+            {"descr": "<f16"},
+            "a must hold floats of at most 64 bits, got float128",
+            marks=pytest.mark.skipif(np.dtype(np.longdouble).itemsize < 16, reason="NumPy has no such floats here"),
+        ),
+    ],
+)
+def test_an_npz_header_is_not_believed(tmp_path, content, header, message):
+    with pytest.raises(ValueError, match=message):
+        capture.load(_npz_of(tmp_path / "u.npz", content, **header))
+
+
+def test_an_npz_file_may_be_as_large_as_is_allowed_and_no_larger(tmp_path, monkeypatch):
+    path = _npz_of(tmp_path / "u.npz", bytes(24))
+    with zipfile.ZipFile(path) as archive:
+        (whole,) = (entry.file_size for entry in archive.infolist())  # with its header
+        monkeypatch.setattr(_arrays, "LARGEST", 24)
+        assert capture.read_npz_array(archive, "a").shape == (2, 3)
+        monkeypatch.setattr(_arrays, "LARGEST", 23)
+        assert capture.read_npz_array(archive, "a", (2, 3)).shape == (2, 3)  # whose size was asked for
+        with pytest.raises(ValueError, match="a claims 24 bytes, more than 23"):
+            capture.read_npz_array(archive, "a")
+    monkeypatch.setattr(_arrays, "LARGEST", whole)
+    assert list(capture.load(path).arrays) == ["a"]
+    monkeypatch.setattr(_arrays, "LARGEST", whole - 1)
+    with pytest.raises(ValueError, match="its arrays claim more than"):
+        capture.load(path)
+
+
+def test_floats_become_single_precision_and_integers_stay(tmp_path):
+    wide = {"a": np.full(2, 1e300), "b": jnp.ones(2, jnp.bfloat16), "c": np.ones(2, np.float16), "n": np.arange(2)}
+    capture.save(tmp_path / "u", wide)
+    found = capture.load(tmp_path / "u").arrays
+    assert {name: array.dtype.name for name, array in found.items()} == {
+        **dict.fromkeys("abc", "float32"),
+        "n": "int64",
+    }
+    assert np.isinf(found["a"]).all()  # and no warning
+
+
+def test_pytorchs_older_files_and_lists_of_tensors_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    state = {"w": torch.ones(2, dtype=torch.float64), "steps": torch.tensor(3)}
+    torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"model_state_dict": {"model": state}}, tmp_path / "nested.pt")
+    for name in ("old.pt", "nested.pt"):
+        found = capture.load(tmp_path / name).arrays
+        assert (found["w"].dtype, found["steps"].dtype) == (np.float32, np.int64)
+        assert found["steps"] == 3
+    torch.save([torch.zeros(2), torch.ones(3)], tmp_path / "list.pt")
+    assert _names(tmp_path / "list.pt") == {"0": (2,), "1": (3,)}
+    torch.save({"w": torch.ones(2), "epoch": 3}, tmp_path / "mixed.pt")
+    with pytest.raises(ValueError, match="a state dict, names with tensors, it holds w, epoch"):
+        capture.load(tmp_path / "mixed.pt")
+
+
+def test_the_framework_is_that_of_the_tensors_and_not_of_the_file_that_defines_the_network(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Linear):
+        pass
+
+    net = Net(2, 3)
+    net(torch.ones(1, 2)).sum().backward()
+    for update, framework in ((net, "torch"), ({"a": np.ones(2), "b": torch.ones(2)}, "torch"), (ARRAYS, "jax")):
+        capture.save(tmp_path / "u", update)
+        assert capture.load(tmp_path / "u").facts.framework == framework
+    capture.save(tmp_path / "u", ARRAYS, framework="flower")
+    assert capture.load(tmp_path / "u").facts.framework == "flower"
+
+
+def test_up_to_four_prefixes_of_wrappers_are_taken_off():
+    like = {"fc": np.zeros(2, np.float32)}
+    for prefix in ("model.", "module.model.", "module._orig_mod.module.model."):
+        assert capture.fit({f"{prefix}fc": np.ones(2)}, like, what="u")["fc"].tolist() == [1, 1]
+        assert capture.fit({"fc": np.ones(2)}, {f"{prefix}fc": like["fc"]}, what="u")[f"{prefix}fc"].tolist() == [1, 1]
+        assert matching([f"{prefix}fc"], ["fc/kernel", "fc/bias", "fcs"], what="u") == [
+            "fc/kernel",
+            "fc/bias",
+        ]
+    five = "params.module._orig_mod.module.model.fc"
+    with pytest.raises(ValueError, match="has no name of the model"):
+        capture.fit({five: np.ones(2)}, like, what="u")
+    with pytest.raises(ValueError, match="the model has no layer"):
+        matching([five], ["fc/kernel"], what="u")
+
+
+def test_a_message_without_weights_is_not_recorded(tmp_path):
+    class Empty(_Message):
+        def has_content(self):
+            return False
+
+    weights, context = np.ones(2, np.float32), type("Context", (), {"node_id": 7})
+    mod = capture.flower_mod(tmp_path / "recorded")
+    for sent, reply in (
+        (_Message("arrays", weights), Empty("arrays", weights)),
+        (Empty("arrays", weights), _Message("arrays", weights)),
+        (_Message("arrays", weights), _Message("metrics", weights)),
+    ):
+        assert mod(sent, context, lambda *_, answer=reply: answer) is reply
+    assert not (tmp_path / "recorded").exists()
+
+
 class _Array:
     def __init__(self, values):
         self.values = values
@@ -216,10 +356,10 @@ def test_flowers_clients_are_recorded_before_they_train_in_place(tmp_path, names
         return _Message(names[1], weights - 1)
 
     context = type("Context", (), {"node_id": 7})
-    mod = capture.flower_mod(tmp_path / "recorded", learning_rate=0.1, batch_size=4)
+    mod = capture.flower_mod(tmp_path / "all" / "recorded", learning_rate=0.1, batch_size=4)
     assert isinstance(mod(_Message(names[0], weights.copy(), settings), context, train), _Message)
-    before = capture.load(tmp_path / "recorded" / f"{number}-7-received.safetensors")
-    sent = capture.load(tmp_path / "recorded" / f"{number}-7-sent.safetensors")
+    before = capture.load(tmp_path / "all" / "recorded" / f"{number}-7-received.safetensors")
+    sent = capture.load(tmp_path / "all" / "recorded" / f"{number}-7-sent.safetensors")
     np.testing.assert_array_equal(before.arrays["w"], weights)
     assert (sent.facts.kind, sent.facts.batch_size) == ("weights", 4)
     np.testing.assert_allclose(capture.gradient_of(sent, before.arrays)["w"], 10.0)

@@ -127,7 +127,7 @@ def _framework(update: Any) -> str:
         import jax
 
         leaves = jax.tree.leaves(update)
-    return next((type(leaf).__module__.split(".")[0].removesuffix("lib") for leaf in leaves if _is_torch(leaf)), "jax")
+    return "torch" if any(map(_is_torch, leaves)) else "jax"
 
 
 def _is_torch(value: Any) -> bool:

@@ -113,9 +113,7 @@ def _clusterings(unit: np.ndarray, classes: int, restarts: int, seed: int) -> li
         plain = KMeans(classes, n_init=restarts, random_state=seed).fit(unit).labels_
         micro = KMeans(min(3 * classes, len(unit)), n_init=1, random_state=seed).fit(unit)
     centres = micro.cluster_centers_ / np.maximum(np.linalg.norm(micro.cluster_centers_, axis=1), 1e-12)[:, None]
-    joined = (
-        scipy.cluster.hierarchy.fcluster(scipy.cluster.hierarchy.linkage(centres, "average"), classes, "maxclust") - 1
-    )
+    joined = scipy.cluster.hierarchy.fcluster(scipy.cluster.hierarchy.linkage(centres, "average"), classes, "maxclust")
     return [np.unique(found, return_inverse=True)[1] for found in (plain, joined[micro.labels_])]
 
 
@@ -129,7 +127,7 @@ def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray
     groups = [[cluster] for cluster in range(count)]
 
     names = scipy.optimize.linear_sum_assignment(-votes)[1]
-    while len(groups) > 1:
+    while True:
         directions = sums / np.maximum(np.linalg.norm(sums, axis=1), 1e-12)[:, None]
         cosines = np.triu(directions @ directions.T, 1)
         best = None
