@@ -82,14 +82,15 @@ def test_synthetic_images_are_as_often_dark_as_bright():
         assert (kind <= 0.02).mean() == pytest.approx((kind >= 0.98).mean(), abs=0.01)
 
 
-def test_ridge_is_ridge(model, extractor, features):
+@pytest.mark.parametrize(("options", "ridge"), [({"ridge": 0.1}, 0.1), ({"batch_size": 20}, 0.02), ({}, 0.02)])
+def test_ridge_is_ridge(model, extractor, features, options, ridge):
     slices = jnp.asarray(synthetic_slices(1, 100, SHAPE))
-    weights, mean_h, mean_x = jax.jit(partial(ridge_decoder, model.party_features, ridge=0.1))(extractor, slices)
+    weights, mean_h, mean_x = jax.jit(partial(ridge_decoder, model.party_features, **options))(extractor, slices)
     h, x = np.asarray(features(slices), np.float64), np.asarray(slices, np.float64).reshape(100, -1)
     centred = h - h.mean(axis=0)
     gram = centred.T @ centred
     slow = np.linalg.solve(
-        gram + 0.1 * np.trace(gram) / len(gram) * np.eye(len(gram)), centred.T @ (x - x.mean(axis=0))
+        gram + ridge * np.trace(gram) / len(gram) * np.eye(len(gram)), centred.T @ (x - x.mean(axis=0))
     )
     np.testing.assert_allclose(weights, slow, atol=1e-3 * np.abs(slow).max())
     np.testing.assert_allclose(mean_h, h.mean(axis=0), atol=1e-5)
