@@ -88,6 +88,56 @@ def test_hyper_parameters_are_those_that_are_printed(name):
     assert (getattr(s.compare, "selection", None) is not None) == (name in BLENDS)
 
 
+#: How a candidate's gradient is compared, by distances that test_distances.py has by hand.
+DISTANCES = {
+    "dlg": objectives.squared_l2,
+    "idlg": objectives.squared_l2,
+    "inverting_gradients": objectives.cosine,
+    "sapag": objectives.gaussian_kernel,
+    "gradinversion": lambda a, b: 1e-3 * objectives.squared_l2(a, b),
+    "bayes": objectives.gaussian_likelihood(0.01),
+    "fedleak": lambda a, b: objectives.relative_l1(a, b) + objectives.cosine(a, b),
+    "fedleak_paper": lambda a, b: objectives.l1(a, b) + objectives.cosine(a, b),
+    "fedleak_upstream": lambda a, b: 2 * objectives.mean_l1(a, b) + objectives.cosine(a, b),
+    "ggl": objectives.squared_l2,
+    "rog": objectives.squared_l2,
+}
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_gradients_are_compared_as_is_printed(name):
+    rng = np.random.default_rng(0)
+    a, b = ({"w": jnp.asarray(rng.standard_normal(7)), "b": jnp.asarray(rng.standard_normal(3))} for _ in range(2))
+    found = float(preset(name).gradients.distance(a, b))
+    assert found == pytest.approx(float(DISTANCES[name](a, b)), rel=1e-5)
+
+
+def test_laplace_noise_has_its_own_likelihood_and_a_search_may_be_far():
+    a, b = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, 0.0])}
+    found = presets.bayes(noise="laplace", noise_scale=0.5, tv=0.2)
+    assert float(found.gradients.distance(a, b)) == float(objectives.laplace_likelihood(0.5)(a, b))
+    assert [weight for weight, _ in found.priors] == [0.2]
+    far = ((0.2, (6, 3, 30)), (0.3, (6, 3, 30)), (0.4, (12, 4, 30)), (0.45, (6, 3, 30)), (0.5, (2, 1, 30)))
+    assert presets.row_space(far=True).shifts == far
+
+
+def test_the_second_moment_of_row_spaces_is_short():
+    """After a gradient of one and one of two, its mean square is that of a decay of 0.99."""
+    optimizer, x = preset("row_space").optimizer, np.zeros(1, np.float32)
+    state = optimizer.init(x)
+    for gradient in (1.0, 2.0):
+        update, state = optimizer.update(np.full(1, gradient, np.float32), state, x)
+    mean = (0.9 * 0.1 + 0.1 * 2) / (1 - 0.9**2)
+    square = (0.99 * 0.01 + 0.01 * 4) / (1 - 0.99**2)
+    assert float(update[0]) == pytest.approx(-0.03 * mean / square**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("ggl", 3.0), ("rog", 5.0)])
+def test_latents_are_searched_within_bounds(name, bound):
+    z = preset(name).candidate.project(jnp.full((1, 4), 9.0))
+    np.testing.assert_array_equal(z, bound)
+
+
 def test_granted_statistics_are_matched_as_strongly_as_their_paper_does():
     weights = [[w for w, _ in presets.gradinversion(granted_statistics=granted).priors] for granted in (False, True)]
     assert weights == [[1e-4, 1e-6, 0.0], [1e-4, 1e-6, 0.1]]

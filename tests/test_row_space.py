@@ -130,6 +130,16 @@ def test_the_best_shift_is_kept(tries):
     np.testing.assert_allclose(np.diff(seen)[[0, 1, -1]], 0.1, rtol=1e-5)
 
 
+def test_of_shifts_that_are_as_good_none_is_kept():
+    table = ShiftSearch(((0.5, client_updates.Shifts(reach=1, stride=1, tries=2)),), 2 * 9 + 2, batch_size=1)
+    x = jnp.zeros((1, 5, 5, 1)).at[0, 2, 2].set(1)
+    trying = table.init(x)
+    for iteration in range(2 * 9 + 2):
+        x, trying = table.shifted(jnp.int32(iteration), x, trying)
+        x, trying = table.after(jnp.int32(iteration), x, jnp.float32(0.5), trying)
+    np.testing.assert_array_equal(x, jnp.zeros((1, 5, 5, 1)).at[0, 2, 2].set(1))
+
+
 def test_every_shift_is_descended_from_with_fresh_moments_and_an_old_count():
     plan = ((0.5, client_updates.Shifts(reach=2, stride=1, tries=2)),)
     table = ShiftSearch(plan, 2 * 25 * 2 + 10, batch_size=2)
@@ -222,6 +232,7 @@ def _at(attack, problem, x):
             {"shifts": ((1.5, client_updates.Shifts(1, 1)),)},
             r"shifts\[0\]\[0\] must be in",
         ),
+        ({"shifts": ((-0.1, client_updates.Shifts(1, 1)),)}, r"shifts\[0\]\[0\] must be in"),
         ({"shifts": ((0.1, client_updates.Shifts(1, 1, 1)),)}, "tries must be > 1"),
         (
             {"shifts": ((0.5, client_updates.Shifts(1, 1)), (0.2, client_updates.Shifts(1, 1)))},
