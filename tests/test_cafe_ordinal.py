@@ -5,9 +5,10 @@ import pytest
 import reference
 
 from jaxleak import attacks, audit, data, models, protocols
-from jaxleak._base import Observation
+from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import ordinal
+from jaxleak.attacks._cafe.least_squares import solve_features
 from jaxleak.attacks.adaptive._rounds import own_gradient
 from jaxleak.defenses import fake_gradients
 from jaxleak.threats import FIRST_LAYER_ONLY
@@ -181,3 +182,96 @@ def test_features_of_a_sweep_are_least_squares_with_a_small_ridge():
 @pytest.mark.parametrize(("rounds", "sweeps", "length"), [(12, 3, 4), (13, 3, 5), (14, 4, 4), (5, 5, 1)])
 def test_only_the_last_sweep_may_be_shorter(setting, rounds, sweeps, length):
     assert ordinal.sweep_length(setting[2]._replace(feature_rounds=rounds), sweeps) == length
+
+
+def _capped(rng, shape):
+    """Entries of which the largest are cut off at noise of the same rank."""
+    true, noise = rng.laplace(size=shape) ** 3, np.abs(rng.standard_normal(shape))
+    ranked = np.empty(true.size)
+    ranked[np.argsort(np.abs(true).ravel())] = np.sort(noise.ravel())
+    return np.sign(true) * np.minimum(np.abs(true), 1.2 * ranked.reshape(shape))
+
+
+def _slow_output_gradients(batches, uploads, reading, n):
+    """Predictions are put into the observed order, in turn with least squares."""
+    incidence = np.zeros((len(batches), n))
+    np.put_along_axis(incidence, batches, 1.0, axis=1)
+    observed, solve = uploads.reshape(len(uploads), -1), np.linalg.pinv(incidence)
+    visible = np.array([ordinal.visible_entries(jnp.asarray(row, jnp.float32)) for row in observed])
+    v = solve @ observed
+    for _ in range(30):
+        predicted = incidence @ v
+        ordered = np.empty_like(predicted)
+        for row, seen, out in zip(predicted, observed, ordered, strict=True):
+            out[np.argsort(seen)] = np.sort(row)
+            out *= row @ out / (out @ out)
+        if reading == "clamped":
+            unit = np.sum(visible * predicted * observed) / np.sum((visible * predicted) ** 2)
+            v = solve @ np.where(visible, observed, unit * ordered)
+        else:
+            v = solve @ ordered
+            v *= np.linalg.norm(observed) / np.linalg.norm(incidence @ v)
+    return v.reshape(n, *uploads.shape[1:]), visible.mean()
+
+
+@pytest.mark.parametrize("reading", ["paired", "clamped"])
+def test_output_gradients_alternate_between_order_and_least_squares(reading):
+    rng = np.random.default_rng(0)
+    batches = np.stack([rng.permutation(5)[:2] for _ in range(14)])
+    draw = _capped if reading == "clamped" else (lambda rng, shape: rng.standard_normal(shape))
+    uploads = np.stack([draw(rng, (2, 20)) for _ in batches])
+    expected, visible = _slow_output_gradients(batches, uploads, reading, 5)
+    found = jax.jit(ordinal._output_gradients, static_argnums=(2, 3))(
+        jnp.asarray(batches), jnp.asarray(uploads, jnp.float32), reading, 5
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+    assert reading == "paired" or 0.1 < visible < 0.9
+
+
+@pytest.mark.parametrize(
+    ("reading", "feature_rounds", "sweeps"), [("paired", 22, 3), ("paired", 16, 2), ("clamped", 15, 2)]
+)
+def test_rounds_are_taken_as_by_a_plain_loop(reading, feature_rounds, sweeps):
+    """Step I once; then every sweep predicts from the features of the one before it, the first from none."""
+    n, k, variance, scale = 6, 2, 1.3, 0.7
+    model = models.all_dense((5,), parties=2, num_classes=3, width=8)
+    plan = aggregated.CafeExactPlan(n, k, 1, output_rounds=9, feature_rounds=feature_rounds, direct=True)
+    rng, length = np.random.default_rng(0), -(-feature_rounds // sweeps)
+    batches = np.stack([rng.permutation(n)[:k] for _ in range(plan.rounds)]).astype(np.int32)
+    first = [{"kernel": jnp.asarray(_capped(rng, (2, 5, 8)), jnp.float32),
+              "bias": jnp.asarray(_capped(rng, (2, 8)), jnp.float32)} for _ in batches]  # fmt: skip
+    attack = attacks.cafe_ordinal(
+        model, plan, reading=reading, variance=variance, kernel_scale=scale, sweeps=sweeps, invert=False
+    )
+    x = jnp.zeros((n, 2, 5))
+    state = attack.init(KEY, audit.template_of(Batch(x, jnp.zeros(n, jnp.int32), jnp.arange(n))))
+    step, phases = jax.jit(attack.step), []
+    params = jax.jit(model.init)(KEY)
+    for t, (index, tensors) in enumerate(zip(batches, first, strict=True)):
+        state, infos = step(KEY, state, Observation(jnp.int32(t), params, {"first": tensors}, jnp.asarray(index)))
+        phases.append(int(infos["phase"]))
+        assert float(infos["bias_gradient_norm"]) == pytest.approx(float(jnp.linalg.norm(tensors["bias"])), rel=1e-5)
+    assert phases == [1] * 9 + [2] * feature_rounds
+
+    unit = variance**-0.5 if reading == "paired" else 1.0
+    biases = unit * jnp.stack([tensors["bias"] for tensors in first[:9]])
+    v = jax.jit(ordinal._output_gradients, static_argnums=(2, 3))(batches[:9], biases, reading, n)
+    solve, complete = jax.jit(ordinal._features), jax.jit(ordinal._completed, static_argnums=2)
+    features, projected, v = np.zeros((n, 2, 5)), np.zeros((n, 2, 5)), np.asarray(v)
+    for done in range(feature_rounds):
+        t = 9 + done
+        if done and done % length == 0:
+            features, projected = np.asarray(solve(batches[t - length : t], v, projected)), 0 * projected
+        kernel = np.float32(scale * unit) * np.asarray(first[t]["kernel"])
+        if done >= length:
+            predicted = sum(features[m, :, :, None] * v[m, :, None, :] for m in batches[t])
+            kernel = np.asarray(complete(kernel, predicted, reading))
+        for m in batches[t]:
+            projected[m] += (kernel * v[m, :, None, :]).sum(axis=-1)
+    np.testing.assert_allclose(state.V, v, atol=1e-4)
+    np.testing.assert_allclose(state.H, features, atol=1e-2 * np.abs(features).max())
+    np.testing.assert_allclose(state.projected, projected, atol=1e-2 * np.abs(projected).max())
+    last = batches[9 + (feature_rounds - 1) // length * length :]
+    solved = solve_features(last, v, projected, direct=True)
+    found = reference.recovered(attack, state, params)
+    np.testing.assert_allclose(found.H, solved.table, atol=1e-2 * np.abs(solved.table).max())
