@@ -267,6 +267,36 @@ def test_table9_is_the_printed_one():
         assert [*row] == [*rates, *weights], name
 
 
+def test_options_are_those_of_their_papers_and_of_the_published_code():
+    usual, iclr, upstream = aggregated.CafeOptions(), aggregated.CAFE_ICLR, aggregated.CAFE_UPSTREAM
+    row = aggregated.TABLE9["cifar10"]._asdict()
+    assert {name: getattr(usual, name) for name in row} == row
+    assert usual.lengths == (8000, 8000)
+    assert usual._replace(iterations=(3, 5)).lengths == (3, 5)
+    assert (usual.thresholds, usual.output_scale, usual.feature_scale) == ((1e-9, 5e-9), 8e-4, 8e-2)
+    assert (usual.loops, usual.switch, usual.inner_updates) == ("nested", True, 1)
+    assert (usual.label_mode, usual.box) == ("joint", (0.0, 1.0))
+    data = {"data_learning_rate": 0.1, "alpha": 1.0}
+    assert iclr == usual._replace(loops="single", switch=False, optimizers=iclr.optimizers, **data)
+    rates = {"output_learning_rate": 5e-3, "feature_learning_rate": 1e-2, "data_learning_rate": 1e-2}
+    weights = {"alpha": 1e-2, "beta": 1e-4, "gamma": 1e-3, "xi": 25.0}
+    changed = {
+        "loops": "single",
+        "switch": False,
+        "label_mode": "fixed",
+        "box": None,
+        "optimizers": upstream.optimizers,
+    }
+    assert upstream == usual._replace(**rates, **weights, **changed)
+    gradient = jnp.array([[3.0, -4.0]])
+    for optimizers, step, expected in (
+        (iclr.optimizers, "data", [[-0.06, 0.08]]),  # normalised
+        (upstream.optimizers, "output", [[-0.3, 0.4]]),  # plain
+    ):
+        transform = getattr(optimizers, step)(0.1)
+        np.testing.assert_allclose(transform.update(gradient, transform.init(gradient))[0], expected, rtol=1e-5)
+
+
 def test_table9_fits_cafe_and_names_its_datasets(problem):
     for name in aggregated.TABLE9:
         cafe(

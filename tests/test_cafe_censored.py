@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import scipy.stats
 
 from jaxleak import attacks, audit, protocols
 from jaxleak.attacks import aggregated
@@ -51,6 +52,38 @@ def test_visible_entries_are_true(size):
     assert not (visible & capped).any()
     assert visible.mean() > 0.7
     assert np.asarray(aggregated.visible_entries(true)).mean() > 0.95
+
+
+def _slow_visible(upload, sample=2**16):
+    """Ranks are compared with the half-normal curve one by one, down from the largest."""
+    magnitudes = np.abs(np.asarray(upload, np.float64)).ravel()
+    ranked = magnitudes
+    if len(ranked) > sample:
+        ranked = ranked[np.random.default_rng(0).choice(len(ranked), sample, replace=False)]
+    ranked = np.sort(ranked)[::-1]
+    count = len(ranked)
+    curve = scipy.stats.halfnorm.isf((np.arange(count) + 0.5) / count)
+    scale = np.median((ranked / curve)[: max(8, round(count / 100))])
+    allowed = (1 - min(0.1 + 3 / np.sqrt(count), 0.5)) * scale
+    least = next(value for value, height in zip(ranked[::-1], curve[::-1], strict=True) if value >= allowed * height)
+    return magnitudes < least
+
+
+@pytest.mark.parametrize("size", [8, 30, 600, 2500])
+@pytest.mark.parametrize("sample", [2**16, 500])
+def test_visible_entries_are_those_below_the_curve_of_the_noise(monkeypatch, size, sample):
+    monkeypatch.setattr(censored, "_SAMPLE", sample)
+    rng, shares = np.random.default_rng(size), []
+    for _ in range(8):
+        true, noise = rng.laplace(size=size) ** 3, np.abs(rng.standard_normal(size))
+        capped = np.minimum(np.sort(np.abs(true)), np.sort(noise) * 1.5)[rng.permutation(size)] * rng.choice(
+            [-1, 1], size
+        )
+        upload = jnp.asarray(capped, jnp.float32)
+        expected = _slow_visible(upload, sample)
+        np.testing.assert_array_equal(aggregated.visible_entries(upload.reshape(2, -1)), expected.reshape(2, -1))
+        shares.append(expected.mean())
+    assert 0.1 < np.mean(shares) < 0.95
 
 
 def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
