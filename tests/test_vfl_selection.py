@@ -12,6 +12,7 @@ from experiments._vfl.cells import fig3, validated
 from jaxleak import attacks, audit, defenses, models
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
+from jaxleak.attacks._vertical import reconstruction_net, selection
 from jaxleak.study.parties import ADVERSARY, THREAT, Runs, SplitCase, seconds_of, split_problem
 from jaxleak.study.parties import _runs as parties_runs
 from jaxleak.study.parties._truth import Truth
@@ -50,6 +51,50 @@ def test_the_field_that_tells_wins(telling):
     assert found.losses[telling,] < 0.2
     assert found.losses["inputs",] > 0.6  # log 2 = 0.69: what is learned by heart counts for nothing
     assert set(found.losses) == {("gradient",), ("outputs",), ("inputs",)}
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "held"),
+    [(None, 48, 12), (0.2, 48, 10), (0.25, 10, 2), (0.01, 10, 1), (0.99, 10, 9), (0.5, 2, 1)],
+)
+def test_a_share_of_the_records_is_held_out_and_the_last_run_judges(monkeypatch, share, count, held):
+    asked = []
+
+    def train(key, learned, private, model, *, held_out, fields, **_):
+        asked.append((int(held_out.sum()), len(held_out), learned.round.tolist()))
+        return fields
+
+    def loss(net, judged, target, chosen, task):
+        assert judged.round.tolist() == [2]
+        return {"gradient": 0.4, "inputs": 0.3}[net[0]]
+
+    monkeypatch.setattr(selection, "train_vflrecon", train)
+    monkeypatch.setattr(selection, "_held_out_loss", loss)
+    private = jax.tree.map(lambda leaf: leaf[:count], _private())
+    runs = [Observation(jnp.array([n])) for n in range(3)]
+    options = {} if share is None else {"held_out": share}
+    found = party_records.select_fields(
+        KEY, runs, private, MODEL, party=0, task="labels", candidates=(("gradient",), ["inputs"]), **options
+    )
+    assert asked == [(held, count, [0, 1])] * 2
+    assert found.fields == ("inputs",)
+    party_records.select_fields(KEY, runs[2:], private, MODEL, party=0, task="labels", candidates=(("inputs",),))
+    assert asked[-1][2] == [2]  # a single run has to do for both
+
+
+def test_the_held_out_records_alone_are_judged_and_a_network_without_an_answer_loses():
+    judged = Observation(jnp.arange(2), index=jnp.array([[0, 2], [1, 0]]), party=jnp.arange(8.0).reshape(2, 2, 2))
+    target = jnp.array([[1.0, 1.0], [0.0, 3.0], [5.0, 5.0]])
+    chosen = jnp.array([True, False, True])
+    # Rows 0 and 1 of the first step and row 1 of the second are of held-out records.
+    errors = [((0 - 1) ** 2 + 0) / 2, ((2 - 5) ** 2 + (3 - 5) ** 2) / 2, ((6 - 1) ** 2 + (7 - 1) ** 2) / 2]
+    net = reconstruction_net.ReconstructionNet(None, None, None, None, (), None, bounded=False)
+    for factor in (1.0, np.nan):
+        seen = jax.tree.map(lambda leaf, factor=factor: leaf * factor, judged.party)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reconstruction_net.ReconstructionNet, "__call__", lambda self, seen: seen)
+            found = selection._held_out_loss(net, judged._replace(party=seen), target, chosen, "features")
+        assert found == (pytest.approx(np.mean(errors)) if factor == 1 else np.inf)
 
 
 def test_held_out_targets_are_not_learned():

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxleak import attacks, audit, models, protocols
-from jaxleak._base import Batch, PartyRecord
+from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
 from jaxleak.attacks._vertical import reconstruction_net
 from jaxleak.threats import party_view
@@ -220,3 +220,60 @@ def test_losses_of_tasks_by_hand():
     entropy = reconstruction_net.task_losses(out, target, "labels")
     np.testing.assert_allclose(entropy, [np.log1p(np.exp(-2)), np.log(2)], rtol=1e-6)
     np.testing.assert_allclose(reconstruction_net.task_losses(out, target, "features"), [2.5, 0.5])
+
+
+def test_sightings_are_averaged_and_every_party_gets_its_own_columns():
+    """Networks that hand on what the party saw, so that the answer is known; the attacker is the middle of three."""
+    model = models.bottom_top((2, 1, 3), 2, bottom=(4,), top=(4,))
+    rng, index = np.random.default_rng(0), np.array([[3, 0], [1, 3]])
+    logits, victims, own = (rng.standard_normal((2, 2, width)).astype(np.float32) for width in (2, 5, 1))
+    template, answers = Batch(jnp.zeros((5, 3, 3)), jnp.zeros(5, jnp.int32), jnp.arange(5)), []
+    for labels, features in (
+        (lambda seen: seen.output, lambda seen: seen.output_after),
+        (None, lambda seen: seen.output),
+    ):
+        attack = attacks.vflrecon(model, party=1, num_samples=5, labels=labels, features=features)
+        state = attack.init(jax.random.key(0), template)
+        for t in range(2):
+            seen = PartyRecord(own[t], None, None, None, logits[t] if labels else victims[t], victims[t], None)
+            observation = Observation(jnp.int32(t), index=jnp.asarray(index[t]), party=seen)
+            state, infos = attack.step(jax.random.key(1), state, observation)
+            p = np.exp(logits[t]) / np.exp(logits[t]).sum(axis=1, keepdims=True)
+            assert float(infos["confidence"]) == pytest.approx(p.max(axis=1).mean() if labels else 0, rel=1e-5)
+            assert int(infos["samples_seen"]) == (2, 3)[t]
+        answers.append((attack.reconstruct(state, None), state.guess))
+    (found, guess), (without, _) = answers
+    log_p = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+    mean = {0: log_p[0, 1], 1: log_p[1, 0], 3: (log_p[0, 0] + log_p[1, 1]) / 2}
+    others = {0: victims[0, 1], 1: victims[1, 0], 3: (victims[0, 0] + victims[1, 1]) / 2}
+    last = {0: own[0, 1], 1: own[1, 0], 3: own[1, 1]}
+    for n in range(5):
+        assert bool(found.answered[n]) == (n in mean)
+        if n in mean:
+            p = np.exp(mean[n]) / np.exp(mean[n]).sum()
+            assert int(found.y[n]) == p.argmax()
+            assert float(found.score[n]) == pytest.approx(1 - p.max(), rel=1e-4)
+            expected = np.zeros((3, 3))
+            expected[0, :2], expected[1, :1], expected[2] = others[n][:2], last[n], others[n][2:]
+            np.testing.assert_allclose(found.x[n], expected, rtol=1e-5)
+        else:
+            assert (int(found.y[n]), float(found.score[n])) == (int(guess[n]), 1)
+    np.testing.assert_allclose(without.x, found.x, rtol=1e-5)
+    np.testing.assert_array_equal(without.score, [0, 0, 1, 0, 1])
+    x = jnp.asarray(rng.random((4, 3, 3)))
+    given = party_records.victims_features(model, x, 1)
+    np.testing.assert_array_equal(given, np.concatenate([x[:, 0, :2], x[:, 2]], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("share", "labels"), [(0.2, "00001"), (0.3, "00011"), (0.5, "00011"), (0.6, "11100"), (0.8, "11110")]
+)
+def test_so_many_of_the_largest_norms_are_the_rare_class(share, labels):
+    gradients = np.diag([1.0, 2.0, 3.0, 4.0, 5.0])
+    np.testing.assert_array_equal(party_records.norm_labels(gradients, share), [*map(int, labels)])
+    with pytest.raises(ValueError, match="positive_share"):
+        party_records.norm_labels(gradients, 0.0)
+    certain = party_records.sign_labels(np.array([[-1.0, 0.0, 2.0], [-1.0, -0.1, 2.0], [0.0, 1.0, 2.0]]))[1]
+    assert certain.tolist() == [True, False, False]
+    anchors = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # what is orthogonal is not of the anchor's class
+    np.testing.assert_array_equal(party_records.direction_labels(anchors, anchors[0]), [1, 0, 0])

@@ -1,0 +1,80 @@
+"""What an attacker predicts from its own features alone, against scikit-learn's own cross-validation."""
+
+import itertools
+
+import numpy as np
+import pytest
+from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from jaxleak.attacks import party_records
+
+TEMPERATURES, SMOOTHINGS = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0), (0.01, 0.05, 0.2)
+
+
+def _calibrated(raw, temperature, smoothing, shares):
+    powered = raw ** (1 / temperature)
+    return np.log((1 - smoothing) * powered / powered.sum(axis=1, keepdims=True) + smoothing * shares)
+
+
+@pytest.mark.parametrize("telling", ["linear", "step", "weak"])
+def test_the_label_baseline_is_the_candidate_of_the_least_log_loss(telling):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((90, 3)) * [1.0, 100.0, 1.0]
+    score = {"linear": x[:, 0], "step": np.abs(x[:, 0]) - 0.7, "weak": 0.3 * x[:, 0] + rng.standard_normal(90)}[telling]
+    y = np.digitize(score, [-0.4, 0.4])
+    candidates = {
+        f"logistic C={c}": make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=1000))
+        for c in (0.01, 0.1, 1.0)
+    }
+    candidates["trees"] = ExtraTreesClassifier(200, min_samples_leaf=2, random_state=5)
+    folds = KFold(3, shuffle=True, random_state=5)
+    shares = np.array([*(np.bincount(y) + 1), 1]) / (90 + 4)  # the fourth class has no record
+    losses = {}
+    for name, model in candidates.items():
+        raw = np.pad(cross_val_predict(model, x, y, cv=folds, method="predict_proba"), ((0, 0), (0, 1)))
+        for choice in itertools.product(TEMPERATURES, SMOOTHINGS):
+            losses[name, *choice] = -_calibrated(raw, *choice, shares)[np.arange(90), y].mean()
+    best = min(losses, key=lambda choice: losses[choice])
+    found = party_records.fit_label_baseline(x, y, 4, seed=5)
+    assert found.name == best[0] == {"linear": "logistic C=1.0", "step": "trees"}.get(telling, best[0])
+    assert found.log_loss == pytest.approx(losses[best])
+    others = rng.standard_normal((7, 3))
+    raw = np.pad(candidates[best[0]].fit(x, y).predict_proba(others), ((0, 0), (0, 1)))
+    np.testing.assert_allclose(found.log_proba(others), _calibrated(raw, *best[1:], shares))
+    np.testing.assert_array_equal(found.predict(others), found.log_proba(others).argmax(axis=1))
+
+
+@pytest.mark.parametrize("telling", ["linear", "step", "nothing"])
+def test_the_feature_baseline_is_the_candidate_of_the_least_error(telling):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((90, 3)) * [1.0, 100.0, 1.0]
+    signal = {"linear": x[:, 0], "step": np.abs(x[:, 0]) > 0.7, "nothing": rng.random(90)}[telling]
+    target = np.stack([signal, rng.random(90)], axis=1)
+    candidates = {f"ridge {a}": make_pipeline(StandardScaler(), Ridge(alpha=a)) for a in (1.0, 100.0, 1e6)}
+    candidates["trees"] = ExtraTreesRegressor(100, min_samples_leaf=2, random_state=3)
+    clip = lambda out: np.clip(out, target.min(axis=0), target.max(axis=0))  # noqa: E731
+    folds = KFold(3, shuffle=True, random_state=3)
+    errors = {
+        name: ((clip(cross_val_predict(model, x, target, cv=folds)) - target) ** 2).mean()
+        for name, model in candidates.items()
+    }
+    found = party_records.fit_feature_baseline(x, target, seed=3)
+    name = min(errors, key=lambda name: errors[name])
+    assert found.name == name == {"linear": "ridge 1.0", "step": "trees"}.get(telling, name)
+    assert found.mse == pytest.approx(errors[name])
+    others = 3 * rng.standard_normal((7, 3))
+    np.testing.assert_allclose(found.predict(others), clip(candidates[name].fit(x, target).predict(others)))
+
+
+def test_a_fold_without_a_second_class_says_the_shares_alone():
+    x, y = np.arange(4.0)[:, None], np.array([0, 0, 0, 1])
+    found = party_records.fit_label_baseline(x, y, 2)
+    assert np.isfinite(found.log_loss)
+    with pytest.raises(ValueError, match="with a target per row"):
+        party_records.fit_label_baseline(x[:, 0], y, 2)
+    with pytest.raises(ValueError, match="with a target per row"):
+        party_records.fit_feature_baseline(x, y[:3])
