@@ -199,6 +199,11 @@ def test_kicks_halve_with_every_second_restart_and_move_neighbours_together():
     for axis in (0, 1):
         assert np.abs(np.diff(kicks[0], axis=axis)).mean() < 0.5 * kicks[0].std()
     assert np.abs(kicks[0][..., 0] - kicks[0][..., 1]).mean() > 0.5 * kicks[0].std()  # colours move on their own
+    small = (4, 4, 1)  # no larger than the noise that is drawn, which then is the kick
+    noise = np.asarray(jax.random.normal(jax.random.key(0), small))
+    np.testing.assert_allclose(
+        _kick(jax.random.key(0), small, jnp.int32(0), 0.03), 0.03 * noise / noise.std(), atol=1e-6
+    )
     table = np.asarray(_kick(jax.random.key(0), (400,), jnp.int32(0), 0.03))
     assert np.abs(np.diff(table)).mean() > table.std()  # columns of a table are no neighbours
 

@@ -123,7 +123,27 @@ def test_cma_es_finds_a_minimum_and_keeps_nan_out():
 def test_beyond_a_size_the_covariance_is_diagonal():
     state = client_updates.cma_es().init(jnp.zeros(513))
     assert state.C.shape == (513,)
+    assert client_updates.cma_es().init(jnp.zeros(512)).C.shape == (512, 512)
     assert client_updates.cma_es().init(jnp.zeros(5)).C.shape == (5, 5)
+
+
+@pytest.mark.parametrize(("size", "population", "members"), [(10, None, 10), (30, None, 14), (10, 3, 3)])
+def test_so_many_members_are_drawn_around_the_variables(size, population, members):
+    """4 + floor(3 ln n) of them, half a unit away on average; the objective says what of them is worth moving to."""
+    optimizer, seen = client_updates.cma_es(population=population), []
+
+    def value(v):
+        jax.debug.callback(lambda v: seen.append(np.asarray(v)), v)
+        return jnp.sum(v**2)
+
+    start = jnp.full(size, 3.0)
+    updates, _ = optimizer.update(start, optimizer.init(jnp.zeros(size)), start, value_fn=value, key=jax.random.key(0))
+    jax.effects_barrier()
+    drawn = np.stack(seen)
+    assert drawn.shape == (members, size)
+    assert drawn.mean() == pytest.approx(3, abs=3 * 0.5 / drawn.size**0.5)  # not around where it was made
+    assert drawn.std() == pytest.approx(0.5, rel=3 / drawn.size**0.5)
+    assert np.sum((start + updates) ** 2) < np.sum(start**2)
 
 
 @pytest.fixture(scope="module")
