@@ -7,6 +7,7 @@ import pytest
 
 from jaxleak import Batch, audit, models, protocols
 from jaxleak.audit._checks import check_known_images, contents, failed, head, laws, symmetry
+from jaxleak.audit._checks import client as client_checks
 from jaxleak.audit._checks.client import _explained, _furthest
 
 
@@ -140,6 +141,20 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
         assert finding.status == status
     assert "another order" in finding.cause
     assert check_known_images(two_steps, plain.variables, payload, truth, defended=True) == []
+    sums = jax.tree.map(lambda g: 2 * g, payload)  # over the two images of either step
+    options = {"reduction": "sum", "local_steps": 2, "learning_rate": 0.1}
+    found = audit.check_client(plain.model, plain.variables, sums, x, np.asarray(plain.batch.y), **options)
+    assert found[-1].status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("worst", "status"), [(1.0, "passed"), (1.01, "suspicious"), (10.0, "suspicious"), (10.1, "failed")]
+)
+def test_known_images_may_be_off_by_what_another_machine_explains(plain, monkeypatch, worst, status):
+    monkeypatch.setattr(client_checks, "_furthest", lambda *_: (worst, "conv_0/kernel", 0.1))
+    monkeypatch.setattr(client_checks, "_explained", lambda *_: ("a cause", "--option"))
+    x, y = np.asarray(plain.batch.x[:, 0]), np.asarray(plain.batch.y)
+    assert audit.check_client(plain.model, plain.variables, plain.gradient, x, y)[-1].status == status
 
 
 @pytest.mark.parametrize("stated", [1, 2])

@@ -219,6 +219,7 @@ def test_a_public_generator_is_trained_as_by_a_plain_loop():
         return square, square / (5 * 4)
 
     own, enhanced_errors = trained(enhancing, jax.jit(enhancer.init)(keys[3], images[:1])["params"], keys[4])
+    assert (found.image_shape, found.channels, found.latent_size) == (shape, CHANNELS, 3)
     np.testing.assert_allclose(found.losses, np.stack([errors, enhanced_errors], axis=1), rtol=1e-4)
     np.testing.assert_allclose(found.mean, mean.mean(axis=0), atol=1e-4)
     np.testing.assert_allclose(found.scale, jnp.sqrt(variance), rtol=1e-3)

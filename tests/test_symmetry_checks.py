@@ -1,0 +1,138 @@
+"""The check of conservation laws: what keeps them, from when on they are broken, and which mistake mends that."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import models, protocols
+from jaxleak.audit._checks import laws, symmetry
+
+KEY = jax.random.key(0)
+
+
+def _tree(seed=0, **shapes):
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+
+
+def test_the_laws_of_a_network_of_relus_are_kept_by_its_gradients_and_not_by_others():
+    """Scaling the inputs of a hidden unit up and its outputs down changes nothing."""
+    model = models.mlp((4, 4, 1), 5, widths=(6,))
+    variables, share = jax.jit(model.init)(KEY), protocols.ClientShare(model)
+    found = laws.find_laws(share, variables, 2, jax.random.key(1))
+    assert found.combinations.shape == (len(found.directions), len(found.tolerances))
+    assert len(found.tolerances) >= 2
+    np.testing.assert_allclose(np.linalg.norm(found.combinations, axis=0), 1, rtol=1e-9)
+    gradients = [laws._simulated(share, variables, 2, jax.random.key(seed)) for seed in (5, 6)]
+    assert max(laws.against(found, variables, gradient).worst for gradient in gradients) <= 1
+    w, g = variables["params"], gradients[0]
+    first = (w["dense_0"]["kernel"] * g["dense_0"]["kernel"]).sum(axis=0) + w["dense_0"]["bias"] * g["dense_0"]["bias"]
+    np.testing.assert_allclose(first, (w["head"]["kernel"] * g["head"]["kernel"]).sum(axis=1), atol=1e-5)
+    off = {**w, "dense_0": {**w["dense_0"], "kernel": w["dense_0"]["kernel"].at[:, 0].multiply(1.05)}}
+    assert laws.against(found, {**variables, "params": off}, g).worst > 10
+    assert min(found.tolerances) >= 3e-6
+    assert max(found.tolerances) < 1e-3
+    assert set(found.sizes) == {f"{layer}/{leaf}" for layer in w for leaf in w[layer]}
+    for least, largest in found.sizes.values():
+        assert 0 < least < largest < 1
+
+
+def test_simulated_images_are_noise_on_a_coarse_pattern():
+    x = laws._images(KEY, 3, (8, 12, 2))
+    coarse_key, fine_key = jax.random.split(KEY)
+    coarse = jax.image.resize(jax.random.uniform(coarse_key, (3, 2, 3, 2)), x.shape, "linear")
+    np.testing.assert_allclose(x, 0.7 * coarse + 0.3 * jax.random.uniform(fine_key, x.shape), atol=1e-6)
+    assert laws._images(KEY, 1, (2, 3, 1)).shape == (1, 2, 3, 1)  # too small for any pattern
+
+
+def test_other_weights_are_the_same_ones_mixed_and_scaled():
+    variables = {"params": _tree(a=(5, 3), b=(4,)), "batch_stats": {"mean": jnp.ones(2)}}
+    other = laws._other_weights(variables, KEY)
+    np.testing.assert_array_equal(other["batch_stats"]["mean"], 1)
+    for name, leaf in variables["params"].items():
+        mixed = np.asarray(other["params"][name])
+        ratio = np.sort(mixed.ravel()) / np.sort(np.asarray(leaf).ravel())
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+        assert 0.7 <= ratio[0] <= 1.4
+        assert not np.allclose(mixed / ratio[0], leaf)
+
+
+@pytest.mark.parametrize(
+    ("count", "worst", "status"),
+    [
+        (0, 0.0, "not applicable"),
+        (2, 1.0, "passed"),
+        (2, 1.01, "suspicious"),
+        (2, 10.0, "suspicious"),
+        (2, 10.1, "failed"),
+    ],
+)
+def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, count, worst, status):
+    monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
+    monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(count, worst, np.zeros(count)))
+    monkeypatch.setattr(symmetry, "_cause", lambda *_: ("a cause", "--option"))
+    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False))
+    (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
+    assert (finding.name, finding.status) == (symmetry.SYMMETRIES, status)
+    assert (finding.cause, finding.option) == (("a cause", "--option") if worst > 1 else ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("mode", "nothing", "share", "status"),
+    [
+        ("train", ["a", "b"], 0.9e-4, "passed"),
+        ("train", ["a", "b"], 1.1e-4, "failed"),
+        ("train", [], 1.0, "not applicable"),
+        ("eval", ["a"], 1.0, "not applicable"),
+    ],
+)
+def test_leaves_that_vanish_tell_the_mode(monkeypatch, mode, nothing, share, status):
+    sizes = {name: (0.0, 0.0 if name in nothing else 1.0) for name in "abc"}
+    known = laws.Laws(SimpleNamespace(batch_norm=mode), (), np.zeros((0, 0)), np.zeros(0), sizes)
+    monkeypatch.setattr(symmetry, "shares_of_norm", lambda _: {"a": 0.0, "b": share, "c": 0.9})
+    finding = symmetry._mode(known, None)
+    assert finding.status == status
+    assert finding.option == ("--batch-norm eval" if status == "failed" else "")
+    assert not nothing or mode == "eval" or finding.evidence.startswith("b has ")
+
+
+@pytest.mark.parametrize("decay", [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 3.3e-3, -3.3e-3, None])
+@pytest.mark.parametrize("guessed", [True, False])
+def test_the_decay_is_guessed_or_one_of_the_usual(monkeypatch, decay, guessed):
+    """Laws that are broken by as much as the decay, of which a guess needs norms that do not change with it."""
+    factor = 1.0 if guessed else 3.0
+
+    def against(_, variables, tree):
+        unit = tree is variables["params"]
+        return SimpleNamespace(worst=factor * 1e6 if unit else 1e6 * abs(float(tree["law"][0])) + (decay is None) * 2)
+
+    monkeypatch.setattr(symmetry, "against", against)
+    variables = {"params": {"law": jnp.ones(1), "rest": jnp.zeros(1)}}
+    payload = {"law": jnp.full(1, decay or 0.0), "rest": jnp.ones(1)}
+    found = symmetry._weight_decay(None, variables, payload)
+    if decay is None or (not guessed and abs(decay) == 3.3e-3):
+        assert found is None
+    else:
+        assert found == pytest.approx(decay, abs=1e-6)
+
+
+def test_other_layouts_exchange_equal_axes_or_count_channels_first():
+    params = _tree(conv=(2, 2, 1, 5), small=(1, 1, 2, 3), head=(20, 3))
+    payload = _tree(1, conv=(2, 2, 1, 5), small=(1, 1, 2, 3), head=(20, 3))
+    found = list(symmetry.other_layouts(params, payload))
+    assert [name for name, _, _ in found] == ["conv", "head", "head"]
+    np.testing.assert_array_equal(found[0][2]["conv"], np.swapaxes(payload["conv"], 0, 1))
+    assert "axes 0 and 1" in found[0][1]
+    head, (last, first) = np.asarray(payload["head"]), (np.asarray(tree["head"]) for _, _, tree in found[1:])
+    for row, column, channel in np.ndindex(2, 2, 5):
+        there, here = channel * 4 + row * 2 + column, (row * 2 + column) * 5 + channel
+        np.testing.assert_array_equal(last[here], head[there])
+        np.testing.assert_array_equal(first[there], head[here])
+    for _, _, tree in found[1:]:
+        np.testing.assert_array_equal(tree["conv"], payload["conv"])
+    wide = list(symmetry.other_layouts({**params, "head": jnp.zeros((3, 45))}, {"head": jnp.zeros((3, 45))}))
+    assert [layout.split(" counts")[0] for _, layout, _ in wide] == ["axis 1", "axis 1"]
+    assert not list(symmetry.other_layouts({**params, "head": jnp.zeros((5, 7))}, {"head": jnp.zeros((5, 7))}))
