@@ -1,5 +1,6 @@
 """The images that an attacker makes up for its first guesses, drawn again by slow formulas from the same numbers."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -103,3 +104,11 @@ def test_half_of_the_slices_are_noise_and_half_are_leaves(count):
     np.testing.assert_array_equal(decoder.synthetic_slices(3, count, GREY), expected.clip(0, 1).astype(np.float32))
     table = decoder.synthetic_slices(3, count, (4,))
     np.testing.assert_array_equal(table, np.random.default_rng(3).random((count, 4), np.float32))
+
+
+def test_features_are_decoded_by_a_linear_map_around_their_means():
+    rng = np.random.default_rng(0)
+    weights, mean_h, mean_x, h = rng.standard_normal((5, 6)), rng.random(5), rng.random(6), rng.random((3, 5))
+    expected = [(mean_x + sum((h[n, i] - mean_h[i]) * weights[i] for i in range(5))).clip(0, 1) for n in range(3)]
+    found = decoder.decode(tuple(map(jnp.asarray, (weights, mean_h, mean_x))), jnp.asarray(h), (2, 3))
+    np.testing.assert_allclose(found, np.reshape(expected, (3, 2, 3)), atol=1e-6)
