@@ -250,6 +250,17 @@ def test_an_npz_file_may_be_as_large_as_is_allowed_and_no_larger(tmp_path, monke
         capture.load(path)
 
 
+def test_sixteen_gigabytes_are_the_most_that_an_array_may_claim(tmp_path):
+    for entries, message in ((2**32, "bytes of content, got fewer"), (2**32 + 1, f"more than {2**34}")):
+        with pytest.raises(ValueError, match=message):
+            capture.load(_npz_of(tmp_path / "u.npz", bytes(24), shape=(entries,)))
+
+
+@pytest.mark.parametrize(("begin", "size", "expected"), [(b"{", 18, True), (b"{", 17, False), (b"[", 18, False)])
+def test_a_file_that_can_hold_the_header_of_which_it_tells_the_length_is_safetensors(begin, size, expected):
+    assert _arrays._is_safetensors((10).to_bytes(8, "little") + begin, size) == expected
+
+
 def test_floats_become_single_precision_and_integers_stay(tmp_path):
     wide = {"a": np.full(2, 1e300), "b": jnp.ones(2, jnp.bfloat16), "c": np.ones(2, np.float16), "n": np.arange(2)}
     capture.save(tmp_path / "u", wide)
