@@ -128,7 +128,11 @@ def test_a_public_generators_decoder_and_enhancer_by_hand():
     mean, scale = jnp.arange(5.0) / 10, jnp.arange(5.0) / 5 + 0.2
     generator = client_updates.PublicGenerator(params, mean, scale, SHAPE, CHANNELS, np.zeros((1, 2)))
     assert generator.latent_size == 5
-    convolution = lambda tree, k, x: _convolved(x, *(np.asarray(tree[f"_Conv_{k}"][n]) for n in ("kernel", "bias")))  # noqa: E731
+
+    def convolution(tree, k, x):
+        layer = tree[f"_Conv_{k}"]
+        return _convolved(x, np.asarray(layer["kernel"]), np.asarray(layer["bias"]))
+
     images, enhanced = [], []
     for code in np.asarray(mean + scale * z):
         dense = params["decoder"]["Dense_0"]
