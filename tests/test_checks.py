@@ -414,7 +414,19 @@ class TestLaws:
 
     def test_directions_are_whole_leaves_and_their_long_axes(self):
         params = {"a": np.zeros((4, 3)), "b": np.zeros(4), "c": np.zeros((3, 3, 8, 7)), "d": np.zeros(3)}
-        found = [("a", -1), ("a", 0), ("b", -1), ("b", 0), ("c", -1), ("c", 2), ("d", -1)]
+        params["e"] = np.zeros((2, 5, 4))  # no kernel of a convolution
+        found = [
+            ("a", -1),
+            ("a", 0),
+            ("b", -1),
+            ("b", 0),
+            ("c", -1),
+            ("c", 2),
+            ("d", -1),
+            ("e", -1),
+            ("e", 1),
+            ("e", 2),
+        ]
         assert list(laws._directions(params)) == found
         many = {f"leaf{i:03}": np.zeros((4, 4)) for i in range(67)}  # three directions each
         assert len(laws._directions(dict(list(many.items())[:66]))) == 198
