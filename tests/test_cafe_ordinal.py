@@ -7,7 +7,7 @@ import reference
 from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
-from jaxleak.attacks._cafe import ordinal
+from jaxleak.attacks._cafe import censored, exact, ordinal
 from jaxleak.attacks._cafe.least_squares import solve_features
 from jaxleak.attacks.adaptive._rounds import own_gradient
 from jaxleak.defenses import fake_gradients
@@ -275,3 +275,15 @@ def test_rounds_are_taken_as_by_a_plain_loop(reading, feature_rounds, sweeps):
     solved = solve_features(last, v, projected, direct=True)
     found = reference.recovered(attack, state, params)
     np.testing.assert_allclose(found.H, solved.table, atol=1e-2 * np.abs(solved.table).max())
+
+
+@pytest.mark.parametrize("module", [exact, censored, ordinal])
+def test_step_three_is_run_unless_it_is_asked_not_to(setting, monkeypatch, module):
+    model, _, plan = setting
+    asked = []
+    monkeypatch.setattr(module, "_recovered", lambda *_: "recovered")
+    monkeypatch.setattr(module, "answer_of", lambda *given, **options: asked.append((given[2:], options)))
+    build = getattr(module, f"cafe_{module.__name__.rpartition('.')[2]}")
+    for options in ({}, {"invert": False, "inversion": "options", "seed": 4}):
+        build(model, plan, **options).reconstruct(None, Observation(jnp.int32(0), params={"first": 1}))
+    assert asked == [(("recovered", None, 0), {"invert": True}), (("recovered", "options", 4), {"invert": False})]
