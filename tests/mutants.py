@@ -6,9 +6,10 @@
 Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's
 syntax tree says which tests mention what the mutated module defines, themselves or through helpers of their file. These
 are run until one fails, first those that mention what few others do; then whole test files: those that say most of the
-module's own names, and those of the same area. A mutant survives if all of them pass. Tests that pytest does not
-collect here, slow ones and those of missing libraries, are not picked: they could not fail. Results are kept line by
-line, and a second call goes on after the last; in the end a file of the same name that ends in .json sums them up.
+module's own names, those of the same area, and the conventions that hold everywhere. A mutant survives if all of them
+pass. Tests that pytest does not collect here, slow ones and those of missing libraries, are not picked: they could not
+fail. Results are kept line by line, and a second call goes on after the last; in the end a file of the same name that
+ends in .json sums them up.
 """
 
 import argparse
@@ -96,6 +97,9 @@ AREAS = {
     "jaxleak/": ("threats", "checkpoint", "public_names"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
 }
+
+#: Test files that hold for every module.
+CONVENTIONS = ("signatures",)
 
 #: Seconds after which a round of tests is given up: a mistake may end in a loop without end.
 PATIENCE = 600
@@ -254,7 +258,7 @@ def run(
             path = str(spec.module_path)
             area = next(files for area, files in AREAS.items() if path.startswith(area))
             tests, own = tests_of[path]
-            whole = dict.fromkeys([*own, *(f"tests/test_{file}.py" for file in area)])
+            whole = dict.fromkeys([*own, *(f"tests/test_{file}.py" for file in (*area, *CONVENTIONS))])
             row = {"mutant": name, "outcome": "survived", "by": ""}
             for part in filter(None, (tests, [file for file in whole if file in runnable])):
                 found = cosmic_ray.mutating.mutate_and_test((spec,), _command(part), PATIENCE)
