@@ -100,6 +100,30 @@ def test_defenses_that_a_client_does_not_have(model):
         protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
 
 
+def test_rounds_of_an_epoch_take_samples_in_turn(model):
+    """The model stays, so that a round differs from the last one by its number and its samples only."""
+    protocol = protocols.client(protocols.ClientShare(model), num_samples=6, batch_size=2)
+    private = Batch(jnp.arange(96.0).reshape(6, 1, *SHAPE), jnp.arange(6) % CLASSES, jnp.arange(6))
+    state, one_round, seen = protocol.init(jax.random.key(0)), jax.jit(protocol.round), []
+    for t in range(3):
+        state, transcript = one_round(jax.random.key(1), state, private)
+        assert (int(transcript.round), int(state.round)) == (t, t + 1)
+        np.testing.assert_array_equal(transcript.private.x, private.x[transcript.index])
+        seen += transcript.index.tolist()
+    assert sorted(seen) == list(range(6))
+
+
+def test_defenses_of_the_upload_allow_several_steps_and_networks_that_mix_examples():
+    network = models.convnet(SHAPE, CLASSES, channels=(2,), strides=(1,), batch_norm=True)
+    steps = protocols.ClientShare(network, local_steps=2)
+    protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.sparsify(10.0))
+    protocols.client(protocols.ClientShare(network), num_samples=8, batch_size=2, defense=defenses.soteria(0.5))
+    with pytest.raises(ValueError, match="take batch_norm='eval'"):
+        protocols.client(protocols.ClientShare(network), num_samples=8, batch_size=2, defense=defenses.dp_sgd())
+    still = protocols.ClientShare(network, batch_norm="eval")
+    protocols.client(still, num_samples=8, batch_size=2, defense=defenses.dp_sgd())
+
+
 def test_bad_sizes(model):
     with pytest.raises(ValueError, match="local_steps must be > 0, got 0"):
         protocols.ClientShare(model, local_steps=0)
@@ -108,6 +132,10 @@ def test_bad_sizes(model):
     share = protocols.ClientShare(model, local_steps=3)
     with pytest.raises(ValueError, match="clients \\* local_steps \\* batch_size must be in"):
         protocols.client(share, num_samples=8, batch_size=3)
+    protocols.client(share, num_samples=3, batch_size=1)
+    wide = protocols.ClientShare(model, local_steps=2, clients=2)
+    with pytest.raises(ValueError, match="2 \\* 2 equal parts, got 6 samples"):
+        wide(model.init(jax.random.key(0)), Batch(jnp.zeros((6, 1, *SHAPE)), jnp.zeros(6, jnp.int32), None))
     with pytest.raises(ValueError, match="3 equal parts, got 4 samples"):
         share(model.init(jax.random.key(0)), Batch(jnp.zeros((4, 1, *SHAPE)), jnp.zeros(4, jnp.int32), None))
 

@@ -53,6 +53,7 @@ def test_masks_do_not_repeat_between_leaves_and_rounds():
 def test_largest_entries_do_not_wrap_and_larger_ones_are_refused():
     for clients, bits in ((2, 16), (7, 24)):
         limit = largest_entry(clients, bits)
+        assert limit == pytest.approx(2**31 / clients / 2**bits, rel=1e-6)
         full = jnp.full((clients, 1), limit)
         both = jnp.concatenate([full, -full], axis=1)
         total = aggregate(masked_payloads(KEY, both, fraction_bits=bits))
@@ -71,6 +72,10 @@ def test_bad_input_is_refused():
         masked_payloads(KEY, {"a": jnp.zeros((2, 3)), "b": jnp.zeros((3, 3))})
     with pytest.raises(ValueError, match="fraction_bits must be in"):
         masked_payloads(KEY, jnp.zeros((2, 3)), fraction_bits=31)
+    with pytest.raises(ValueError, match="fraction_bits must be in"):
+        largest_entry(2, -1)
+    assert largest_entry(2, 30) == pytest.approx(1, rel=1e-6)
+    assert largest_entry(2, 0) == pytest.approx(2**30, rel=1e-6)
     with pytest.raises(FloatingPointError, match=r"payloads: non-finite values in \['a'\]"):
         masked_payloads(KEY, {"a": jnp.full((2, 3), jnp.nan)})
 

@@ -105,6 +105,49 @@ def test_the_label_holder_sees_ciphertexts_and_the_party_masked_products(monkeyp
     np.testing.assert_allclose(z, alpha @ weights, atol=1e-5)
 
 
+def test_every_party_but_the_label_holder_encrypts_what_it_sends(monkeypatch):
+    original, encrypted = _ckks.SecretOwner.encrypt, []
+
+    def encrypt(self, matrix, width):
+        encrypted.append(np.asarray(matrix))
+        return original(self, matrix, width)
+
+    monkeypatch.setattr(_ckks.SecretOwner, "encrypt", encrypt)
+    embeddings = tuple(jnp.full((B, 2), float(party)) for party in range(3))
+    params = {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}
+    jax.block_until_ready(encrypted_first(active=1)(KEY, params, embeddings))
+    assert sorted(matrix.mean() for matrix in encrypted) == [0.0, 2.0]
+
+
+def test_masks_are_fresh_and_uniform_around_zero(monkeypatch):
+    """What hides must not repeat: not between the masks of a step, not between parties, not between steps."""
+    offsets, plains = [], []
+    original = _ckks.SecretOwner.product
+
+    def product(self, matrix, plain, offset):
+        offsets.append(offset)
+        plains.append(plain)
+        return original(self, matrix, plain, offset)
+
+    monkeypatch.setattr(_ckks.SecretOwner, "product", product)
+    n = 6  # samples, embeddings and outputs alike, so that all masks have one shape
+    params = {"kernel": jnp.zeros((2 * n, n)), "bias": jnp.zeros(n)}
+    embeddings, layer = (jnp.ones((n, n)),) * 2, encrypted_first(blind=0.5, mask=4.0)
+    for seed in range(2):
+        _, pull = jax.vjp(lambda b, seed=seed: layer(jax.random.key(seed), params, b), embeddings)
+        jax.block_until_ready(pull(jnp.zeros((n, n))))
+    blinds = [-plain for plain in plains if plain.any()]  # the label holder's copy of weights that are zero
+    masks = [offset for offset in offsets if offset.any()]
+    assert (len(blinds), len(masks)) == (4, 8)
+    for mask in masks:
+        assert -4 <= mask.min() < -2
+        assert 2 < mask.max() <= 4
+    for blind in blinds:
+        assert 0 <= blind.min() < 0.25 < blind.max() <= 0.5
+    rows = [mask.ravel() / 4 for mask in masks] + [4 * blind.ravel() - 1 for blind in blinds]
+    assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 0.7
+
+
 def test_training_on_ciphertexts_shows_a_party_the_same_gradients(model, private):
     def watch(layer):
         protocol = protocols.split_training(
@@ -134,6 +177,11 @@ def test_errors_come_before_training(model, monkeypatch):
         encrypted_first(cipher="plain")(KEY, {}, (jnp.ones((B, 3)),))
     with pytest.raises(OverflowError, match="numbers up to 500, got 600"):
         _ckks.SecretOwner().product(np.full((1, 2), 30.0), np.full((2, 1), 10.0), np.zeros((1, 1)))
+    with pytest.raises(OverflowError, match="numbers up to 500, got 600"):
+        _ckks.SecretOwner().product(np.full((1, 2), 30.0), np.full((2, 1), 5.0), np.full((1, 1), 300.0))
+    np.testing.assert_allclose(
+        _ckks.SecretOwner().product(np.full((1, 1), 25.0), np.full((1, 1), 20.0), np.zeros((1, 1))), 500.0
+    )
     with pytest.raises(ValueError, match=r"width must be in \[1, 4096\], got 4097"):
         _ckks.SecretOwner().encrypt(np.ones((1, 1)), 4097)
 

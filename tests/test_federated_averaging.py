@@ -101,6 +101,8 @@ def test_a_client_draws_its_own_samples_once_before_any_twice():
     own = jnp.asarray([7, 3, 9, 0, 0])
     drawn = np.asarray(_positions(jax.random.key(0), own, jnp.int32(3), 5))
     assert sorted(drawn[:3]) == [3, 7, 9]
+    for seed in range(8):
+        assert 0 not in _positions(jax.random.key(seed), own, jnp.int32(3), 5)
     np.testing.assert_array_equal(drawn[3:], drawn[:2])
 
 
@@ -194,6 +196,29 @@ def test_bad_arguments_are_refused(options, message):
     settings = {"parts": [np.arange(2), np.arange(2, 4)], "batch_size": 2} | options
     with pytest.raises(ValueError, match=message):
         protocols.federated_averaging(_mlp(), settings.pop("parts"), **settings)
+
+
+def test_noise_that_cancels_needs_clients_that_weigh_alike():
+    """Weights that differ would leave a rest of it in the average."""
+    noise = defenses.cancelling_noise(0.1, 2)
+    for parts, weighting in (([2, 3], "uniform"), ([2, 2], "samples"), ([1, 1], "uniform")):
+        own = [np.arange(size) for size in parts]
+        protocols.federated_averaging(_mlp(), own, batch_size=2, weighting=weighting, defense=noise)
+    with pytest.raises(ValueError, match="needs weighting='uniform', got 'samples'"):
+        protocols.federated_averaging(
+            _mlp(), [np.arange(2), np.arange(3)], batch_size=2, weighting="samples", defense=noise
+        )
+
+
+def test_examples_are_defended_in_every_local_step(samples):
+    """Two steps on the one sample, whose gradient is clipped in both and hardly turns in between."""
+    federation = protocols.federated_averaging(
+        _mlp(), [np.arange(1)], batch_size=1, local_steps=2, learning_rate=0.5, defense=defenses.dp_sgd(1e-3, 0.0)
+    )
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, samples, 1)
+    before, after = (ravel_pytree(state.variables["params"])[0] for state in (start, end))
+    assert np.linalg.norm(after - before) == pytest.approx(2 * 0.5 * 1e-3, rel=1e-3)
 
 
 def test_per_example_gradients_need_a_network_that_does_not_mix_examples():

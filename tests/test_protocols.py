@@ -127,6 +127,7 @@ def test_the_servers_step_uses_the_defended_payload(workers):
         by_hand = jax.tree.map(lambda p, g: np.asarray(p) - 0.1 * np.asarray(g), before.params, transcript.payload)
         _trees_close(after.params, by_hand, atol=1e-7)
         _trees_close(transcript.params, before.params, atol=0)
+        assert int(after.round) == 1
         assert max(np.abs(g).max() for g in jax.tree.leaves(transcript.payload)) > 1e-4
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(transcript.payload)))
     assert norm == pytest.approx(0.01, rel=1e-5)
@@ -176,6 +177,10 @@ def test_bad_arguments_are_refused(workers):
         refuses(
             "sampling must be one of epoch, uniform, got 'poisson'", build, one_party, sampling="poisson", **options
         )
+        build(one_party, num_samples=12, batch_size=12, **options)
+    protocols.vertical(one_party, num_samples=1, batch_size=1)
+    protocols.horizontal(one_party, workers=3, num_samples=12, batch_size=3)
+    refuses(r"batch_size must be in \[3, 12\], got 2", protocols.horizontal, one_party, workers=3, batch_size=2)
     refuses("workers must be > 0, got 0", protocols.horizontal, one_party, workers=0)
     refuses("multiples of workers=5, got 12 and 6", protocols.horizontal, one_party, workers=5)
     refuses("multiples of workers=4, got 12 and 6", protocols.horizontal, one_party, workers=4)
