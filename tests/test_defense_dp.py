@@ -129,6 +129,26 @@ def test_the_true_epsilon_is_that_of_dp_accounting(name):
     assert found == pytest.approx(accountant.get_epsilon(SHORTHAND_DELTA), rel=1e-3)
 
 
+def test_a_batch_without_replacement_holds_one_example_at_least():
+    package = pytest.importorskip("dp_accounting")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    for rate, batch in ((0.001, 1), (0.05, 2)):
+        accountant = rdp.RdpAccountant(neighboring_relation=package.NeighboringRelation.REPLACE_ONE)
+        accountant.compose(package.SampledWithoutReplacementDpEvent(40, batch, package.GaussianDpEvent(0.75)), 3)
+        plan = {"sampling_rate": rate, "steps": 3, "delta": 1e-5, "sampling": "without_replacement", "examples": 40}
+        assert epsilon_of(noise_multiplier=1.5, **plan) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+        assert epsilon_of_schedule(
+            noise_multipliers=[1.5] * 3, **{name: plan[name] for name in plan if name != "steps"}
+        ) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+        noise = noise_multiplier_of(epsilon=2.0, **plan)
+        assert epsilon_of(noise_multiplier=noise, **plan) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_a_defense_without_noise_for_examples_has_no_epsilon():
+    with pytest.raises(ValueError, match="gaussian has no epsilon"):
+        true_epsilon("gaussian", 1.0, batch_size=1, own_samples=2, rounds=1)
+
+
 def test_epsilon_knows_steps_sampling_and_delta():
     plan = {"noise_multiplier": 1.1, "sampling_rate": 0.01, "steps": 1000, "delta": 1e-5}
     base = epsilon_of(**plan)

@@ -36,6 +36,7 @@ class _Normalised(nn.Module):
 MODEL = classifier(_Small(), image_shape=(2, 3, 1), num_classes=CLASSES)
 VARIABLES = MODEL.init(KEY)
 # Feature 4 never fires, the others on some examples at least.
+VARIABLES["params"]["head"]["bias"] = jnp.linspace(-0.5, 0.5, CLASSES)
 VARIABLES["params"]["hidden"]["bias"] = jnp.linspace(0.5, 1.5, FEATURES).at[4].set(-100.0)
 X = jax.random.uniform(jax.random.key(1), (5, 2, 3, 1))
 Y = jnp.array([0, 2, 1, 0, 2])
@@ -139,7 +140,12 @@ def test_outpost_prunes_and_perturbs_what_fisher_points_at(ratio):
 def test_the_risk_of_a_layer_is_at_most_one():
     assert risk(jnp.array([-9.0, 9.0])) == 1
     assert risk(jnp.array([3.0])) == risk(jnp.full(5, 2.0)) == 0
+    assert risk(jnp.array([0.1, 0.3])) == pytest.approx(0.02)
     np.testing.assert_allclose(risk(jnp.array([0.1, 0.2, 0.6])), np.var([0.1, 0.2, 0.6], ddof=1), rtol=1e-5)
+
+
+def test_outpost_may_prune_everything():
+    assert not _flat(_share(outpost(1.0, noise_scale=0.0, decay=0))).any()
 
 
 def test_outpost_acts_less_and_less_often():
@@ -260,7 +266,11 @@ def test_batch_normalisation_is_the_clients(defense):
     ("defense", "given", "match"),
     [
         (soteria(0.5), {}, "soteria needs the keywords model, variables and x"),
+        (soteria(0.5), {**BATCH, "model": None}, "soteria needs the keywords model, variables and x"),
+        (soteria(0.5), {**BATCH, "variables": None}, "soteria needs the keywords model, variables and x"),
+        (soteria(0.5), {**BATCH, "x": None}, "soteria needs the keywords model, variables and x"),
         (soteria(0.5), {**BATCH, "x": X[0]}, r"x must be \(B, 2, 3, 1\)"),
+        (soteria(0.5), {**BATCH, "x": X.reshape(5, 3, 2, 1)}, r"x must be \(B, 2, 3, 1\)"),
         (outpost(0.5), {}, "outpost needs the keyword variables"),
         (outpost(0.5), BATCH, "outpost needs the keyword round"),
         (guardian(1.0), {}, "guardian needs the keywords"),

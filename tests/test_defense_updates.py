@@ -89,6 +89,12 @@ def test_quantization_goes_to_the_nearest_grid_point_of_each_tensor(bits):
         assert len(np.unique(quantized)) <= 2**bits
 
 
+def test_one_bit_takes_zero_for_positive_and_leaves_an_empty_tensor_empty():
+    np.testing.assert_allclose(quantize(1).apply(KEY, jnp.array([0.0, -1.0, 5.0])), [2.0, -2.0, 2.0], rtol=1e-6)
+    for bits in (1, 4):
+        assert quantize(bits).apply(KEY, jnp.zeros((0, 3))).shape == (0, 3)
+
+
 @pytest.mark.parametrize("bits", [16, 8, 4, 1])
 def test_stochastic_rounding_is_unbiased_and_stays_on_the_grid(bits):
     leaf = jnp.linspace(-1.0, 0.6, 7) * 3
@@ -208,6 +214,7 @@ def test_values_out_of_range_are_refused(build, options, match):
 
 
 def test_clients_are_counted_when_noise_cancels():
+    assert float(cancelling_noise(1.0, 3).apply(KEY, jnp.ones(3)).sum()) == pytest.approx(3.0, abs=1e-5)
     for payload in (jnp.zeros((3, 2)), jnp.zeros(())):
         with pytest.raises(ValueError, match=r"leaves must be \(2, \.\.\.\)"):
             cancelling_noise(1.0, 2).apply(KEY, payload)

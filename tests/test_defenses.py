@@ -7,14 +7,29 @@ import reference
 import scipy.stats
 
 from jaxleak.defenses import (
+    CLIENT_DEFENSES,
     Defense,
+    bits_on_the_wire,
     chain,
+    client_defense,
     clipped_gaussian,
+    composed,
+    dp_sgd,
     fake_gradients,
+    feature_dropout,
+    gaussian_payload_noise,
+    guardian,
+    laplace_noise,
+    magnitude_noise,
     noise_multiplier_for,
+    noise_multiplier_shorthand,
+    outpost,
+    quantize,
     soteria,
+    sparsify,
     withhold_top,
 )
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise
 
 PAYLOAD = {
     "first": {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)},
@@ -75,6 +90,11 @@ def test_chain_applies_members_in_order():
     assert np.linalg.norm(_flat(noisy_then_clipped.apply(jax.random.key(0), payload))) == pytest.approx(0.5, rel=1e-5)
     clipped_then_noisy = chain(clipped_gaussian(0.5, 0.0), clipped_gaussian(3.0, 10.0))
     assert np.linalg.norm(_flat(clipped_then_noisy.apply(jax.random.key(0), payload))) > 10
+
+
+def test_a_chain_of_several_says_nothing_of_its_output():
+    assert chain(sparsify(20), quantize(8)).mechanism is None
+    assert chain(sparsify(20)).mechanism == sparsify(20).mechanism
 
 
 def test_chain_refuses_nothing_and_mixed_places():
@@ -160,12 +180,13 @@ def test_clamped_every_sign_stays_and_no_magnitude_grows():
         assert not np.allclose(fake, truth)
 
 
-def test_pools_are_drawn_again_until_one_is_near_enough():
+@pytest.mark.parametrize("size", [4, 1])
+def test_pools_are_drawn_again_until_one_is_near_enough(size):
     key, gradients = jax.random.key(0), [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
     nearest = [
         min(
             reference.algorithm_5_distance(gradients, member, reading="clamped")
-            for member in _pool(key, PAYLOAD, 4, 1.1, r)
+            for member in _pool(key, PAYLOAD, size, 1.1, r)
         )
         for r in range(6)
     ]
@@ -174,8 +195,8 @@ def test_pools_are_drawn_again_until_one_is_near_enough():
     threshold = nearest[chosen] * 1.001
     stop = next(r for r in range(6) if nearest[r] <= threshold)
     for max_redraws, used in ((10, stop), (stop - 1, stop - 1), (0, 0)):
-        fake = fake_gradients(4, 1.1, threshold, max_redraws, scale="absolute").apply(key, PAYLOAD)
-        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 4, 1.1, used), reading="clamped")
+        fake = fake_gradients(size, 1.1, threshold, max_redraws, scale="absolute").apply(key, PAYLOAD)
+        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, size, 1.1, used), reading="clamped")
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -188,6 +209,108 @@ def test_a_larger_pool_is_nearer():
         return np.linalg.norm(_flat(fake) - np.concatenate([g.ravel() for g in gradients]))
 
     assert distance(500) < distance(1)
+
+
+RATIOS, BITS = (0.1, 0.3, 0.5, 0.7, 0.9), (32.0, 16.0, 8.0, 4.0, 1.0)
+EPSILONS, NOISES, RELATIVE = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1), (1e-4, 1e-3, 1e-2, 1e-1), (0.1, 0.3, 1.0, 3.0)
+#: What the papers sweep, from weak to strong.
+SWEPT = {
+    "soteria": RATIOS, "outpost": RATIOS, "quantization": BITS, "stochastic_quantization": BITS,
+    "guardian": (0.1, 1.0, 10.0, 100.0, 1000.0), "dp_sgd": EPSILONS, "adaptive_dp": EPSILONS[:4],
+    "dp_soteria": EPSILONS[:4], "adaptive_dp_soteria": EPSILONS[:4], "dp_update": EPSILONS, "gaussian": NOISES,
+    "laplace": NOISES, "magnitude_noise": RELATIVE, "cancelling_noise": RELATIVE,
+    "sparsification": (50.0, 20.0, 10.0, 5.0, 1.0), "error_feedback": (50.0, 20.0, 10.0, 5.0, 1.0),
+    "feature_dropout": (0.1, 0.3, 0.5), "withhold_top": (20.0, 50.0, 80.0), "encrypt_top": (20.0, 40.0, 60.0, 80.0),
+    "encrypt_bottom": (20.0, 40.0, 60.0, 80.0),
+}  # fmt: skip
+
+
+def test_named_defenses_sweep_what_the_papers_sweep():
+    assert {name: entry.strengths for name, entry in CLIENT_DEFENSES.items()} == SWEPT
+    private = {name for name, entry in CLIENT_DEFENSES.items() if entry.private}
+    assert private == {"dp_sgd", "adaptive_dp", "dp_soteria", "adaptive_dp_soteria", "dp_update"}
+    assert {name for name, entry in CLIENT_DEFENSES.items() if entry.memory} == {"error_feedback"}
+    assert {name: entry.neighbours for name, entry in CLIENT_DEFENSES.items() if entry.neighbours} == {
+        "cancelling_noise": 1
+    }
+
+
+def test_named_defenses_are_those_that_their_number_asks_for():
+    key, rows = jax.random.key(0), {"w": jnp.linspace(-3.0, 6.0, 10)}
+    for name, strength, same in (
+        ("quantization", 4.0, quantize(4)),
+        ("stochastic_quantization", 4.0, quantize(4, stochastic=True)),
+        ("gaussian", 0.3, gaussian_payload_noise(0.3)),
+        ("laplace", 0.3, laplace_noise(0.3)),
+        ("magnitude_noise", 0.3, magnitude_noise(0.3)),
+        ("sparsification", 30.0, sparsify(30.0)),
+        ("error_feedback", 30.0, sparsify(30.0, error_feedback=True)),
+        ("withhold_top", 30.0, withhold_top(30.0)),
+        ("encrypt_top", 30.0, withhold_top(30.0, encrypted=True)),
+        ("encrypt_bottom", 20.0, sparsify(80.0)._replace(place="server_view")),
+    ):
+        found = client_defense(name, strength)
+        assert found.place == same.place
+        np.testing.assert_array_equal(found.apply(key, rows)["w"], same.apply(key, rows)["w"], err_msg=name)
+        for a, b in zip(jax.tree.leaves(found.init(rows)), jax.tree.leaves(same.init(rows)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    sigma = noise_multiplier_shorthand(7.0, 1e-5)
+    of_examples = Clipped(1.0, examples=True), GaussianNoise(sigma, of_sum=True)
+    assert client_defense("dp_sgd", 7.0).mechanism == Mechanism(*of_examples)
+    assert client_defense("dp_soteria", 7.0).mechanism == Mechanism(*of_examples, zeroes=True)
+    decaying = of_examples[0], GaussianNoise(sigma, 0.99, of_sum=True)
+    assert client_defense("adaptive_dp", 7.0).mechanism == Mechanism(*decaying)
+    assert client_defense("adaptive_dp_soteria", 7.0).mechanism == Mechanism(*decaying, zeroes=True)
+    assert client_defense("dp_update", 7.0).mechanism == Mechanism(Clipped(1.0), GaussianNoise(sigma))
+    # Ciphertexts are on the wire as well; what is dropped is not.
+    assert bits_on_the_wire(client_defense("encrypt_bottom", 20.0), rows) == 320
+    assert bits_on_the_wire(client_defense("sparsification", 80.0), rows) == 8 * 32 + 10
+
+
+def test_named_defenses_are_refused_to_clients_that_have_no_place_for_them():
+    inside, mixing = "needs local_steps = 1, got 2", "batch normalisation mixes them"
+    for name, strength, steps, statistics in (
+        ("dp_sgd", 1.0, inside, mixing),
+        ("feature_dropout", 0.5, inside, mixing),
+        ("dp_soteria", 1.0, inside, mixing),
+        ("dp_update", 1.0, None, "has no epsilon where running statistics"),
+        ("soteria", 0.5, None, None),
+        ("gaussian", 0.1, None, None),
+    ):
+        for options, message in (({"local_steps": 2}, steps), ({"mixes_examples": True}, statistics)):
+            if message is None:
+                client_defense(name, strength, **options)
+            else:
+                with pytest.raises(ValueError, match=message):
+                    client_defense(name, strength, **options)
+        client_defense(name, strength)
+    with pytest.raises(ValueError, match=r"bits must be an integer, got 8\.5"):
+        client_defense("quantization", 8.5)
+
+
+def test_a_mechanism_is_what_others_can_tell():
+    for defense, mechanism in (
+        (clipped_gaussian(2.0, 0.25), Mechanism(Clipped(2.0), GaussianNoise(0.5))),
+        (clipped_gaussian(2.0, 0.0), Mechanism(Clipped(2.0))),
+        (dp_sgd(2.0, 0.25), Mechanism(Clipped(2.0, examples=True), GaussianNoise(0.5, of_sum=True))),
+        (dp_sgd(2.0, 0.0), Mechanism(Clipped(2.0, examples=True))),
+        (dp_sgd(2.0, 0.25, expected_batch=3.0), None),
+        (gaussian_payload_noise(0.3), Mechanism(noise=GaussianNoise(0.3))),
+        (laplace_noise(0.3), Mechanism(noise=LaplaceNoise(0.3))),
+        (laplace_noise(0.3, place="cut_gradient"), None),
+        (magnitude_noise(0.3), Mechanism(noise=ProportionalNoise(0.3))),
+        (outpost(0.5, noise_scale=0.0, decay=0.0), Mechanism(zeroes=True)),
+        (outpost(0.5), None),
+        (soteria(0.5), Mechanism(zeroes=True)),
+        (composed(dp_sgd(), guardian(1.0)), None),
+        (composed(dp_sgd(), feature_dropout(0.5)), None),
+        (composed(dp_sgd(expected_batch=2.0), soteria(0.5)), None),
+        (composed(dp_sgd(), chain(soteria(0.5), soteria(0.5))), None),
+    ):
+        assert defense.mechanism == mechanism
+    noise = outpost(0.5, noise_scale=0.4, decay=0.0).mechanism.noise
+    assert noise.deviation(jnp.array([0.1, 0.3])) == pytest.approx(0.4 * 0.02)
+    np.testing.assert_array_equal(noise.kept(jnp.array([1.0, -4.0, 3.0, 2.0])), [False, True, True, False])
 
 
 def test_the_noise_multiplier_is_the_classical_one():

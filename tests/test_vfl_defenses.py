@@ -65,6 +65,14 @@ def test_the_repaired_reading_keeps_the_direction_and_the_budget(size):
     assert (defended <= T_MAX).all()
 
 
+def test_a_samples_gradient_is_the_last_axis():
+    deep = GRADIENT[:30].reshape(5, 6, 4)
+    defended = _defend(deep, "direction").reshape(30, 4)
+    clipped = np.clip(GRADIENT[:30], T_MIN, T_MAX)
+    defended, clipped = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (defended, clipped))
+    np.testing.assert_allclose(defended, clipped, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e3])
 def test_the_batch_reading_keeps_the_direction_of_the_whole_batch(size):
     gradient = np.float32(size) * GRADIENT
@@ -172,25 +180,44 @@ def test_marvells_variances_are_feasible_and_no_other_noise_of_the_same_power_is
         assert ours <= _achieved(problem, *(draw * power / spent(*draw))) * (1 + 1e-4)
 
 
-def test_marvells_noise_has_the_covariance_that_was_solved_for():
+@pytest.mark.parametrize("members", [4, 1, 0, 12])
+def test_marvells_noise_has_the_covariance_that_was_solved_for(members):
+    """A class without members has gradient zero, the other's variance and half a member."""
     rng = np.random.default_rng(0)
-    positive = jnp.arange(12) < 4
+    positive = jnp.arange(12) < members
     spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class gets much noise across as well
     gradient = jnp.asarray(spread * rng.normal(size=(12, 3)) + np.outer(positive, [0.0, 0.6, 0.8]), jnp.float32)
     draw = jax.jit(jax.vmap(lambda key: label_noise(key, 1e-9 * gradient, positive, 0.4)))
     noise = np.asarray(draw(jax.random.split(KEY, 4000)), np.float64) * 1e9
     g, own = np.asarray(gradient, np.float64), np.asarray(positive)
-    difference = g[own].mean(axis=0) - g[~own].mean(axis=0)
+    there = [rows for rows in (~own, own) if rows.any()]
+    means = [g[rows].mean(axis=0) if rows.any() else np.zeros(3) for rows in (~own, own)]
+    difference = means[1] - means[0]
     unit = difference / np.linalg.norm(difference)
-    u, v = (np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in (~own, own))
-    gap = difference @ difference
-    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), 3, 1 / 3, 0.4 * gap)
-    assert best.negative_across > 0.2 * best.negative_along
+    variances = [np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in there]
+    u, v = variances * (3 - len(there))
+    gap, share = difference @ difference, np.clip(members / 12, 0.5 / 12, 11.5 / 12)
+    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), 3, share, 0.4 * gap)
+    assert members != 4 or best.negative_across > 0.2 * best.negative_along
     for rows, along, across in ((~own, best[0], best[1]), (own, best[2], best[3])):
+        if not rows.any():
+            continue
         expected = float(along) * np.outer(unit, unit) + float(across) * (np.eye(3) - np.outer(unit, unit))
         found = np.cov(noise[:, rows].reshape(-1, 3).T)
         np.testing.assert_allclose(found, expected, atol=0.05 * float(along))
-    assert np.mean(np.sum(noise**2, axis=-1)) == pytest.approx(0.4 * gap, rel=0.05)
+    if len(there) == 2:
+        assert np.mean(np.sum(noise**2, axis=-1)) == pytest.approx(0.4 * gap, rel=0.05)
+
+
+def test_marvell_adds_the_noise_of_its_binary_problems():
+    labels = jnp.array([0, 1, 2, 2, 1, 0, 0, 1])  # class 3 of 4 is absent
+    gradient = jnp.asarray(GRADIENT[:8]) + jax.nn.one_hot(labels, 4)
+    own = jax.random.fold_in(KEY, 0)
+    two = label_noise(own, gradient, labels == 1, 0.7)
+    several = sum(label_noise(jax.random.fold_in(own, c), gradient, labels == c, 0.7 / 4) for c in range(3))
+    for classes, noise in ((2, two), (4, several)):
+        found = marvell(num_classes=classes, power=0.7).apply(KEY, (gradient,), labels=labels)[0]
+        np.testing.assert_allclose(found, gradient + noise, rtol=1e-4, atol=1e-5)
 
 
 def test_marvell_grows_its_power_until_the_divergence_is_met():
@@ -200,6 +227,15 @@ def test_marvell_grows_its_power_until_the_divergence_is_met():
     sizes = [float(jnp.linalg.norm(bounded(max_sum_kl))) for max_sum_kl in (1e9, 2.0, 0.1, 1e-3)]
     assert sizes == sorted(sizes)
     assert sizes[-1] > 5 * sizes[0]
+    # The first of 0.1, 0.15, 0.225, ... that is enough.
+    g, own = np.asarray(gradient, np.float64), np.asarray(positive)
+    u, v = (np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in (~own, own))
+    gap = np.sum((g[own].mean(axis=0) - g[~own].mean(axis=0)) ** 2)
+    powers = 0.1 * 1.5 ** np.arange(30)
+    solve = jax.jit(jax.vmap(lambda power: optimal_variances(u, v, jnp.float32(gap), 4, 3 / 8, power).sum_kl))
+    enough = float(powers[np.argmax(np.asarray(solve(jnp.asarray(powers * gap, jnp.float32))) <= 0.1)])
+    assert 0.1 < enough < powers[-1]
+    np.testing.assert_allclose(bounded(0.1), label_noise(KEY, gradient, positive, enough), rtol=1e-3, atol=1e-4)
 
 
 def test_marvell_also_protects_batches_of_one_class():
@@ -297,6 +333,7 @@ def test_values_out_of_range_are_refused():
         (lambda: label_dp_scale(1.0, delta=1.0, epochs=1, batch_size=16), "delta must be < 1"),
         (lambda: marvell(num_classes=1), "num_classes must be in"),
         (lambda: marvell(num_classes=2, power=0.0), "power must be > 0"),
+        (lambda: marvell(num_classes=2, max_sum_kl=0.0), "max_sum_kl must be > 0"),
         (lambda: marvell(num_classes=2, max_sum_kl=-1.0), "max_sum_kl must be > 0"),
     ):
         with pytest.raises(ValueError, match=match):

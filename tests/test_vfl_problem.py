@@ -13,7 +13,7 @@ from experiments._vfl import study
 from experiments._vfl.options import Args
 from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
-from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, split_defense
+from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, noise_multiplier_of, split_defense
 from jaxleak.study.parties import Runs, SplitCase, SplitSetup, records_of, seconds_of, split_problem
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _truth as parties_truth
@@ -132,6 +132,9 @@ def test_default_strengths_are_those_of_the_paper_where_it_has_one():
     default = {name: defense.default for name, defense in SPLIT_DEFENSES.items()}
     assert {strength for name, strength in default.items() if name.startswith("noise")} == {0.01}
     assert default["dp_sgd"] == default["label_dp"] == 10.0
+    defender = {name: strength for name, strength in default.items() if name.startswith("vfl_defender")}
+    assert defender == {"vfl_defender": 1.0, "vfl_defender_paper": 1.0, "vfl_defender_batch": 4.0}
+    assert default["marvell"] == 1.0
 
 
 def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
@@ -151,6 +154,16 @@ def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
     assert deviation("dp_sgd", 1.0, (zeros,)) > 1.5 * deviation("dp_sgd", 100.0, (zeros,)) > 0
     assert deviation("label_dp", 1.0, zeros) > 5 * deviation("label_dp", 100.0, zeros) > 0
     assert deviation("noise_gradient", 0.04, zeros) == pytest.approx(0.2 / 4, rel=0.1)
+    # A step sees 16 of 800 samples, and 5 epochs are 250 steps. An owner's 2,000 entries are the mean of 16 rows.
+    plan = {"sampling_rate": 16 / 800, "steps": 250, "delta": 1e-5}
+    sigma = noise_multiplier_of(epsilon=3.0, **plan)
+    assert deviation("dp_sgd", 3.0, (zeros,)) == pytest.approx(sigma / 16, rel=0.1)
+    # Sizes are uniform up to the threshold in units of 1 / B.
+    ones = np.tile(np.float32([1, -1]), (2000, 1))
+    for name, strength in (("vfl_defender", 3.0), ("vfl_defender_paper", 3.0)):
+        found = np.abs(split_defense(name, strength, run).apply(jax.random.key(0), ones))
+        largest = found.max() if name.endswith("paper") else np.linalg.norm(found, axis=1).max()
+        assert largest == pytest.approx(3.0 / 16, rel=0.01)
 
 
 def test_only_the_adaptive_shadow_has_the_defense_and_seeds_share_what_is_compiled():

@@ -192,6 +192,8 @@ def _accountant(package: Any, sampling: PrivacySampling) -> Any:
 def _event(
     package: Any, noise_multiplier: float, rate: float, steps: int, sampling: PrivacySampling, examples: int | None
 ) -> Any:
+    if noise_multiplier == 0:  # the search for a multiplier begins there, where not every formula is finite
+        return package.NonPrivateDpEvent()
     if sampling == "poisson":
         step = package.PoissonSampledDpEvent(rate, package.GaussianDpEvent(noise_multiplier))
     else:

@@ -41,7 +41,7 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
         largest = jnp.max(jnp.abs(leaf), initial=0.0)
         unit = leaf / jnp.where(largest > 0, largest, 1.0)
         if bits == 1 and not stochastic:
-            return jnp.where(leaf >= 0, 1.0, -1.0) * (largest * jnp.abs(unit).mean() if leaf.size else 0.0)
+            return jnp.where(leaf >= 0, 1.0, -1.0) * largest * jnp.abs(unit).mean()
         if bits == 1:
             return jnp.where(jax.random.uniform(key, leaf.shape) < (1 + unit) / 2, largest, -largest)
         steps = 2 ** (bits - 1) - 1

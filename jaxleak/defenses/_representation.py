@@ -16,7 +16,7 @@ def needs_batch(
     """
     if model is None or variables is None or x is None:
         raise ValueError(f"{name} needs the keywords model, variables and x: the client's model and its batch")
-    if x.ndim != 4 or x.shape[1:] != model.image_shape:
+    if x.shape[1:] != model.image_shape:
         raise ValueError(f"x must be (B, {', '.join(map(str, model.image_shape))}), got shape {x.shape}")
     return model, x
 
