@@ -107,6 +107,20 @@ def test_dirichlet_goes_from_single_classes_to_the_overall_mixture(samples):
     assert shares(1000.0) < 0.3
 
 
+def test_partitions_hold_up_to_their_bounds(samples):
+    x, y = samples
+    assert [len(part) for part in data.iid(0, y, N)] == [1] * N
+    # All 35 samples are drawn, and every client has as many as both bounds say.
+    assert [len(part) for part in data.quantity_skew(0, np.zeros(35), 5, low=7, high=7)] == [7] * 5
+    assert [len(part) for part in data.quantity_skew(0, y, 3, low=1, high=1)] == [1] * 3
+    # As many samples of each class as clients that hold it, and as many images of a group as clients.
+    pairs = data.label_skew(0, np.array([0, 0, 1, 1]), 2, classes_per_client=2)
+    assert [len(part) for part in pairs] == [2, 2]
+    assert [len(part) for part in data.feature_skew(0, x[:5], 5, groups=5)] == [1] * 5
+    assert [len(part) for part in data.feature_skew(0, x[:6], 2, groups=1)] == [3, 3]
+    assert [len(part) for part in data.dirichlet(0, y, 1)] == [N]
+
+
 def test_bad_partitions(samples):
     x, y = samples
     with pytest.raises(ValueError, match=r"partition must be one of iid, label_skew, .* got 'zipf'"):
@@ -120,6 +134,14 @@ def test_bad_partitions(samples):
             data.iid(0, y, clients)
     with pytest.raises(ValueError, match="classes_per_client must be from 1 to 6, got 7"):
         data.label_skew(0, y, 5, classes_per_client=7)
+    with pytest.raises(ValueError, match="classes_per_client must be from 1 to 6, got 0"):
+        data.label_skew(0, y, 5, classes_per_client=0)
+    with pytest.raises(ValueError, match=r"groups must be in \[1, 4\], got 0"):
+        data.feature_skew(0, x, 4, groups=0)
+    with pytest.raises(ValueError, match="low must be > 0, got 0"):
+        data.quantity_skew(0, y, 5, low=0, high=4)
+    with pytest.raises(ValueError, match=r"integer labels of shape \(N,\), got int64 of shape \(300, 1\)"):
+        data.label_skew(0, y[:, None], 5)
     with pytest.raises(ValueError, match="class 1 has 1 samples for 2 clients"):
         data.label_skew(0, np.array([0, 0, 0, 1]), 2, classes_per_client=2)
     with pytest.raises(ValueError, match="integer labels"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dataset_checks import check_dataset
 
-from jaxleak.data import load
+from jaxleak.data import _embedded, load
 
 real_data = pytest.mark.skipif(
     not os.environ.get("JAXLEAK_DATA_DIR"), reason="JAXLEAK_DATA_DIR, the folder of real data, is not set"
@@ -84,6 +84,20 @@ def test_views_show_most_of_a_photograph():
     assert not np.array_equal(data.x, load("photographs:16", n=12, seed=3).x)
 
 
+def test_patches_may_be_as_large_as_the_smallest_photograph():
+    data = load("natural_patches:300", n=40)
+    check_dataset(data, (40, 300, 300, 3), 10)
+    assert data.classes.index("chelsea") in data.y
+
+
+@pytest.mark.parametrize("kind", ["natural_patches", "photographs"])
+def test_memory_for_views_is_asked_for(kind, monkeypatch):
+    asked = []
+    monkeypatch.setattr(_embedded, "require_host_bytes", lambda need, what: asked.append(need))
+    load(f"{kind}:8", n=3)
+    assert asked == [3 * 8 * 8 * 3 * (1 + 4)]  # three channels of a byte and of a 32-bit float
+
+
 @pytest.mark.parametrize("kind", ["natural_patches", "photographs"])
 @pytest.mark.parametrize("size", ["0", "7", "301", "x", "-8", ""])
 def test_patch_size_is_checked(kind, size):
@@ -151,6 +165,10 @@ _X, _Y = np.zeros((2, 4, 4, 1)), np.array([0, 1])
         ({"x": _X * np.nan, "y": _Y}, "x holds non-finite values"),
         ({"x": np.full((2, 3), np.inf), "y": _Y}, "x holds non-finite values"),
         ({"x": _X.astype(np.int64), "y": _Y}, "x must be uint8 or float, got dtype int64"),
+        ({"x": _X - 0.5, "y": _Y}, r"float images must lie within \[0, 1\], got -0\.5 to -0\.5"),
+        ({"x": np.zeros((2, 4, 4, 1, 1)), "y": _Y}, r"x must be \(N, H, W, C\).*got \(2, 4, 4, 1, 1\)"),
+        ({"x": _X, "y": np.array([0, 2**16])}, "labels must be below the number of classes, 65536, got 65536"),
+        ({"x": _X, "y": _Y, "class_names": np.array([["one", "two"]])}, "class_names must be a list of text"),
         ({"x": np.zeros(2), "y": _Y}, r"x must be \(N, H, W, C\).*got \(2,\)"),
         ({"x": np.zeros((0, 4, 4, 1)), "y": np.zeros(0, int)}, r"none of them 0, got \(0, 4, 4, 1\)"),
         ({"x": _X, "y": np.array([0, 1, 2])}, r"labels must have shape \(2,\), one per sample, got \(3,\)"),
@@ -165,6 +183,10 @@ def test_npz_content_is_checked(tmp_path, arrays, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(_npz(tmp_path, **arrays))
     assert "some.npz" in str(caught.value)
+
+
+def test_labels_may_be_as_large_as_their_bound(tmp_path):
+    assert len(load(_npz(tmp_path, x=_X, y=np.array([0, 2**16 - 1]))).classes) == 2**16
 
 
 class _Bomb:
@@ -243,6 +265,8 @@ def test_idx_files_are_checked(tmp_path, images, labels, message):
 def test_idx_paths_are_checked(tmp_path):
     with pytest.raises(ValueError, match="must be idx:IMAGES,LABELS"):
         load("idx:one")
+    with pytest.raises(ValueError, match="two paths with one comma between"):
+        load("idx:one,two,three")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         load(_idx(tmp_path).replace("labels", "nowhere"))
 
@@ -271,6 +295,8 @@ def test_mnist_turns_to_the_raw_files_when_asked_for_more(tmp_path, monkeypatch)
     for name, array in (("images-idx3", _IDX_X), ("labels-idx1", _IDX_Y)):
         (raw / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(_idx_bytes(array)))
     assert len(load("mnist").y) == 2
+    for seed in range(6):
+        np.testing.assert_array_equal(np.sort(load("mnist", n=2, seed=seed).y), [0, 1])
     np.testing.assert_array_equal(np.sort(load("mnist", n=3).y), [0, 1, 3])
     with pytest.raises(ValueError, match="has 3 samples"):
         load("mnist", n=4)

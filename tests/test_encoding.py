@@ -43,6 +43,20 @@ def test_one_hot_and_quantiles_by_hand():
     np.testing.assert_allclose(x[:, 0], [1 / 6, 5 / 6, 3 / 6, 1.0, 0.0], atol=1e-6)
     np.testing.assert_array_equal(x[:, 2], [1, 1, 0, 0, 0])
     assert [list(own) for own in encoding.columns] == [[0], [1], [2]]
+    wider = data.fit_encoding(TABLE, SHADOW, categories="one_hot", max_categories=3)
+    np.testing.assert_array_equal(data.encode(wider, TABLE)[:, 2:], [[1, 0], [1, 0], [0, 1], [0, 0], [0, 0]])
+    assert [list(own) for own in wider.columns] == [[0], [1], [2, 3]]
+
+
+def test_two_buckets_are_even_and_odd_and_columns_without_a_value_are_dropped():
+    x = data.encode(data.fit_encoding(TABLE, SHADOW, buckets=2), TABLE)
+    np.testing.assert_array_equal(x[:, 2], [1, 1, 1, 1, 1])
+    empty = TABLE._replace(
+        numeric=np.hstack([NUMERIC, np.full((5, 1), np.nan)]), categorical=np.add(CATEGORICAL, [1, 0])
+    )
+    encoding = data.fit_encoding(empty, SHADOW, buckets=2)
+    assert encoding.numeric == (0, 2)
+    np.testing.assert_array_equal(data.encode(encoding, empty)[:, 2], [0, 0, 0, 0, 0])
 
 
 def test_tables_from_files_and_names(tmp_path):
@@ -56,7 +70,16 @@ def test_tables_from_files_and_names(tmp_path):
     table = data.load_table(f"npz:{marked}")
     np.testing.assert_array_equal(table.numeric[:, 0], [1, 3, 5, 7, 9])
     np.testing.assert_array_equal(table.categorical[:, 0], [0, 2, 4, 6, 8])
+    for members, shape in (({"x_num": NUMERIC}, (5, 3, 0)), ({"x_cat": CATEGORICAL}, (5, 0, 2))):
+        np.savez(path, y=TABLE.y, **members)
+        table = data.load_table(f"npz:{path}")
+        assert (len(table.numeric), table.numeric.shape[1], table.categorical.shape[1]) == shape
+        assert (table.num_features, table.num_classes) == (sum(shape[1:]), 2)
+    colours = data.load_table("photographs:8")
+    pixels = data.load("photographs:8").x
+    np.testing.assert_allclose(colours.numeric, pixels.mean(axis=3).reshape(200, 64), rtol=1e-6)
     digits = data.load_table("digits")
+    assert digits.num_classes == 10
     assert digits.numeric.shape == (1797, 64)
     assert digits.num_features == 64
 
@@ -78,6 +101,17 @@ def test_bad_tables(tmp_path, monkeypatch):
             data.load_table(saved(x=np.ones((5, 2)), y=np.array(y)))
     with pytest.raises(ValueError, match="must have an array y"):
         data.load_table(saved(x=np.ones((5, 2))))
+    with pytest.raises(ValueError, match="must have an array y, and x or x_num and x_cat"):
+        data.load_table(saved(y=TABLE.y))
+    for marked in (np.array([True]), np.array([1, 0])):
+        with pytest.raises(ValueError, match=r"is_categorical must be bool of shape \(2,\)"):
+            data.load_table(saved(x=np.ones((5, 2)), y=TABLE.y, is_categorical=marked))
+    with pytest.raises(ValueError, match=r"numeric columns must have shape \(5, F\), got \(5,\)"):
+        data.load_table(saved(x_num=np.ones(5), y=TABLE.y))
+    with pytest.raises(ValueError, match=r"categorical columns must have shape \(5, F\), got \(4, 2\)"):
+        data.load_table(saved(x_cat=CATEGORICAL[:4], y=TABLE.y))
+    with pytest.raises(ValueError, match="only numeric columns may hold missing values"):
+        data.load_table(saved(x_cat=np.full((5, 1), np.nan), y=TABLE.y))
     with pytest.raises(ValueError, match="numeric columns must have shape"):
         data.load_table(saved(x=np.ones((4, 2)), y=TABLE.y))
     with pytest.raises(ValueError, match="infinite"):
@@ -103,6 +137,20 @@ def test_partitions_have_their_sizes(kind):
         assert min(map(len, parts)) >= 1
     again = data.partition_features(20, 3, kind=kind, x=x, seed=1)
     assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_gaussian_parties_hold_neighbours_behind_blurred_borders(seed):
+    """As the docstring says it: positions j + F / (2 P) Z_j, cut in their order, pieces in random order."""
+    rng = np.random.default_rng(seed)
+    pieces = rng.permutation(3)
+    positions = np.arange(10) + 10 / (2 * 3) * rng.standard_normal(10)
+    sizes, begin, expected = (4, 3, 3), 0, {}
+    for party in pieces:
+        expected[party] = sorted(np.argsort(positions)[begin : begin + sizes[party]])
+        begin += sizes[party]
+    found = data.partition_features(10, 3, kind="gaussian", seed=seed)
+    assert [list(own) for own in found] == [expected[party] for party in range(3)]
 
 
 def test_gibbs_keeps_correlated_features_together_and_gaussian_neighbours():
@@ -133,6 +181,15 @@ def test_slices_are_padded_with_zeros():
 def test_bad_partitions():
     with pytest.raises(ValueError, match="from 2 to the number of features, 3, got 4"):
         data.partition_features(3, 4)
+    with pytest.raises(ValueError, match="from 2 to the number of features, 3, got 1"):
+        data.partition_features(3, 1)
+    assert sorted(own.tolist() for own in data.partition_features(3, 3)) == [[0], [1], [2]]
+    for adversary in (-1, 2):
+        with pytest.raises(ValueError, match=r"adversary must be in \[0, 1\]"):
+            data.partition_features(6, 2, adversary=adversary)
+    for x in (np.ones(6), np.ones((4, 5)), np.ones((4, 6, 1))):
+        with pytest.raises(ValueError, match=r"needs x of shape \(n, 6\)"):
+            data.partition_features(6, 2, kind="gibbs", x=x)
     for share in (0.0, 1.0, -0.5):
         with pytest.raises(ValueError, match="share must be in"):
             data.partition_features(6, 2, share=share)
