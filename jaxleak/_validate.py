@@ -98,7 +98,7 @@ def labels_in_range(y: Any, num_classes: int) -> None:
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     """Raise `ValueError` unless x is (B, 1, H, W, channels): images of one party, as a `Batch` holds them."""
     shape, wanted = tuple(x.shape), (1, *image_shape)
-    if len(shape) != 5 or shape[1:] != wanted:
+    if shape[1:] != wanted:
         hint = ": add the axis of parties, x[:, None]" if shape[1:] == image_shape else ""
         raise ValueError(f"x of a batch must have shape (B, {', '.join(map(str, wanted))}), got {shape}{hint}")
 

@@ -94,6 +94,7 @@ AREAS = {
     "jaxleak/study/rounds": ("cafe_tables", "grants", "poison"),
     "jaxleak/study/parties": ("vfl_problem", "vfl_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
+    "jaxleak/_validate": ("validate", "refusals"),
     "jaxleak/": ("threats", "checkpoint", "public_names"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
 }

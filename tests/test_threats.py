@@ -78,6 +78,17 @@ def test_running_statistics_stay_out_of_any_kind_of_mapping(transcript, freeze):
     assert jax.tree.leaves(granted.params["batch_stats"])
 
 
+@pytest.mark.parametrize("params", [{"first": {"w": np.ones(1)}}, (np.ones(1), np.ones(2))])
+def test_params_without_running_statistics_are_seen_as_they_are(transcript, params):
+    seen = view(Threat(), transcript._replace(params=params)).params
+    assert jax.tree.structure(seen) == jax.tree.structure(params)
+
+
+def test_a_party_may_be_kept_from_the_indices():
+    for threat in (Threat(party=1), Threat(party=1, index=False)):
+        assert (view(threat, _split_transcript()).index is not None) == threat.index
+
+
 def _split_transcript():
     model = models.bottom_top((2, 1), 2, bottom=(3,), top=(3,))
     protocol = protocols.split_training(model, num_samples=4, batch_size=2)
