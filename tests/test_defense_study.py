@@ -19,7 +19,17 @@ from experiments._defenses.studies import points_of
 from jaxleak import data, models
 from jaxleak import defenses as family
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense, true_epsilon
-from jaxleak.study.updates import Case, Utilities, resolved, utility_of, victim
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    TradeOffPoint,
+    Utilities,
+    _trade_offs,
+    cell_of_point,
+    resolved,
+    utility_of,
+    victim,
+)
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {
@@ -105,6 +115,69 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         defenses.main(args_of(defenses.Args, **changes, out=out))
     assert not out.exists()
+
+
+def test_sizes_of_a_federation_hold_up_to_their_bounds():
+    Federation(clients=8, samples=8, batch_size=1).check()
+    Federation(clients=8, samples=23, batch_size=2).check()
+    for sizes, message in (
+        ({"samples": 7}, "samples must be in"),
+        ({"samples": 23, "batch_size": 3}, r"batch_size must be in \[1, 2\], got 3"),
+        ({"rounds": 0}, "rounds must be > 0"),
+        ({"test_samples": 0}, "test_samples must be > 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Federation(**{"clients": 8, **sizes}).check()
+
+
+def test_what_leaves_the_trained_model_as_it_is_shares_its_training():
+    plain = Case(model="mlp", data="digits", attacked_round=2, local_steps=1)
+    for defense, strength, same in (
+        ("encrypt_top", 20.0, True),
+        ("cancelling_noise", 0.5, True),
+        ("gaussian", 0.1, False),
+        ("soteria", 0.5, False),
+    ):
+        defended = replace(plain, defense=defense, strength=strength, attack="dlg", pool=7)
+        assert (utility_of(defended) == utility_of(plain)) == same
+    assert utility_of(replace(plain, attacked_round=3)) != utility_of(plain)
+
+
+def test_a_point_is_attacked_by_who_knows_the_defense_where_it_is_asked_for():
+    federation, plain = Federation(), Case(model="mlp", data="digits")
+    noisy = replace(plain, defense="gaussian", strength=0.1)
+    for case, adaptive, attacks in (
+        (plain, None, [False]),
+        (plain, ("gaussian",), [False]),
+        (noisy, None, [False, True]),
+        (noisy, (), [False]),
+        (noisy, ("gaussian",), [False, True]),
+        (noisy, ("soteria",), [False]),
+    ):
+        for attacked_round in (0, 4):
+            of_round = replace(case, attacked_round=attacked_round)
+            training, *jobs = cell_of_point(TradeOffPoint(of_round, "", 0.0), federation, adaptive).jobs
+            assert training == utility_of(of_round)
+            assert [job.case.adaptive for job in jobs] == attacks
+            assert {job.federation for job in jobs} == {federation if attacked_round else None}
+
+
+def test_epsilon_is_that_of_a_clients_own_samples():
+    federation = Federation(samples=82, clients=8, batch_size=5, rounds=3)
+    expected = true_epsilon("dp_sgd", 2.0, batch_size=5, own_samples=10, rounds=3)
+    assert _trade_offs._epsilon(Case(defense="dp_sgd", strength=2.0), federation) == {"true_epsilon": expected}
+    assert _trade_offs._epsilon(Case(defense="gaussian", strength=2.0), federation) == {}
+    assert _trade_offs._epsilon(Case(), federation) == {}
+
+
+def test_changes_are_of_the_same_seeds():
+    row = {"accuracy_values": [0.5, 0.75], "leak_values": [10.0, 14.0]}
+    without = {"accuracy_values": [0.75, 0.75], "leak_values": [20.0, 20.0]}
+    found = _trade_offs._change(row, without)
+    assert found["accuracy_change_values"] == [-0.25, 0.0]
+    assert (found["leak_change"], found["leak_change_spread"]) == (-8.0, 2.0)
+    assert _trade_offs._change(row, None) == {}
 
 
 def test_examples_gradients_need_one_step():

@@ -21,17 +21,21 @@ from jaxleak.study.sources import unavailable
 from jaxleak.study.updates import (
     Case,
     Federation,
+    Inversion,
+    Inversions,
     Training,
     Utilities,
     _cost,
     _size,
     check,
+    draw_distances,
     resolved,
     seconds_of_update,
     trained,
     utility_of,
     victim,
 )
+from jaxleak.study.updates._partitions import client_samples
 
 NO_LPIPS = "LPIPS needs pretrained weights"
 EVERYTHING = Sizes(specs=dict.fromkeys(("MNIST", "CIFAR-10", "CIFAR-100"), "digits"), substitute="digits")
@@ -343,6 +347,51 @@ def test_the_attacked_client_is_one_of_its_partition(partition):
     assert 8 <= len(private.y) < 400
     if partition == "label_skew:2":
         assert len(np.unique(private.y)) == 2
+
+
+def test_samples_of_a_client_are_those_of_the_partition_by_name():
+    digits = data.load("digits", 100, 0)
+
+    def held(partition, clients=7, needed=1, seed=3):
+        return client_samples(partition, digits, clients, needed, seed).tolist()
+
+    assert held("iid") == list(range(100))
+    assert [len(held(name, 2)) for name in ("quantity_skew:20", "quantity_skew")] == [20, 50]
+    assert [len(np.unique(digits.y[held(name)])) for name in ("label_skew", "label_skew:3")] == [2, 3]
+    parts = data.dirichlet(3, digits.y, 7, alpha=0.5)
+    assert held("dirichlet") == held("dirichlet:0.5") in [part.tolist() for part in parts]
+    assert held("dirichlet:50") not in [part.tolist() for part in parts]
+    of_x = data.feature_skew(3, digits.x, 7)
+    groups = {0: of_x[:2], 1: of_x[2:3], 2: of_x[3:5], 3: of_x[5:6], 4: of_x[6:]}  # floor(5 k / 7) of client k
+    for group, its in groups.items():
+        found = [held(f"feature_skew:{group}", seed=3)]
+        assert all(part in [own.tolist() for own in its] for part in found)
+    assert held("feature_skew") in [own.tolist() for own in groups[0]]
+    assert len(held("quantity_skew:20", needed=20, clients=2)) == 20
+    with pytest.raises(ValueError, match="no client of quantity_skew:20 has 21 samples; the largest has 20"):
+        held("quantity_skew:20", needed=21, clients=2)
+
+
+def test_costs_are_split_at_a_compilation(monkeypatch, tmp_path):
+    jobs = Inversions(RunFolder(tmp_path, "inversions", {}, fresh=False), fresh=False)
+    for needed, split in ((100.0, (70.0, 30.0)), (30.0, (0.0, 30.0)), (20.0, (0.0, 20.0))):
+        monkeypatch.setattr("jaxleak.study.updates._inversions.seconds_of_update", lambda *_, s=needed: s)
+        assert jobs.cost(Inversion(Case())) == split
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_curves_are_drawn_as_they_are_or_in_units_of_their_start(relative, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "jaxleak.study.updates._inversions.plots.curves", lambda _, lines, **words: drawn.append((lines, words))
+    )
+    results = {"a": Result({}, {"curve": np.array([4.0, 2.0, 0.0])}), "closed": Result({}, {"curve": np.zeros(0)})}
+    draw_distances(None, results, relative=relative)
+    ((lines, words),) = drawn
+    assert list(lines) == ["a"]
+    np.testing.assert_array_equal(lines["a"][0], [0, 1, 2])
+    np.testing.assert_allclose(lines["a"][1], [1.0, 0.5, 1e-12] if relative else [4.0, 2.0, 1e-12])
+    assert words["ylabel"].startswith("distance over that at the start" if relative else "its own distance")
 
 
 def test_partitions_that_cannot_be_are_refused():

@@ -128,6 +128,11 @@ def _first_iterates(engine, observation, template, *, callbacks, **options):
         callbacks[0](done, types.SimpleNamespace(attack=attack), {})
 
 
+def test_seeds_of_figure_1_are_those_of_no_other_measurement():
+    assert diagnostics.fig1_seeds(0) == [0, 1, 2]
+    assert diagnostics.fig1_seeds(2) == [2000, 2001, 2002]
+
+
 def test_ratios_are_summarised_by_rank():
     found = diagnostics.summary_of_ratios(np.array([-1.0, 1.0, 2.0, 3.0, 100.0]))
     assert found == {"median": 2.0, "quartile_low": 1.0, "quartile_high": 3.0, "positive": 0.8}
@@ -148,3 +153,6 @@ def test_descent_on_a_parabola_is_that_of_the_papers_example():
 def test_a_curve_has_settled_where_nothing_behind_lies_above():
     assert diagnostics.settled_after(np.array([10.0, 5.0, 0.1, 0.0, 0.6, 0.2, 0.0])) == 5
     assert diagnostics.settled_after(np.array([1.0, 1.0])) == 0
+    # Above its end by just the share of its fall is settled; a curve that rose has fallen by nothing.
+    assert diagnostics.settled_after(np.array([8.0, 3.0, 2.0, 0.0]), share=0.25) == 2
+    assert diagnostics.settled_after(np.array([0.0, 3.0, 2.0])) == 2

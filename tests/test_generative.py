@@ -227,6 +227,11 @@ class TestPublicImages:
         for other in ("held_out", "photographs:40", "natural_patches?size=16"):
             with pytest.raises(ValueError, match="crops of the same photographs, which overlap"):
                 public_data.public_images(Case(attack="ggl", public_data=other), 0, (32, 32, 3))
+        with pytest.raises(ValueError, match="must be images"):
+            public_data.public_images(Case(attack="ggl", data="digits", public_data="breast_cancer"), 0, SHAPE)
+        assert len(public_data.public_images(Case(attack="rog", data="digits", pool=1795), 0, SHAPE)) == 2
+        with pytest.raises(ValueError, match="digits leaves 1 public images beside 1796 samples"):
+            public_data.public_images(Case(attack="rog", data="digits", pool=1796), 0, SHAPE)
         with pytest.raises(ValueError, match="needs --public-data"):
             public_data.generator_for(Case(attack="ggl"), 0, (32, 32, 3), captured=True)
         with pytest.raises(ValueError, match="take a smaller pool"):

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from jaxleak._tree import named_leaves
 from jaxleak.attacks import client_updates, presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study.updates import Case, observe, resolved, score, victim, where_seen
+from jaxleak.study.updates import Case, check, observe, resolved, score, victim, where_seen
 
 
 def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
@@ -84,6 +85,80 @@ def test_options_of_single_attacks_reach_their_settings():
     assert resolved(replace(noisy, noise="laplace")).settings.gradients.distance(a, b) == pytest.approx((0.5 + 2) / 0.5)
     waiting = Case(homotopy=(1.0, 5.0), finish=0.1, progress_below=0.3)
     assert resolved(waiting).settings.smoothing == client_updates.smoothing(1.0, 5.0, finish=0.1, progress_below=0.3)
+
+
+def test_options_of_every_attack_reach_its_settings():
+    plain = resolved(Case()).settings
+    assert resolved(Case(tv=0.25)).settings.weight("tv") == 0.25 != plain.weight("tv")
+    assert resolved(Case(activation_penalty=0.5)).settings.weight("activation") == 0.5 != plain.weight("activation")
+    kinds = {prior.name: prior.kind for _, prior in resolved(Case(tv_kind="isotropic")).settings.priors}
+    assert kinds["tv"] == "isotropic" != {prior.name: prior.kind for _, prior in plain.priors}["tv"]
+    assert resolved(Case(white_point=0.75)).settings.white_point == 0.75
+    assert resolved(Case(exact_kinks=True)).settings.smoothing is None
+    assert resolved(Case(labels="joint")).settings.labels == "joint"
+    a, b = {"w": jnp.array([1.0, -2.0, 0.0])}, {"w": jnp.array([0.5, 0.0, 4.0])}
+    assert resolved(Case(terms=("squared_l2",))).settings.gradients.distance(a, b) == pytest.approx(0.25 + 4 + 16)
+    assert resolved(Case(terms=("l1", "squared_l2"))).settings.gradients.distance(a, b) == pytest.approx(6.5 + 20.25)
+    chosen = resolved(Case(matched_percent=34.0)).settings.gradients.selection(a, b)
+    assert sum(int(leaf.sum()) for leaf in jax.tree.leaves(chosen)) == 2
+    assert resolved(Case(blend=0.5)).settings.regularization.blend == 0.5 != plain.regularization.blend
+
+
+def test_an_attack_of_a_closed_form_has_no_settings_and_one_iteration():
+    closed = resolved(Case(attack="patch_embedding"))
+    assert (closed.iterations, closed.leaves(None)) == (1, None)
+    with pytest.raises(ValueError, match="patch_embedding has a closed form and no settings"):
+        _ = closed.settings
+    assert resolved(Case(iterations=7)).iterations == 7
+
+
+def test_sizes_of_a_case():
+    assert Case(batch_size=2, local_steps=3, clients=5).images == 30
+    assert Case(skip=5, pool=7).taken == 12
+
+
+def test_what_is_just_allowed_is_checked_and_taken():
+    for allowed in (
+        {"homotopy": (2.0, 2.0)},
+        {"matched_percent": 100.0},
+        {"activation_penalty": 0.0},
+        {"tv": 0.0},
+        {"width": 1, "model": "resnet10"},
+        {"microbatch": 1},
+        {"defense": "error_feedback", "strength": 10.0},
+        {"defense": "gaussian", "strength": 0.1, "attacked_round": 3},
+        {"attack": "patch_embedding"},
+    ):
+        check(Case(**allowed))
+    for refused, message in (
+        ({"matched_percent": 0.0}, "matched_percent must be > 0"),
+        ({"width": 0}, "width must be > 0"),
+        ({"microbatch": 0}, "microbatch must be > 0"),
+        ({"skip": -1}, "skip must be >= 0"),
+        ({"attack": "patch_embedding", "batch_size": 2}, "one image behind one gradient, got 2 images"),
+        ({"attack": "patch_embedding", "adaptive": True}, "adaptive must be False, got True"),
+        ({"defense": "error_feedback", "strength": 10.0, "attacked_round": 3}, "attacked_round must be 0, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check(Case(**refused))
+
+
+def test_a_step_that_begins_anew_falls_over_a_thousand_iterations():
+    annealed = resolved(Case(optimizer="annealed", step_size=0.2)).settings.optimizer
+    slopes = jnp.ones(1)
+
+    def after(count):
+        state = jax.tree.map(
+            lambda leaf: jnp.asarray(count, leaf.dtype) if leaf.ndim == 0 else leaf, annealed.init(slopes)
+        )
+        # Adam's own averages have settled on the slope; what it does against averages that begin at zero is taken off.
+        state = jax.tree.map(lambda leaf: jnp.ones_like(leaf) if leaf.ndim else leaf, state)
+        return float(jnp.abs(annealed.update(slopes, state)[0][0])) / np.sqrt(1 - 0.999 ** (count + 1))
+
+    assert after(500) == pytest.approx(0.1, rel=1e-3)
+    assert after(999) < 1e-5
+    assert after(1000) == pytest.approx(0.2, rel=1e-3)
+    assert after(2500) == pytest.approx(0.1, rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "annealed"])
