@@ -3,16 +3,19 @@
 import json
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import tables
 from experiments._cafe.cells import CafeJobs, at_iteration, iterations_to, seconds, setting_of
-from jaxleak import models, protocols
-from jaxleak._base import Batch
+from jaxleak import data, models, protocols
+from jaxleak._base import Batch, Reconstruction
 from jaxleak.study import rounds
 from jaxleak.study.files import write_json
+from jaxleak.study.rounds import _settings
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.runner import Result, Runner
@@ -301,3 +304,140 @@ def test_a_table_of_images_gets_a_sheet_of_the_samples_that_all_rows_have(monkey
     for row, value in {"cafe/mnist": 0.9, "dlg/mnist": 0.1, "gc/mnist": 0.5}.items():
         label = f"{row}: mean PSNR {100 if row == 'cafe/mnist' else 7}.0 dB"
         np.testing.assert_array_equal(sheet[label], np.full((2, 4, 4, 1), value))
+
+
+def _problem(spec="digits", **options):
+    sizes = {"num_samples": 4, "parties": 4, "seed": 3, "network": "logistic"}
+    return rounds.vertical_problem(spec, key=jax.random.key(0), **sizes | options)
+
+
+@pytest.mark.parametrize(("spec", "slices"), [("digits", (4, 4, 1)), ("breast_cancer", (8,))])
+def test_a_problem_has_the_samples_of_its_seed_and_tests_on_the_next(spec, slices):
+    problem = _problem(spec, held_out=5)
+    drawn = data.load(spec, 9, 3)
+    assert problem.private.x.shape == (4, 4, *slices)
+    np.testing.assert_array_equal(problem.private.index, range(4))
+    for batch, part in ((problem.private, slice(0, 4)), (problem.held_out, slice(4, 9))):
+        np.testing.assert_array_equal(problem.assemble(np.asarray(batch.x)), drawn.x[part])
+        np.testing.assert_array_equal(batch.y, drawn.y[part])
+    np.testing.assert_array_equal(problem.dataset.x, drawn.x[:4])
+    assert problem.model.num_classes == len(drawn.classes)
+    assert len(_problem(spec).held_out.y) == 0
+
+
+def test_scores_of_a_reconstruction_by_hand():
+    problem = _problem()
+    truth = problem.dataset.x
+    off = np.array([0.1, 0.2, 0.2, 0.4])
+    slices = np.asarray(problem.private.x) + off[:, None, None, None, None].astype(np.float32)
+    labels = np.array(problem.dataset.y)
+    labels[0] = (labels[0] + 1) % 10
+    found = rounds.reconstruction_metrics(problem, Reconstruction(slices, labels, None, None))
+    psnr = -20 * np.log10(off)
+    assert (found["psnr_mean"], found["psnr_median"], found["psnr_min"]) == pytest.approx(
+        (psnr.mean(), psnr[1], psnr[3]), abs=1e-3
+    )
+    assert found["mse_mean"] == pytest.approx(np.mean(off**2), rel=1e-4)
+    assert found["label_accuracy"] == 0.75
+    grey = -10 * np.log10(((truth - 0.5) ** 2).mean(axis=(1, 2, 3)))
+    assert found["psnr_grey"] == pytest.approx(grey.mean(), abs=1e-3)
+    peaks = truth.max(axis=(1, 2, 3))
+    everyone = np.arange(4)
+    assert found["psnr_channel_peak"] == pytest.approx(np.mean(20 * np.log10(peaks / off)), abs=1e-3)
+    assert rounds.channel_peak_psnr(problem, truth, everyone) == 200
+    np.testing.assert_allclose(rounds.image_psnr(problem, slices[1:3], everyone[1:3]), psnr[1:3], atol=1e-3)
+    table = rounds.reconstruction_metrics(
+        _problem("breast_cancer"), Reconstruction(np.zeros((4, 4, 8)), labels, None, None)
+    )
+    assert table.keys() == {"psnr_mean", "psnr_median", "psnr_min", "mse_mean", "label_accuracy"}
+
+
+def test_relative_errors_by_hand():
+    truth = np.array([[[3.0, 4.0], [1.0, 0.0]], [[0.0, 2.0], [5.0, 5.0]]])
+    estimate = np.add(truth, [1.0, 0.0])
+    found = rounds.relative_errors(truth, estimate, np.array([[True, False], [True, False]]))
+    np.testing.assert_allclose(found, [1 / 5, 1 / 2])
+
+
+@pytest.mark.parametrize(
+    ("defense", "answered", "counts", "psnr"),
+    [
+        ("none", [True, False, True, True], (2, 3, 0.75), 20.0),
+        ("none", [False, False, False, True], (0, 3, 0.25), float("nan")),
+        ("dp-1.0", [False, False, True, True], (3, 3, 0.5), 20.0),
+    ],
+)
+def test_the_exact_engine_leaves_out_samples_without_an_answer_unless_they_are_defended(
+    monkeypatch, defense, answered, counts, psnr
+):
+    problem = _problem()
+    recovery = SimpleNamespace(answered=np.array(answered), H=np.zeros((4, 4, 3)))
+    asked = []
+
+    def invert(model, params, features, index, **_):
+        assert len(features) == len(index)
+        return SimpleNamespace(x=np.asarray(problem.private.x)[index] + np.float32(0.1))
+
+    def recover(*_, **options):
+        asked.append(options)
+        return recovery
+
+    monkeypatch.setattr(cafe_runs, "forward_features", lambda problem: None)
+    monkeypatch.setattr(cafe_runs, "observe_and_recover", recover)
+    monkeypatch.setattr(cafe_runs.attacks, "plan_cafe_exact", lambda model, **sizes: sizes)
+    monkeypatch.setattr(cafe_runs.aggregated, "invert_slices", invert)
+    for workers in (0, 2):
+        setting = Setting("exact", num_samples=4, batch_size=2, images=3, defense=defense, workers=workers)
+        found = cafe_runs.exact(setting, problem)
+        assert (found["images"], found["images_asked"], found["answered"]) == counts
+        assert found["psnr"] == pytest.approx(psnr, abs=1e-3, nan_ok=True)
+        assert asked[-1]["horizontal"] == bool(workers)
+        assert (asked[-1]["defense"] is None) == (defense == "none")
+        if counts[0]:
+            np.testing.assert_array_equal(
+                found[cafe_runs.PICTURE_KEY]["index"], [0, 2] if defense == "none" else [0, 1, 2]
+            )
+
+
+def test_pictures_are_the_first_sixteen():
+    problem = SimpleNamespace(dataset=SimpleNamespace(x=np.arange(40.0)[:, None]))
+    shown = cafe_runs.pictures(problem, np.arange(20.0)[:, None], np.arange(0, 40, 2))
+    np.testing.assert_array_equal(shown["index"], range(0, 32, 2))
+    np.testing.assert_array_equal(shown["truth"][:, 0], range(0, 32, 2))
+    np.testing.assert_array_equal(shown["estimate"][:, 0], range(16))
+
+
+def test_step_three_goes_on_from_the_tables_where_there_are_some(monkeypatch):
+    found = []
+    monkeypatch.setattr(cafe_runs, "step_three", lambda *_, tables, **__: (found.append(tables), {}))
+    monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {"psnr": 1.0})
+    problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
+    tables_of = cafe_runs.NestedTables("V and H", [(1, 2.0, 3.0)], 0.25)
+    with_tables = cafe_runs.descent(Setting("descent"), problem, tables_of)
+    without = cafe_runs.descent(Setting("descent"), problem, None)
+    assert found == ["V and H", None]
+    assert (with_tables["f_history"], with_tables["feature_error"]) == ([(1, 2.0, 3.0)], 0.25)
+    assert without.keys() == {"psnr", "curve"}
+
+
+def test_settings_name_a_row_and_an_optimizer():
+    assert [rounds.runs.cap(name) for name in ("mnist", "linnaeus5")] == [8_000, 20_000]
+    assert _settings.table9_row(Setting("exact", dataset="cifar100")) == "cifar10"
+    assert _settings.table9_row(Setting("exact", dataset="linnaeus5")) == "linnaeus5"
+    assert _settings.optimizer_of(Setting("single")) is None
+    for name, step in (("sgd", -0.75), ("adam", -0.25)):
+        optimizer = _settings.optimizer_of(Setting("single", model_learning_rate=0.25, model_optimizer=name))
+        assert optimizer.update(jnp.float32(3.0), optimizer.init(jnp.float32(1.0)))[0] == pytest.approx(step, rel=1e-5)
+
+
+def test_training_alone_is_watched_from_its_start():
+    setting = Setting("training", num_samples=24, batch_size=8, iterations=20, model_learning_rate=0.5)
+    problem = _problem("breast_cancer", num_samples=24, parties=2, held_out=10)
+    curve = cafe_runs.training(setting, problem)["curve"]
+    assert [done for done, _, _ in curve] == [0, 10, 20]
+    assert curve[0][1] > curve[1][1] > curve[2][1]
+    logits = np.asarray(problem.model.apply(problem.params, problem.private.x), np.float64)
+    loss = np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(24), problem.dataset.y])
+    assert curve[0][1] == pytest.approx(loss, abs=1e-4)
+    right = np.asarray(problem.model.apply(problem.params, problem.held_out.x)).argmax(axis=1) == problem.held_out.y
+    assert curve[0][2] == pytest.approx(float(np.mean(right)))

@@ -112,6 +112,7 @@ def test_every_party_has_a_feature():
     columns, layout = feature_columns(x, 4)
     assert (columns.sum(axis=2) > 0).all()
     np.testing.assert_array_equal(assemble_columns(columns, layout), x)
+    np.testing.assert_array_equal(feature_columns(x, 5)[0], np.ones((1, 5, 1)))
 
 
 def test_column_errors():
