@@ -58,6 +58,10 @@ def test_another_start_does_not_resume_this_one(arguments, tmp_path):
     [
         ({"seeds": (0, 1)}, "--seeds takes one number, got 2"),
         ({"case": Case(model="mlp")}, "needs the model's weights"),
+        (
+            {"case": Case(model="mlp", weights="w.safetensors", defense="gaussian", strength=0.1)},
+            "--defense is for simulated clients",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(arguments, tmp_path, changes, message):
@@ -71,8 +75,21 @@ def test_arrays_that_the_attack_does_not_read_may_be_missing(tmp_path):
     found = captured.load_payload(tmp_path / "part.npz", params, ("first",))
     np.testing.assert_array_equal(found["first"]["kernel"], 2)
     assert found["head"]["bias"] is None
-    with pytest.raises(ValueError, match="it lacks head/bias"):
+    with pytest.raises(ValueError, match=r"it lacks head/bias \(1 arrays in all\)"):
         captured.load_payload(tmp_path / "part.npz", params)
+    np.savez(tmp_path / "more.npz", **{"first/kernel": np.ones((2, 3)), "head/bias": np.ones(3), "other": np.ones(1)})
+    with pytest.raises(ValueError, match="it has arrays that the model does not know: 'other'"):
+        captured.load_payload(tmp_path / "more.npz", params)
+    for missing in (None, tmp_path / "nothing.npz", tmp_path):
+        with pytest.raises(FileNotFoundError, match="does not exist or is not a file"):
+            captured.load_payload(missing, params)
+
+
+@pytest.mark.parametrize(("name", "written"), [("a.npz", "a.npz"), ("a", "a.npz"), ("a.b", "a.b.npz")])
+def test_a_payload_is_written_with_its_ending(tmp_path, name, written):
+    payload = {"first": {"kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3)}, "head": {"bias": np.ones(2)}}
+    assert captured.save_payload(tmp_path / name, payload) == tmp_path / written
+    jax.tree.map(np.testing.assert_array_equal, captured.load_payload(tmp_path / written, payload), payload)
 
 
 @pytest.mark.slow

@@ -11,13 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 import tyro
 
 from experiments.sweep import STUDIES
+from jaxleak._command.cafe_scale import descent, exact, report, sizes
+from jaxleak._command.cafe_scale import run as cafe_scale
+from jaxleak._command.cafe_scale.options import Args
+from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.study import distributed, rounds
 
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "experiments" / "cafe_scale.py"
@@ -180,3 +187,144 @@ def test_the_process_exits_with_1_and_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: --out ")
     assert "Traceback" not in done.stderr
+
+
+def test_values_that_are_left_out_come_from_the_preset():
+    default = Args().resolved()
+    assert (default.data, default.num_samples, default.batch_size, default.images) == ("lfw_faces", 100, 20, 100)
+    assert (default.solver, default.iterations, default.parties, default.fresh) == ("exact", 800, 4, False)
+    assert Args(preset="paper").resolved().solver == "nested"
+    assert Args(preset="paper", solver="single").resolved().solver == "single"
+    # No more images are inverted than there are, unless somebody asks for them.
+    assert [Args(num_samples=n).resolved().images for n in (24, 100, 101)] == [24, 100, 100]
+    assert Args(num_samples=24, images=30).resolved().images == 30
+
+
+def test_a_preset_a_solver_and_devices_say_what_runs(monkeypatch, tmp_path):
+    ran, asked = [], []
+    mesh = SimpleNamespace(size=2)
+    for name, module in (("exact", exact), ("descent", descent), ("sizes", sizes)):
+        monkeypatch.setattr(module, "run", lambda *given, name=name: ran.append((name, given)) or {})
+    monkeypatch.setattr(report, "write", lambda *_: None)
+    monkeypatch.setattr(cafe_scale, "require_memory_of_rounds", lambda *given: asked.append(given))
+    monkeypatch.setattr(distributed, "join_devices", lambda where: mesh if where.devices else None)
+    small, two = {"num_samples": 24, "batch_size": 6, "data": "digits"}, distributed.Devices(devices=2)
+    for number, (given, name, solver) in enumerate(
+        (
+            ({}, "exact", "auto"),
+            ({"preset": "scale"}, "exact", "auto"),
+            ({"preset": "scale", "num_samples": None}, "sizes", "auto"),
+            ({"solver": "nested"}, "descent", "auto"),
+            ({"where": two}, "exact", "matrix_free"),
+            ({"where": two, "linear_solver": "direct"}, "exact", "direct"),
+        )
+    ):
+        cafe_scale.main(Args(**small | given, out=tmp_path / str(number)))
+        assert ran[-1][0] == name
+        args = ran[-1][1][1 if name == "sizes" else 0]
+        assert args.linear_solver == solver
+        assert len(asked) == sum(ran_name == "exact" for ran_name, _ in ran)
+        if name == "exact":
+            assert (ran[-1][1][3] is mesh) == ("where" in given)
+            assert asked[-1] == (24, solver)
+    for given in ({"preset": "scale", "num_samples": None}, {"solver": "single"}):
+        with pytest.raises(ValueError, match="several devices share one run"):
+            cafe_scale.main(Args(**small | given, where=two, out=tmp_path / "refused"))
+
+
+class _Kept:
+    """Checkpoints in memory."""
+
+    def __init__(self, saved=None):
+        self.saved, self.steps = saved, []
+
+    def restore_latest(self, tree):
+        return tree if self.saved is None else self.saved
+
+    def save(self, step, tree):
+        self.steps.append(step)
+        self.saved = jax.tree.map(np.array, tree)
+
+
+@pytest.mark.parametrize("mesh", [None, SimpleNamespace(size=2)])
+def test_slices_are_inverted_eight_at_a_time_and_go_on_where_they_were(monkeypatch, mesh):
+    wanted = np.arange(1, 23, 2)  # eleven samples
+    recovery = SimpleNamespace(H=np.arange(24.0)[:, None, None] * np.ones((24, 2, 3)))
+    problem = SimpleNamespace(model=SimpleNamespace(parties=2, slice_shape=(3,)), params=None)
+    calls, logged, kept_before = [], [], []
+
+    def inverter(features, numbers):
+        calls.append(list(numbers))
+        two = np.stack([numbers, 2 * numbers], axis=1)
+        return aggregated.FeatureInversionResult(x=features, residual=two, steps=two + 1, restarts=two + 2)
+
+    monkeypatch.setattr(aggregated, "SliceInverter", lambda *_, **__: inverter)
+    monkeypatch.setattr(exact, "image_psnr", lambda problem, x, index: np.asarray(index, float))
+    folder = SimpleNamespace(
+        log=lambda **line: logged.append(line), keep_log_before=lambda **line: kept_before.append(line)
+    )
+    progress = SimpleNamespace(begin=lambda *_: None, update=lambda *_: None)
+
+    def run(kept):
+        calls.clear()
+        return exact._step_three(problem, recovery, wanted, 0, kept, folder, progress, mesh)
+
+    kept = _Kept()
+    table = run(kept)
+    size = 8 if mesh is None else 16
+    assert calls == ([[1, 3, 5, 7, 9, 11, 13, 15], [17, 19, 21, 21, 21, 21, 21, 21]] if mesh is None
+                     else [[1, 3, 5, 7, 9, 11, 13, 15, 17, 19, *[21] * 6]])  # fmt: skip
+    assert kept.steps == ([8, 11] if mesh is None else [11])
+    np.testing.assert_array_equal(table.x, recovery.H[wanted])
+    np.testing.assert_array_equal(table.residual, np.stack([wanted, 2 * wanted], axis=1))
+    np.testing.assert_array_equal(table.restarts, np.stack([wanted, 2 * wanted], axis=1) + 2)
+    assert logged[-1] == {"samples": 11, "residual_median": 22.0, "psnr_truth_side_mean": 11.0}
+    assert kept_before == [{"samples": 0}]
+    again = run(kept)  # all are done
+    assert calls == []
+    np.testing.assert_array_equal(again.x, table.x)
+    run(_Kept({"done": np.int32(8), "table": kept.saved["table"]}))
+    assert calls == [[17, 19, 21, *[21] * (size - 3)]]
+    assert kept_before[1:] == [{"samples": 11}, {"samples": 8}]
+
+
+def test_scores_of_the_exact_engine_by_hand():
+    problem = rounds.vertical_problem(
+        "digits", num_samples=6, parties=4, seed=0, key=jax.random.key(0), network="logistic"
+    )
+    features = np.asarray(rounds.forward_features(problem))
+    assert features.shape[:2] == (6, 4)
+    sent = aggregated.true_output_gradients(problem.model, problem.params, features, problem.private.y, 3)
+    live = np.ones((6, 4), bool)
+    live[5, 2] = False  # its wrong values do not count
+    values, inputs = sent * 1.25, features * 0.5
+    values[5, 2], inputs[5, 2] = 100.0, 100.0
+    labels = np.array(problem.dataset.y)
+    labels[1:3] = (labels[1:3] + 1) % 10
+    recovery = SimpleNamespace(
+        V=values, H=inputs, live=live, labels=labels, answered=np.array([True, False, True, True, True, False]),
+        label_margin=np.array([3.0, 2.0, 5.0, 9.0, 9.0, 9.0]), output_rank=6, output_condition=7.0, feature_rank=5,
+        feature_condition=8.0,
+    )  # fmt: skip
+    wanted = np.array([0, 2, 3])
+    off = np.array([0.1, 0.2, 0.4])
+    result = SimpleNamespace(
+        x=np.asarray(problem.private.x)[wanted] + off[:, None, None, None, None].astype(np.float32),
+        residual=np.array([[1e-5] * 4, [1e-5, 1e-5, 1e-3, 1e-5], [9.9e-5] * 4]),
+    )
+    folder = SimpleNamespace(writes=False, seconds={"simulator_features": 1.0, "steps_1_2": 2.0, "step_3": 4.0})
+    plan = SimpleNamespace(batch_size=3, rounds=11)
+    config = Args(data="digits", num_samples=6, batch_size=3, images=4).resolved()
+    found = exact._score(config, folder, problem, features, plan, recovery, wanted, result)
+    psnr = -20 * np.log10(off)
+    expected = {
+        "output_gradient_relative_error": 0.25, "feature_relative_error": 0.5, "answered_fraction": 4 / 6,
+        "certified_fraction": 2 / 4, "psnr_mean": psnr.mean(), "psnr_median": psnr[1], "psnr_min": psnr[2],
+        "mse_mean": np.mean(off**2), "images_inverted": 3, "label_accuracy": 4 / 6, "label_margin_min": 2,
+        "output_rank": 6, "output_condition": 7, "feature_rank": 5, "feature_condition": 8, "rounds_observed": 11,
+        "seconds_simulator_features": 1, "seconds_steps_1_2": 2, "seconds_step_3": 4, "samples_per_second": 3 / 4,
+        "simulator_features_gb": 6 * 4 * features.shape[2] * 4 / 1e9,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert found.keys() - expected.keys() == {"ssim_mean", "peak_memory_gb"}
+    assert 0 < found["ssim_mean"] < 1

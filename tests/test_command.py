@@ -48,6 +48,7 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["metrics"]["verdict"] == "leaks"
     assert results["metrics"]["psnr"] > 60
+    assert 0 < results["provenance"]["seconds"] < 600
     assert "LEAKS" in capsys.readouterr().out
     report = (tmp_path / "run" / "report.html").read_text()
     assert report.count("data:image/png;base64,") == 2

@@ -1,6 +1,7 @@
 """`experiments.invert`: what it refuses, in the words of its options, and when it says what the attacker is granted."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,14 @@ import pytest
 
 from experiments import invert
 from jaxleak import models
+from jaxleak._command.invert import report
+from jaxleak._command.invert import run as command
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import client_updates, presets
+from jaxleak.audit import Agreement
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study.updates import Case, check, observe, resolved, score, victim, where_seen
+from jaxleak.study.updates import Case, Outcome, check, observe, resolved, score, victim, where_seen
 
 
 def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
@@ -229,3 +233,76 @@ def test_no_more_of_the_update_is_granted_than_the_attack_reads():
     assert tuple(named_leaves(simulated)) == read
     whole, _ = observe(replace(case, attack="fedleak", labels=None), 0, side)
     assert named_leaves(whole.payload).keys() == named_leaves(whole.params["params"]).keys()
+
+
+def _outcome(seed, psnr, second=None, curve=2):
+    scores = {"psnr": psnr, "psnr_grey": 10.0, "ssim": 0.5, "recognised": 0.5, "gradient_matched": 1.0, "answered": 1.0}
+    images = np.full((2, 8, 8, 1), 0.25 * seed)
+    return Outcome(images, images + 0.1, scores, np.arange(curve, 0.0, -1), second)
+
+
+def test_a_summary_has_the_mean_of_every_score_and_the_spread_of_the_psnr():
+    found = command.summary([_outcome(0, 20.0), _outcome(1, 30.0)])
+    assert (found["psnr"], found["psnr_spread"], found["seeds"], found["ssim"]) == (25.0, 5.0, 2, 0.5)
+
+
+@pytest.mark.parametrize("agree", [None, 0.875])
+def test_pictures_and_curves_of_several_seeds(monkeypatch, tmp_path, agree):
+    drawn, lines = {}, {}
+    monkeypatch.setattr(
+        command.sheets, "contact_sheet", lambda path, *images, **words: drawn.update(words, images=images)
+    )
+    monkeypatch.setattr(command.plots, "curves", lambda path, series, **_: lines.update(series))
+    second = None if agree is None else Agreement(np.array([agree, 0.5]), np.zeros((2, 8, 8, 1)))
+    folder = SimpleNamespace(figure=lambda name: tmp_path / name)
+    outcomes = [_outcome(0, 20.0, second), _outcome(1, 20.0, second, curve=0)]
+    command.draw(folder, Case(model="mlp"), (3, 5), outcomes)
+    truth, estimate = drawn["images"]
+    np.testing.assert_array_equal(truth[:, 0, 0, 0], [0, 0, 0.25, 0.25])
+    np.testing.assert_allclose(estimate - truth, 0.1)
+    assert drawn["zoom"] == 96 // 8
+    assert list(lines) == ["seed 3"]
+    np.testing.assert_array_equal(lines["seed 3"], [[0, 1], [2, 1]])
+    said = "gradient matched"
+    if agree is None:  # said once of all
+        assert drawn["captions"] == ["20.0 dB"] * 4
+        assert drawn["title"].endswith(f"seeds 3, 5: PSNR of each image. The attack says of all: {said}")
+        assert drawn["second"] is None
+    else:
+        own = [f"20.0 dB\n{said}\nagreement {value:.2f}" for value in (agree, 0.5)]
+        assert drawn["captions"] == own * 2
+        assert drawn["second"].shape == (4, 8, 8, 1)
+    command.draw(folder, Case(model="mlp"), (3,), [_outcome(0, 20.0, second)])
+    assert ", seed 3: PSNR" in drawn["title"]
+    wide = _outcome(0, 20.0)._replace(truth=np.zeros((1, 32, 32, 1)), estimate=np.zeros((1, 32, 32, 1)))
+    command.draw(folder, Case(model="mlp"), (3,), [wide])
+    assert drawn["zoom"] == 4
+    assert "The attack says of all" not in drawn["title"]
+
+
+def test_a_report_counts_images_and_says_who_knew_what(monkeypatch):
+    written = []
+    monkeypatch.setattr(report, "write_markdown", lambda folder, title, **parts: written.append(parts))
+    args = invert.Args(Case(batch_size=2, model="mlp", defense="gaussian", strength=0.1), seeds=(0, 1))
+    report.write(None, args, "the model", [_outcome(0, 20.0), _outcome(1, 30.0)])
+    assert written[0]["answer"].startswith("The attack recovered 2 of 4 images")
+    assert "mean PSNR is 25.0 dB, where grey images have 10.0 dB" in written[0]["answer"]
+    (method,) = written[0]["method"]
+    assert "of mlp from 2 images and defended it with gaussian of strength 0.1, which the attacker does not" in method
+    assert method.endswith("from one start.")
+    known = replace(args.case, adaptive=True, restarts=3, batch_size=1)
+    for matched, count, verb in ((1.0, "1 image whose", "matches"), (0.0, "1 image whose", "does not match")):
+        metrics = {"gradient_matched": matched, "answered": 1.0, "score": 0.5, "agreement": 0.25}
+        report.write_captured(None, replace(args, case=known), "the model", metrics)
+        assert f"found {count} gradient {verb} the update" in written[-1]["answer"]
+        assert "from 1 image and defended" in written[-1]["method"][0]
+        assert "which the attacker knows" in written[-1]["method"][0]
+        assert written[-1]["method"][0].endswith("from 3 independent starts.")
+        assert any("Agreement" in text for text in written[-1]["sections"][0].text)
+
+
+@pytest.mark.parametrize("option", ["save_payload", "save_weights"])
+def test_a_folder_is_no_file_to_write(tmp_path, option):
+    paths = {"save_payload": tmp_path / "u.npz", "save_weights": tmp_path / "w.safetensors", option: tmp_path}
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} must name a file"):
+        invert.main(invert.Args(**paths, out=tmp_path / "run"))

@@ -98,6 +98,12 @@ def test_a_line_that_changed_is_not_mixed_up(file, tmp_path, started):
         ('{"study": "invert", "seed": 1}', "line 0: must be"),
         ('{"study": "sweep"}', "study must be one of .*cafe_scale.*, got 'sweep'"),
         ('{"study": ["invert"]}', "study must be one of"),
+        ('{"options": {}}', "line 0: must be"),
+        ('{"study": "invert", "options": [1]}', "options must be an object"),
+        ('{"study": "invert", "options": {"fresh": true}}', "without out and fresh"),
+        ('{"study": "invert", "options": {"1a": 1}}', "'1a' is no name of an option"),
+        ('{"study": "invert", "options": {"a": [1, [2]]}}', "a must be a value or a list of values"),
+        ('{"study": "invert", "options": {"a": [{"b": 1}, 2]}}', "a must be a value or a list of values"),
         ('{"study": "invert", "options": {"out": "x"}}', "without out and fresh"),
         ('{"study": "invert", "options": {"a b": 1}}', "'a b' is no name of an option"),
         ('{"study": "invert", "options": {"a": {"b": 1}}}', "a must be a value or a list of values"),
@@ -131,3 +137,14 @@ def test_the_index_is_checked(file):
         sweep.main(sweep.Args(file))
     with pytest.raises(ValueError, match=r"index must be in \[0, 2\], got 3"):
         sweep.main(sweep.Args(file, index=3))
+    with pytest.raises(ValueError, match=r"index must be in \[0, 2\], got -1"):
+        sweep.main(sweep.Args(file, index=-1))
+
+
+def test_runs_that_are_missing_are_named_as_array_jobs_take_them(tmp_path):
+    file, out = tmp_path / "runs.jsonl", tmp_path / "out"
+    file.write_text((json.dumps(LINES[2]) + "\n") * 8)
+    for done in (1, 4):
+        RunFolder(out / str(done), "study", {}, fresh=False).finish({"psnr": 30.0})
+    with pytest.raises(ValueError, match=r"6 of 8 runs are not complete: 0,2-3,5-7$"):
+        sweep.main(sweep.Args(file, "merge", out=out))
