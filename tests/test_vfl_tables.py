@@ -4,6 +4,7 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,7 +17,9 @@ from jaxleak._base import Batch
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Cell
 from jaxleak.study.parties import Runs, SplitCase, correlations, run_case, seconds_of
+from jaxleak.study.parties import _comparisons as comparisons
 from jaxleak.study.parties import _jobs as parties_jobs
+from jaxleak.study.parties import _own_features as own
 from jaxleak.study.parties import _problem as parties_problem
 from jaxleak.study.parties import _runs as parties_runs
 from jaxleak.study.parties._comparisons import fu_completion
@@ -258,3 +261,131 @@ def test_a_completed_bottom_model_reads_labels_that_it_was_trained_for():
     )
     # The comparison is undefended: noise of that size would leave little. The more frequent class has 63 %.
     assert fu_completion(case, 0) > 0.85
+
+
+@pytest.fixture
+def shadows(monkeypatch):
+    """The shadow runs that a case makes, none of which does anything: (how, adaptive, key)."""
+    made = []
+
+    def shadow_run(case, problem, protocol, how, start, key):
+        made.append((how, protocol == "defended", tuple(np.asarray(jax.random.key_data(key)))))
+        return f"{how} {protocol}"
+
+    def vflrecon(case, problem, shadows, seen, key, tasks):
+        assert len(shadows) == case.shadow_runs
+        return SimpleNamespace(y=np.zeros(2), x=np.full((2, 1), 5.0)), dict.fromkeys(tasks, ("gradient",))
+
+    monkeypatch.setattr(parties_runs, "_shadow_run", shadow_run)
+    monkeypatch.setattr(parties_runs, "_vflrecon", vflrecon)
+    monkeypatch.setattr(parties_runs, "own_features", lambda *_, features: SimpleNamespace(features="known"))
+    monkeypatch.setattr(parties_runs, "regression_score", lambda problem, known, shadow, *_: (known, shadow))
+    monkeypatch.setattr(parties_runs, "aligned_scores", lambda problem, shadow, *_: {"aligned": shadow})
+    return made
+
+
+def _shadowed(case, runs):
+    problem = SimpleNamespace(shadow_protocol="plain", adaptive_protocol="defended")
+    truth = SimpleNamespace(
+        label_accuracy=lambda y: 0.5, right=lambda y: "right", feature_mse=lambda x: 0.25, victims=lambda x: x,
+        took_part=np.array([1]),
+    )  # fmt: skip
+    return parties_runs._with_shadow_runs(case, 0, runs, problem, None, None, None, truth)
+
+
+@pytest.mark.parametrize("defended", [False, True])
+def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
+    case = dataclasses.replace(TINY, shadow_runs=2, defense="noise" if defended else "none")
+    scores, arrays = _shadowed(case, Runs(("shared", "independent"), features=True, regressions=True))
+    attackers = [f"{how}{suffix}" for how in ("shared", "independent") for suffix in ("", "_adaptive")[: 1 + defended]]
+    assert scores.keys() == {
+        *(f"label_accuracy_{name}" for name in attackers), *(f"feature_mse_{name}" for name in attackers),
+        "feature_mse_regression_shared", "aligned",
+    }  # fmt: skip
+    # Regressions read the undefended shadow run, of the one start for which each of them is made.
+    assert scores["feature_mse_regression_shared"] == ("known", "shared plain")
+    assert scores["aligned"] == "independent plain"
+    assert arrays.keys() == {"estimate", *(f"right_{name}" for name in attackers)}
+    np.testing.assert_array_equal(arrays["estimate"], [[5.0]])
+    assert len(shadows) == 2 * len(attackers)
+    of_one = [key for how, adaptive, key in shadows if not adaptive]
+    assert len(set(of_one)) == 4
+    # Who knows the defense runs it with the same keys.
+    assert not defended or of_one == [key for how, adaptive, key in shadows if adaptive]
+
+
+def test_what_is_not_asked_for_is_not_scored(shadows):
+    for runs, names in (
+        (
+            Runs(("own_bottom",), features=True, regressions=True),
+            {"label_accuracy_own_bottom", "feature_mse_own_bottom"},
+        ),
+        (Runs(("shared",), features=False, regressions=True), {"label_accuracy_shared"}),
+        (Runs(("independent",), features=True), {"label_accuracy_independent", "feature_mse_independent"}),
+        (Runs((), features=True), set()),
+    ):
+        assert _shadowed(TINY, runs)[0].keys() == names
+    scores, arrays = _shadowed(dataclasses.replace(TINY, select="validation"), Runs(("shared",), features=False))
+    chosen = {name: value for name, value in scores.items() if name.startswith("chose_")}
+    assert chosen == {
+        f"chose_{field}_labels_shared": float(field == "gradient") for field in parties_runs.party_records.FIELDS
+    }
+    assert arrays.keys() == {"right_shared"}
+
+
+def test_a_defense_is_measured_against_the_task_without_it(monkeypatch):
+    monkeypatch.setattr(parties_runs, "_task_accuracy", lambda case, seed: 0.5 if case.defense == "noise" else 0.75)
+    assert parties_runs.task_scores(TINY, 0) == {"task_accuracy": 0.75}
+    assert parties_runs.task_scores(dataclasses.replace(TINY, defense="noise"), 0) == {
+        "task_accuracy": 0.5, "task_accuracy_undefended": 0.75, "task_accuracy_change": -0.25,
+    }  # fmt: skip
+
+
+def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
+    monkeypatch.setattr(comparisons, "fu_free_top", lambda case, seed: 0.1)
+    monkeypatch.setattr(comparisons, "fu_completion", lambda case, seed: 0.2)
+    records = comparisons.party_records
+    gradients, asked = np.arange(8.0).reshape(4, 2), []
+    monkeypatch.setattr(records, "flat_observations", lambda seen: (np.array([3, 0, 5, 1]), None, gradients))
+    monkeypatch.setattr(records, "norm_labels", lambda *given: asked.append(given) or np.array([1, 0, 1, 1]))
+    monkeypatch.setattr(records, "direction_labels", lambda *given: asked.append(given) or np.array([0, 1, 0, 0]))
+    problem = SimpleNamespace(
+        model=SimpleNamespace(num_classes=2),
+        shadow=SimpleNamespace(y=np.array([0, 1, 1, 1])),
+        victim=SimpleNamespace(y=np.zeros(6)),
+    )
+    baseline = SimpleNamespace(log_proba=lambda x: np.log([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.5, 0.5]]))
+    truth = SimpleNamespace(label_accuracy=lambda labels: labels.tolist())
+    found = comparisons.comparisons(TINY, 0, problem, None, baseline, truth)
+    assert found == {
+        "label_accuracy_fu_free_top": 0.1,
+        "label_accuracy_fu_completion": 0.2,
+        "label_accuracy_li_norm": [0, 1, 0, 1, 0, 1],
+        "label_accuracy_li_direction": [1, 0, 0, 0, 0, 0],
+    }
+    assert asked[0][1] == 0.75
+    np.testing.assert_array_equal(asked[1][1], gradients[2])  # the sample that is positive most surely
+    problem.model.num_classes = 3
+    assert comparisons.comparisons(TINY, 0, problem, None, baseline, truth).keys() == {
+        "label_accuracy_fu_free_top", "label_accuracy_fu_completion",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatch, features):
+    trained = []
+    monkeypatch.setattr(
+        own.attacks, "train_vflrecon", lambda key, records, *_, **given: trained.append((records, given))
+    )
+    monkeypatch.setattr(own.party_records, "fit_label_baseline", lambda *_, **__: "labels")
+    monkeypatch.setattr(own.party_records, "fit_feature_baseline", lambda *_, **__: "features")
+    case = SplitCase("breast_cancer", shadow_records=40, victim_records=20)
+    found = own.own_features.__wrapped__(case, 0, features)
+    assert (found.labels, found.features) == ("labels", "features" if features else None)
+    assert [given["task"] for _, given in trained] == ["labels", "features"][: 1 + features] == list(found.networks)
+    problem = parties_problem.split_problem(case, 0)
+    for records, given in trained:
+        assert given["epochs"] == 30
+        assert given["fields"] == ("inputs",)
+        np.testing.assert_array_equal(records.index, np.arange(32).reshape(2, 16))
+        np.testing.assert_array_equal(records.party.x, problem.own(problem.shadow)[:32].reshape(2, 16, -1))
