@@ -212,9 +212,9 @@ def test_marvells_noise_has_the_covariance_that_was_solved_for(members):
 def test_marvell_adds_the_noise_of_its_binary_problems():
     labels = jnp.array([0, 1, 2, 2, 1, 0, 0, 1])  # class 3 of 4 is absent
     gradient = jnp.asarray(GRADIENT[:8]) + jax.nn.one_hot(labels, 4)
-    own = jax.random.fold_in(KEY, 0)
-    two = label_noise(own, gradient, labels == 1, 0.7)
-    several = sum(label_noise(jax.random.fold_in(own, c), gradient, labels == c, 0.7 / 4) for c in range(3))
+    own, draw = jax.random.fold_in(KEY, 0), jax.jit(label_noise)
+    two = draw(own, gradient, labels == 1, 0.7)
+    several = sum(draw(jax.random.fold_in(own, c), gradient, labels == c, 0.7 / 4) for c in range(3))
     for classes, noise in ((2, two), (4, several)):
         found = marvell(num_classes=classes, power=0.7).apply(KEY, (gradient,), labels=labels)[0]
         np.testing.assert_allclose(found, gradient + noise, rtol=1e-4, atol=1e-5)

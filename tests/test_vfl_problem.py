@@ -11,6 +11,7 @@ import pytest
 from experiments import vflrecon
 from experiments._vfl import study
 from experiments._vfl.options import Args
+from jaxleak._base import Observation
 from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, noise_multiplier_of, split_defense
@@ -253,6 +254,29 @@ def test_regressions_read_directions_and_lengths(monkeypatch):
     index, rows = parties_truth._directions(None)
     np.testing.assert_array_equal(index, [7, 1])
     np.testing.assert_allclose(rows, [[0.5, 0.6, -0.8, np.log(5)], [0.25, 0, 0, np.log(1e-12)]])
+
+
+@pytest.mark.parametrize(("error", "kept"), [(0.25, False), (0.5, True), (0.75, True)])
+def test_a_regression_learns_from_one_epoch_and_the_baseline_is_kept_unless_it_is_worse(monkeypatch, error, kept):
+    fitted = []
+
+    def fit(rows, target, seed):
+        fitted.append((rows, target))
+        return SimpleNamespace(mse=error, predict=lambda rows: 10.0 * rows)
+
+    # Of an observation, its number of steps is read in place of directions.
+    monkeypatch.setattr(parties_truth, "_directions", lambda seen: (np.array([2, 0]), np.full((2, 1), len(seen.index))))
+    monkeypatch.setattr(parties_truth.party_records, "fit_feature_baseline", fit)
+    baseline = SimpleNamespace(mse=0.5, predict=lambda own: np.ones((3, 1)))
+    shadow = SimpleNamespace(x=np.arange(6.0)[:, None], y=np.zeros(6))
+    problem = SimpleNamespace(shadow=shadow, victim=None, own=lambda batch: None)
+    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate[:, 0].tolist())
+    seen, shadow_seen = (Observation(np.arange(n), index=np.zeros((n, 2), int)) for n in (4, 9))
+    found = parties_truth.regression_score(problem, baseline, shadow_seen, seen, truth, 0)
+    assert found == ([1.0, 1.0, 1.0] if kept else [40.0, 1.0, 40.0])
+    ((rows, target),) = fitted
+    np.testing.assert_array_equal(rows, 3)  # six records in batches of two
+    np.testing.assert_array_equal(target, [[2.0], [0.0]])
 
 
 @pytest.mark.parametrize(
