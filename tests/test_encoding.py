@@ -234,3 +234,7 @@ def test_cold_swaps_only_gather_what_correlates_and_hot_ones_go_anywhere():
     hot = {tuple(_feature_partitions._gibbs(apart, correlation, 0.0, np.random.default_rng(s))) for s in range(40)}
     assert len(hot) == 6
     np.testing.assert_array_equal(apart, [0, 1, 0, 1])
+    # Parties of one feature hold no pair, so that no swap is refused, however cold it is.
+    alone = np.array([0, 1])
+    cold = {tuple(_feature_partitions._gibbs(alone, np.eye(2), 1e3, np.random.default_rng(s))) for s in range(20)}
+    assert cold == {(0, 1), (1, 0)}
