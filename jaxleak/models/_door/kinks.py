@@ -90,9 +90,11 @@ def maximum_of_two(a: jax.Array, b: jax.Array, sharpness: Sharpness) -> jax.Arra
 
 def joins_two(step: Step, facts: Facts) -> bool:
     """Whether the step is a maximum or minimum of two arrays of which neither is a constant."""
-    varying = not any(slot in facts.numbers or slot in facts.program.constants for slot in step.inputs)
-    same = facts.program.shape(step.inputs[0]) == facts.program.shape(step.inputs[-1])
-    return step.name in ("max", "min") and varying and same and facts.counts(step.outputs[0])
+    if step.name not in ("max", "min"):
+        return False
+    a, b = step.inputs
+    varying = not any(slot in facts.numbers or slot in facts.program.constants for slot in (a, b))
+    return varying and facts.program.shape(a) == facts.program.shape(b) and facts.counts(step.outputs[0])
 
 
 def stays(step: Step, facts: Facts) -> str | None:
@@ -102,7 +104,7 @@ def stays(step: Step, facts: Facts) -> str | None:
     (out, *_) = step.outputs
     if step.name in _NEVER_SMOOTH:
         return step.name
-    if step.name in ("abs", "clamp") and not facts.has_hinges(out):
+    if step.name == "clamp" and not facts.has_hinges(out):
         return step.name
     if step.name == "select_n" and step.inputs[0] in facts.compared and out not in facts.functions:
         if out in facts.guards:
