@@ -205,6 +205,27 @@ def test_mean_total_variation_equals_loops(images):
         np.testing.assert_array_equal(jax.grad(o.mean_total_variation)(jnp.ones((1, 3, 3, 1)), kind), 0.0)
 
 
+def test_total_variations_of_the_smallest_images_and_of_tiles():
+    x = jnp.array([[0.0, 0.4], [0.3, 0.9]]).reshape(1, 2, 2, 1)
+    np.testing.assert_allclose(o.mean_total_variation(x), (0.3 + 0.5) / 2 + (0.4 + 0.6) / 2, rtol=1e-6)
+    np.testing.assert_allclose(o.mean_total_variation(x, "isotropic"), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(o.summed_total_variation(x), 1.8, rtol=1e-6)
+    deviation = np.sqrt(np.var([0.0, 0.4, 0.3, 0.9]) + 1e-6)
+    np.testing.assert_allclose(o.relative_total_variation(x), 0.9 / deviation, rtol=1e-6)
+    tiles = jnp.stack([x, x], 1)
+    assert o.mean_total_variation(tiles) == o.mean_total_variation(x)
+    np.testing.assert_allclose(o.summed_total_variation(tiles), 3.6, rtol=1e-6)
+    for narrow in (x[:, :1], x[:, :, :1]):
+        with pytest.raises(ValueError, match="at least 2x2 pixels"):
+            o.mean_total_variation(narrow)
+        assert o.summed_total_variation(narrow) > 0
+        assert o.total_variation(narrow) > 0
+    for function in (o.total_variation, o.mean_total_variation, o.summed_total_variation):
+        for wrong in (x[0], x[None, None]):
+            with pytest.raises(ValueError, match="needs images"):
+                function(wrong)
+
+
 def test_activation_penalty_means_and_sums(images):
     layers = (images - 0.5, -images[:, 0, 0])
     means = [np.abs(layer).mean() for layer in layers]

@@ -98,6 +98,33 @@ class TestGradientRegularization:
         assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
         np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())
 
+    def test_plain_descent_is_what_is_meant_unless_said_otherwise(self):
+        plain = objectives.GradientRegularization()
+        assert plain == objectives.gradient_regularization(0.0) == (0.0, 1e-2, "ascent", False, False)
+        assert objectives.gradient_regularization() == (0.7, 1e-2, "ascent", False, False)
+
+        def objective(x, chosen):
+            assert chosen is None  # evaluated once
+            return jnp.sum(x**4), "aux"
+
+        found = objectives.regularized_gradient(objective, jnp.ones(2), plain, selected=None, step=None)
+        assert (float(found[0]), found[1], found[2].tolist()) == (2.0, "aux", [4.0, 4.0])
+
+    def test_the_exact_product_has_the_sign_of_its_probe(self):
+        p, hessian = self.gradient(self.x), 12 * self.a * self.x**2
+        for probe, sign in (("ascent", 1), ("descent", -1)):
+            expected = p + sign * 0.6 * 0.3 * hessian * p / np.linalg.norm(p)
+            np.testing.assert_allclose(self.direction(length=0.3, probe=probe, exact=True), expected, rtol=1e-5)
+
+    def test_the_bounds_of_the_arguments(self):
+        for blend in (0.0, 1.0):
+            assert objectives.gradient_regularization(blend).blend == blend
+        for blend in (-1e-9, 1 + 1e-9):
+            with pytest.raises(ValueError, match="blend must be in"):
+                objectives.gradient_regularization(blend)
+        with pytest.raises(ValueError, match="length must be > 0"):
+            objectives.gradient_regularization(length=0.0)
+
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="blend must be in \\[0, 1\\]"):
             objectives.gradient_regularization(1.5)

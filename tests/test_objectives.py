@@ -119,3 +119,101 @@ def test_objectives_refuse_weights_out_of_range():
             objectives.cafe_objective(**{name: -1.0})
     with pytest.raises(ValueError, match="at least one positive weight"):
         objectives.matching_objective(consistency=1.0)
+
+
+#: Objectives with the weights that they have unless told otherwise: of the gradient, the total variation, the features
+#: and the statistics, and of the group consistency.
+WEIGHTS = {
+    "cafe_objective": (1e-2, 1e-4, 1e-3, 0.0, 0.0),
+    "dlg_objective": (1.0, 0.0, 0.0, 0.0, 0.0),
+    "cosine_tv_objective": (1.0, 1e-4, 0.0, 0.0, 0.0),
+    "sapag_objective": (1.0, 0.0, 0.0, 0.0, 0.0),
+    "bn_objective": (1e-2, 0.0, 0.0, 1e-3, 0.0),
+    "gc_objective": (1e-2, 0.0, 0.0, 0.0, 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_an_objective_has_the_weights_of_its_paper(trees, tiles, name):
+    a, b = trees
+    rng = np.random.default_rng(3)
+    (h, other), (s, t) = rng.random((2, 3, 2, 4)), rng.random((2, 5))
+    *weights, consistency = WEIGHTS[name]
+    distance = {"cosine_tv_objective": objectives.cosine, "sapag_objective": objectives.gaussian_kernel}
+    x = 1000 * tiles
+    terms = np.array(
+        [
+            distance.get(name, objectives.squared_l2)(a, b),
+            objectives.total_variation(x).mean(),
+            ((h - other) ** 2).sum(),
+            ((s - t) ** 2).sum(),
+        ]
+    )
+    objective = getattr(objectives, name)()
+    loss, found = objective.value(
+        Quantities(gradient=a, features=h, statistics=[s]),
+        Quantities(x=x, gradient=b, features=other, statistics=[t]),
+    )
+    np.testing.assert_allclose(loss, terms @ weights, rtol=1e-5)
+    used = np.array(weights) > 0
+    np.testing.assert_allclose([found[term] for term in objectives.TERMS], terms * used, rtol=1e-5)
+    assert objective.needs == {
+        n for n, u in zip(("gradient", "images", "features", "statistics"), used, strict=True) if u
+    }
+    assert objective.consistency == consistency
+
+
+def test_a_matching_objective_weighs_every_term_and_has_none_by_itself(trees):
+    a, b = trees
+    s, t = np.ones(3), np.zeros(3)
+    real, fake = Quantities(gradient=a, statistics=[s]), Quantities(gradient=b, statistics=[t])
+    both = objectives.matching_objective(alpha=0.5, statistics=7.0)
+    loss, _ = both.value(real, fake)
+    np.testing.assert_allclose(loss, 0.5 * objectives.squared_l2(a, b) + 21, rtol=1e-6)
+    only = objectives.matching_objective(statistics=1.0)
+    assert (only.needs, only.consistency) == ({"statistics"}, 0)
+    assert only.value(real, fake)[0] == 3
+    for weight in ("alpha", "beta", "gamma", "statistics"):
+        objectives.matching_objective(**{weight: 1e-9})
+    for weight in ("statistics", "consistency"):
+        with pytest.raises(ValueError, match=f"{weight} must be >= 0"):
+            objectives.matching_objective(alpha=1.0, **{weight: -1e-9})
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4, 1), (2, 4, 4, 1)])
+def test_truncation_is_by_tile_and_counts_its_own_bound(shape):
+    """One bright row in every tile: two edges of four pixels."""
+    x = np.zeros(shape)
+    x[..., 1, :, :] = 0.5
+    tiles = shape[1] if len(shape) == 5 else 1
+    assert objectives.total_variation(x).tolist() == [4.0 * tiles] * 2
+    for xi, expected in ((3.9, 4.0 * tiles), (4.0, 4.0 * tiles), (4.1, 0.0)):
+        assert objectives.truncated_tv(x, xi) == expected
+    for scale, counts in ((22.5, True), (22.4, False)):
+        _, terms = objectives.cafe_objective().value(
+            Quantities(gradient=[np.ones(1)], features=np.ones(1)),
+            Quantities(x=scale * x, gradient=[np.ones(1)], features=np.ones(1)),
+        )
+        assert bool(terms["tv"]) == counts
+
+
+def test_cross_entropies_of_hard_and_soft_labels_equal_loops():
+    rng = np.random.default_rng(4)
+    logits, y = rng.normal(size=(4, 3)), np.array([2, 0, 1, 2])
+    soft = rng.dirichlet(np.ones(3), 4)
+
+    def slow(logits, weights):
+        probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        return -np.mean([sum(w * np.log(p)) for w, p in zip(weights, probabilities, strict=True)])
+
+    hard = np.eye(3)[y]
+    np.testing.assert_array_equal(objectives.soft_labels(jnp.asarray(y), 3), hard)
+    twice = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for labels, weights in ((y, hard), (soft, soft)):
+        labels = jnp.asarray(labels)
+        np.testing.assert_allclose(
+            objectives.cross_entropy(jnp.asarray(logits), labels), slow(logits, weights), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            objectives.double_softmax_cross_entropy(jnp.asarray(logits), labels), slow(twice, weights), rtol=1e-5
+        )

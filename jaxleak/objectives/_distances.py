@@ -54,8 +54,7 @@ def mean_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
 
     Entries that a mask zeroed count too: on R percent of the entries this is R / 100 of the mean over them.
     """
-    entries = sum(leaf.size for leaf in jax.tree.leaves(observed))
-    return l1(observed, simulated) / max(entries, 1)
+    return l1(observed, simulated) / sum(leaf.size for leaf in jax.tree.leaves(observed))
 
 
 def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
