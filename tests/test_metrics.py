@@ -1,5 +1,8 @@
 import ast
+import contextlib
 import math
+import sys
+import types
 from itertools import permutations
 from pathlib import Path
 
@@ -132,6 +135,14 @@ def test_ssim_refuses_what_has_no_structure():
         metrics.ssim(np.zeros((1, 2, 9, 1)), np.zeros((1, 2, 9, 1)))
 
 
+def test_labels_are_lists_of_one_axis():
+    with pytest.raises(ValueError, match=r"labels must have shape \(N,\)"):
+        metrics.label_accuracy([[0, 1]], [[0, 1]])
+    assert metrics.label_accuracy([3], [3]) == metrics.label_multiset_accuracy([3], [3]) == 1
+    with pytest.raises(ValueError, match="labels must be integers, got dtype float64"):
+        metrics.label_multiset_accuracy([0.0, 1.0], [0, 1])
+
+
 def test_label_accuracy():
     assert metrics.label_accuracy([0, 1, 2, 2], [0, 2, 2, 1]) == 0.5
 
@@ -198,6 +209,101 @@ def test_scores_of_constant_images(images):
     np.testing.assert_allclose(metrics.mean_color_psnr(truth), own)
     assert (metrics.mean_color_psnr(truth) >= metrics.grey_psnr(truth)).all()
     assert np.isposinf(metrics.mean_color_psnr(np.full((1, 2, 2, 3), 0.3))).all()
+
+
+def test_a_score_up_to_scale_is_that_of_the_best_factor(images):
+    truth, estimate = images
+    dim = 0.3 * estimate
+    best = max((_slow_psnr(truth[:1], factor * dim[:1]), factor) for factor in np.linspace(2, 5, 3001))
+    np.testing.assert_allclose(metrics.psnr_up_to_scale(truth[:1], dim[:1]), best[0], atol=1e-4)
+    whole = np.vdot(truth, dim) / np.vdot(dim, dim)
+    for peak in (1.0, 2.0):
+        expected = [_slow_psnr(t, whole * d, peak) for t, d in zip(truth, dim, strict=True)]
+        np.testing.assert_allclose(metrics.psnr_up_to_scale(truth, dim, peak), expected)
+    np.testing.assert_array_equal(metrics.psnr_up_to_scale(truth, dim), metrics.psnr_up_to_scale(truth, dim, 1.0))
+    np.testing.assert_array_equal(metrics.psnr_up_to_scale(truth, 0 * dim), metrics.psnr(truth, 0 * dim))
+
+
+def test_a_tint_is_the_line_of_least_squares_of_every_channel(images):
+    wanted, found = images
+    tinted = metrics.tinted_like(wanted, found)
+    for image, channel in np.ndindex(3, 3):
+        x, y = found[image, ..., channel], wanted[image, ..., channel]
+        gain, offset = np.polyfit(x.ravel(), y.ravel(), 1)
+        np.testing.assert_allclose(tinted[image, ..., channel], gain * x + offset, atol=1e-9)
+    flat = metrics.tinted_like(wanted, np.zeros_like(wanted))
+    np.testing.assert_allclose(flat, np.broadcast_to(wanted.mean(axis=(1, 2), keepdims=True), wanted.shape))
+    with pytest.raises(ValueError, match="4 axes"):
+        metrics.tinted_like(wanted[0], found[0])
+
+
+@pytest.fixture
+def network(tmp_path, monkeypatch):
+    """Stands in for LPIPS, PyTorch and torchvision: it remembers what it is given, and answers 2 (a - b)."""
+    made = {}
+
+    class Network:
+        def __init__(self, **options):
+            made["options"], self.net = options, self
+
+        def state_dict(self):
+            return {"slice1.0.weight": None, "slice2.3.bias": None}
+
+        def load_state_dict(self, tensors):
+            made["tensors"] = tensors
+
+        def __call__(self, a, b, normalize):
+            made["shapes"], made["normalize"] = (a.shape, b.shape), normalize
+            return types.SimpleNamespace(numpy=lambda: 2 * (a - b)[:, -1:, 1:2, 2:3])
+
+    def load(path, **options):
+        made["path"], made["load"] = path, options
+        return {"features.0.weight": "first", "features.3.bias": "second", "classifier.6.bias": "not read"}
+
+    weights = types.SimpleNamespace(IMAGENET1K_V1=types.SimpleNamespace(url="https://host/folder/alexnet-1.pth"))
+    fakes = {
+        "lpips": {"LPIPS": Network},
+        "torchvision": {"models": types.SimpleNamespace(AlexNet_Weights=weights)},
+        "torch": {
+            "hub": types.SimpleNamespace(get_dir=lambda: str(tmp_path)),
+            "load": load,
+            "no_grad": contextlib.nullcontext,
+            "tensor": lambda x, dtype: x.astype(dtype),
+            "float32": np.float32,
+        },
+    }
+    for name, parts in fakes.items():
+        module = types.ModuleType(name)
+        vars(module).update(parts)
+        monkeypatch.setitem(sys.modules, name, module)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "alexnet-1.pth").touch()
+    return made
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lpips_reads_colour_images_with_the_channels_first(network, tmp_path, channels):
+    truth, estimate = np.random.default_rng(0).random((2, 2, 32, 33, channels))
+    scores = metrics.lpips(truth, estimate)
+    assert scores.dtype == np.float64
+    np.testing.assert_allclose(scores, 2 * (truth - estimate)[:, 1, 2, -1], rtol=1e-6)
+    assert network == {
+        "options": {"net": "alex", "pnet_rand": True, "verbose": False},
+        "tensors": {"slice1.0.weight": "first", "slice2.3.bias": "second"},
+        "shapes": ((2, 3, 32, 33), (2, 3, 32, 33)),
+        "normalize": True,
+        "path": tmp_path / "checkpoints" / "alexnet-1.pth",
+        "load": {"map_location": "cpu", "weights_only": True},
+    }
+
+
+def test_lpips_refuses_small_images_and_other_channels_and_downloads_nothing(network, tmp_path):
+    for shape in ((1, 31, 32, 3), (1, 32, 31, 3), (1, 32, 32, 2), (1, 32, 32, 4)):
+        with pytest.raises(ValueError, match="at least 32x32 pixels with 1 or 3 channels"):
+            metrics.lpips(np.zeros(shape), np.zeros(shape))
+    (tmp_path / "checkpoints" / "alexnet-1.pth").unlink()
+    with pytest.raises(FileNotFoundError, match=r"put alexnet-1\.pth into .*checkpoints"):
+        metrics.lpips(np.zeros((1, 32, 32, 3)), np.zeros((1, 32, 32, 3)))
 
 
 def test_best_match_and_constant_images_refuse_bad_input():
