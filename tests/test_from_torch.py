@@ -109,7 +109,8 @@ def moved_statistics(net):
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
+            if module.weight is not None:
+                nn.init.uniform_(module.weight, 0.5, 1.5)
     return net
 
 
@@ -218,6 +219,96 @@ def test_an_exported_program_has_the_mode_it_was_exported_in():
             model.apply(variables, images(2)[1], mode="train")
 
 
+def test_an_exported_program_in_training_mode_is_trained():
+    net = moved_statistics(Norms).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = ({0: torch.export.Dim("batch")},)
+        exported = torch.export.export(net, (torch.zeros(2, 3, 8, 8),), dynamic_shapes=batch)
+        programs = exported, exported.run_decompositions()
+    for program in programs:
+        model, variables = models.from_torch(program, image_shape=IMAGE)
+        check_against_torch(net, model, variables, "train", 2, 2e-5)
+        assert model.by_batch == ("train",)
+        with pytest.raises(ValueError, match="mode 'eval' is not known"):
+            model.apply(variables, images(2)[1], mode="eval")
+
+
+class Norms(nn.Module):
+    """Batch normalisations with constants of their own, over pixels and over numbers, without weights and with."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4, eps=0.1, momentum=0.3, affine=False)
+        self.first, self.last = nn.Linear(36, 6), nn.Linear(6, CLASSES)
+        self.flat = nn.BatchNorm1d(6, eps=0.02, momentum=0.4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.flat(self.first(self.norm(self.conv(x)).flatten(1)))))
+
+
+@pytest.mark.parametrize(("mode", "count"), [("train", 2), ("train", 4), ("eval", 1)])
+def test_batch_normalisation_has_the_constants_of_its_owner(mode, count):
+    net = moved_statistics(Norms)
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    out = check_against_torch(net, model, variables, mode, count, 5e-5)
+    z = net.conv(images(count)[0]).detach().numpy()
+    np.testing.assert_allclose(out.statistics["norm.running_mean"], z.mean((0, 2, 3)), atol=1e-5)
+    np.testing.assert_allclose(out.statistics["norm.running_var"], z.var((0, 2, 3)), atol=1e-5)
+    assert (model.by_batch, model.has_batch_norm) == (("train",), True)
+    assert list(model.order) == list(net.state_dict())
+
+
+def test_changes_in_place_reach_what_they_are_a_part_of():
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.last = nn.Linear(192, 6), nn.Linear(6, CLASSES)
+
+        def forward(self, x):
+            z = self.fc(torch.flatten(x, 1))
+            z.t().mul_(2.0)
+            return self.last(z.add_(0.5).tanh_())
+
+    class ChangesAPart(Changes):
+        def forward(self, x):
+            z = self.fc(torch.flatten(x, 1))
+            z[:, 1:3] *= 2
+            return self.last(z)
+
+    net = moved_statistics(Changes)
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    check_against_torch(net, model, variables, "train", 2, 2e-5)
+    with pytest.raises(ValueError, match=r"not known here: .*aten.slice_scatter.default"):
+        models.from_torch(ChangesAPart(), image_shape=IMAGE)
+
+
+def test_a_network_without_dropout_is_the_one_in_evaluation_mode():
+    class Dropouts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+            self.drops = nn.Sequential(nn.Dropout(0.2), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.1))
+            self.conv, self.planes, self.fc = nn.Conv2d(3, 8, 3, 2), nn.Dropout2d(0.4), nn.Linear(72, CLASSES)
+
+        def forward(self, x):
+            z = self.planes(self.conv(x)).flatten(2).permute(0, 2, 1)
+            z = self.drops(self.attention(z, z, z, need_weights=False)[0])
+            if self.training:  # stochastic depth
+                z = z * torch.bernoulli(torch.full_like(z[:, :1, :1], 0.8)) / 0.8
+            return self.fc(z.flatten(1))
+
+    net = moved_statistics(Dropouts)
+    with pytest.raises(ValueError, match=r"dropout with p = 0.4, in planes"):
+        models.from_torch(net, image_shape=IMAGE)
+    model, variables = models.from_torch(net, image_shape=IMAGE, dropout="off")
+    x, ours = images(2)
+    for mode in ("train", "eval"):
+        np.testing.assert_allclose(
+            model.apply(variables, ours, mode=mode).logits, net.eval()(x).detach(), rtol=1e-4, atol=1e-5
+        )
+
+
 def test_labels_and_an_attack_need_nothing_but_pytorchs_own_gradient():
     """Its names and layouts as they are; the distance falls, and the label is read off the head."""
     torch.manual_seed(1)
@@ -289,6 +380,9 @@ def test_what_cannot_be_taken_in_is_named():
             models.from_torch(module, image_shape=IMAGE, num_classes=CLASSES)
     with pytest.raises(ValueError, match="dropout must be one of"):
         models.from_torch(Tutorial(), image_shape=IMAGE, dropout="on")
+    for shape in ((8, 8), (8, 8, 0), (8, 8, 3, 1)):
+        with pytest.raises(ValueError, match="must be > 0, got 0"):
+            models.from_torch(Tutorial(), image_shape=shape)
     net = Tutorial()
     model, variables = models.from_torch(net, image_shape=IMAGE)
     other = {**variables["params"], "fc1.weight": jnp.zeros((6, 7))}

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jaxleak.models._door import torch_entries, torch_layers, torch_shapes  # noqa: E402
+from jaxleak.models._door import torch_entries, torch_graph, torch_layers, torch_shapes  # noqa: E402
 from jaxleak.models._door.torch_table import OPERATORS  # noqa: E402
 
 
@@ -131,6 +131,10 @@ CASES = [
     ("max_pool2d", (X, [3, 2], [2, 1], [1, 0]), {}),
     ("max_pool2d", (X, [2, 2], [2, 2], [0, 0], [1, 1], True), {}),
     ("max_pool2d", (X, [2, 2], [1, 1], [0, 0], [2, 2]), {}),
+    ("max_pool2d", (X, [2, 2], [3, 3], [0, 0], [1, 1], True), {}),
+    ("max_pool2d", (X, [2, 2], [3, 3], [1, 1], [1, 1], True), {}),
+    ("max_pool2d", (X, [2, 2], [2, 2], [0, 0], [2, 2], True), {}),
+    ("max_pool2d", (X[0], [3], [], [1]), {}),
     ("max_pool2d_with_indices", (X, [3, 3], [2, 2], [1, 1]), {}),
     ("avg_pool2d", (X, [2, 3]), {}),
     ("avg_pool2d", (X, [3, 3], [2, 2], [1, 1]), {}),
@@ -138,15 +142,25 @@ CASES = [
     ("avg_pool2d", (X, [3, 3], [2, 2], [1, 1], True, False), {}),
     ("avg_pool2d", (X, [2, 2], [2, 2], [0, 0], True), {}),
     ("avg_pool2d", (X, [2, 3], [2, 3], [0, 0], False, True, 5), {}),
+    ("avg_pool2d", (X, [2, 2], [3, 3], [1, 1], True), {}),
+    ("avg_pool2d", (X, [2, 2], [3, 3], [1, 1], True, False), {}),
+    ("avg_pool2d", (X[0], [3], [2], [1]), {}),
+    ("avg_pool2d", (X[0], [3], []), {}),
+    ("avg_pool2d", (X, [2, 2], [2, 2], [1, 0]), {}),
     ("adaptive_avg_pool2d", (X, [1, 1]), {}),
     ("adaptive_avg_pool2d", (X, [5, 3]), {}),
     ("adaptive_avg_pool2d", (X, [3, 4]), {}),
     ("adaptive_avg_pool2d", (X, [1, 3]), {}),
     ("adaptive_avg_pool2d", (X, [3, 1]), {}),
     ("_adaptive_avg_pool2d", (X, [2, 2]), {}),
+    ("adaptive_avg_pool2d", (X[0], [5, 3]), {}),
+    ("adaptive_avg_pool2d", (X[0], [3, 4]), {}),
     ("adaptive_max_pool2d", (X, [3, 4]), {}),
     ("upsample_nearest2d", (X, [10, 9]), {}),
     ("upsample_nearest2d", (X, None, [2.0, 3.0]), {}),
+    ("upsample_nearest2d", (X, None, [1.5, 1.7]), {}),
+    ("upsample_nearest2d", (X, [7, 10], 1.5, 1.7), {}),
+    ("upsample_nearest2d", (X, [7, 10], None), {}),
     ("dropout", (X, 0.5, False), {}),
     ("dropout", (X, 0.0, True), {}),
     ("feature_dropout", (X, 0.5, False), {}),
@@ -239,6 +253,87 @@ def test_an_operator_is_pytorchs(name, args, options):
     for ours, theirs in zip(found, expected, strict=False):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("train", [True, None])
+@pytest.mark.parametrize(
+    "name", ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"]
+)
+def test_dropout_is_refused_where_it_acts(name, train):
+    with pytest.raises(torch_layers.ActiveDropoutError, match=r"dropout with p = 0.25"):
+        OPERATORS[name](X, 0.25, train)
+    for p, acts in ((0.25, False), (0.0, train)):
+        np.testing.assert_array_equal(_arrays(OPERATORS[name](X, p, acts))[0], X)
+    np.testing.assert_array_equal(_arrays(torch_layers.WITHOUT_DROPOUT[name](X, 0.25, train))[0], X)
+
+
+def test_random_masks_are_refused_or_their_own_mean():
+    for name in ("bernoulli", "rand", "rand_like", "randn", "randn_like"):
+        with pytest.raises(torch_layers.ActiveDropoutError, match="a random mask"):
+            OPERATORS[name](X, 0.5)
+    np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X, 0.8), np.full_like(X, 0.8))
+    np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X), X)  # which holds probabilities
+
+
+def test_attention_drops_nothing_where_dropout_is_off():
+    off = torch_layers.WITHOUT_DROPOUT["scaled_dot_product_attention"]
+    query, key, value = (jax.numpy.asarray(part) for part in (QUERY, KEY, VALUE))
+    plain = torch.ops.aten.scaled_dot_product_attention(*map(torch.from_numpy, (QUERY, KEY, VALUE)), None, 0.0, True)
+    for args, options in (((None, 0.5, True), {}), ((), {"dropout_p": 0.5, "is_causal": True})):
+        np.testing.assert_allclose(off(query, key, value, *args, **options), plain, rtol=2e-5, atol=1e-5)
+        with pytest.raises(torch_layers.ActiveDropoutError):
+            torch_layers.attention(query, key, value, *args, **options)
+    with pytest.raises(NotImplementedError, match="grouped queries"):
+        torch_layers.attention(query, key, value, enable_gqa=True)
+
+
+#: An operator, its arguments, and the dtype of what it makes: double precision becomes single.
+DTYPES = [
+    *(("to", (X, dtype), {}) for dtype in (torch.float64, torch.float16, torch.int64, torch.bool)),
+    ("_to_copy", (X,), {"dtype": torch.int32}),
+    ("to_copy", (X,), {"dtype": torch.float64, "layout": torch.strided}),
+    ("to", (X, torch.preserve_format), {}),
+    ("to", (X, torch.contiguous_format), {}),
+    ("to", (MASK, torch.strided, torch.float32), {}),
+    *((name, ([2, 3],), {"dtype": torch.int64}) for name in ("zeros", "ones", "empty")),
+    *((name, ([2, 3],), {}) for name in ("zeros", "ones", "empty")),
+    ("full", ([2], 3), {"dtype": torch.int64}),
+    ("scalar_tensor", (3,), {"dtype": torch.bool}),
+    ("arange", (4,), {"dtype": torch.float64}),
+    ("new_zeros", (MASK, [2]), {}),
+    ("new_ones", (MASK, [2]), {}),
+    ("float", (MASK,), {}),
+]
+WANTED = ["float32", "float16", "int32", "bool", "int32", "float32", "float32", "float32", "float32"]
+WANTED += ["int32"] * 3 + ["float32"] * 3 + ["int32", "bool", "float32", "bool", "bool", "float32"]
+
+
+@pytest.mark.parametrize(("case", "wanted"), zip(DTYPES, WANTED, strict=True))
+def test_dtypes_are_pytorchs_and_double_precision_is_single(case, wanted):
+    name, args, options = case
+    found = OPERATORS[name](*(jax.numpy.asarray(a) if isinstance(a, np.ndarray) else a for a in args), **options)
+    assert found.dtype == wanted
+    if isinstance(args[0], np.ndarray) and name in ("to", "_to_copy", "to_copy", "float"):
+        np.testing.assert_array_equal(found, args[0].astype(wanted))
+
+
+@pytest.mark.parametrize("name", torch_graph._BATCH_NORMS)
+def test_batch_normalisations_have_their_arguments_where_pytorch_has_them(name):
+    def places(overload):
+        names = [argument.name for argument in overload._schema.arguments]
+        flag = next((names.index(n) for n in ("training", "train") if n in names), None)
+        return flag, *(next(i for i, n in enumerate(names) if n in known) for known in KNOWN)
+
+    operator = getattr(torch.ops.aten, name)
+    assert torch_graph._BATCH_NORMS[name] == places(operator.default)
+    if "no_stats" in operator.overloads():
+        node = type("Node", (), {"target": operator.no_stats, "args": (X, None, None, True, 0.1, 1e-5)})
+        assert torch_graph._places(node) == places(operator.no_stats)
+        assert torch_graph._by_batch(node)
+        assert torch_graph._running(node) == []
+
+
+KNOWN = ({"momentum", "exponential_average_factor"}, {"eps", "epsilon"})
 
 
 def test_every_operator_is_compared():

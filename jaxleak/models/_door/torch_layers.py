@@ -201,7 +201,9 @@ def max_pool2d(
 ) -> Array:
     """Maxima of windows."""
     size = _pairs(window)
-    steps, pads = _pairs(stride, size), _pool_pads(x, size, _pairs(stride, size), _pairs(padding), ceil_mode)
+    steps, holes = _pairs(stride, size), _pairs(dilation)
+    reach = [d * (k - 1) + 1 for d, k in zip(holes, size, strict=True)]
+    pads = _pool_pads(x, reach, steps, _pairs(padding), ceil_mode)
     around = [(0, 0)] * (x.ndim - 2)
     ones = (1,) * (x.ndim - 2)
     return jax.lax.reduce_window(
@@ -211,7 +213,7 @@ def max_pool2d(
         (*ones, *size),
         (*ones, *steps),
         [*around, *pads],
-        window_dilation=(*ones, *_pairs(dilation)),
+        window_dilation=(*ones, *holes),
     )
 
 
@@ -261,8 +263,7 @@ def adaptive_max_pool2d(x: Array, size: Any) -> tuple[Array, None]:
 
 def _adaptive(x: Array, size: Any, function: Callable[..., Array]) -> Array:
     height, width = x.shape[-2:]
-    sides = [size, size] if isinstance(size, int) else size
-    rows, columns = (n if m is None else m for n, m in zip((height, width), sides, strict=True))
+    rows, columns = _pairs(size)
     if rows == columns == 1:
         return function(x, axis=(-2, -1), keepdims=True)
     if height % rows == width % columns == 0:
@@ -278,10 +279,16 @@ def _adaptive(x: Array, size: Any, function: Callable[..., Array]) -> Array:
 
 @register("upsample_nearest2d")
 def upsample_nearest2d(x: Array, size: Any = None, *scales: Any) -> Array:
-    """Every pixel several times."""
+    """Every pixel several times; `scales` are the two factors, in one list or apart, or None."""
+    factors = scales[0] if len(scales) == 1 else scales
+    factors = factors or (None, None)
     if size is None:
-        size = [int(n * s) for n, s in zip(x.shape[-2:], scales[0], strict=True)]
-    rows, columns = (np.arange(m) * n // m for n, m in zip(x.shape[-2:], size, strict=True))
+        size = [int(n * s) for n, s in zip(x.shape[-2:], factors, strict=True)]
+    # PyTorch goes by the factor where it is given, and not by the sizes that it leads to.
+    rows, columns = (
+        np.arange(m) * n // m if s is None else np.minimum(np.arange(m) / s, n - 1).astype(int)
+        for n, m, s in zip(x.shape[-2:], size, factors, strict=True)
+    )
     return x[..., rows, :][..., columns]
 
 
@@ -319,7 +326,7 @@ def random(*_: Any, **__: Any) -> Array:
 WITHOUT_DROPOUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), lambda x, *_: x),
     "native_dropout": lambda x, *_: (x, None),
-    "bernoulli": lambda x, p, **_: jnp.full_like(x, p),
+    "bernoulli": lambda x, p=None, **_: x if p is None else jnp.full_like(x, p),
     "scaled_dot_product_attention": lambda *args, **kwargs: attention(
         *args[:4], *([0.0] if len(args) > 4 else []), *args[5:], **{k: v for k, v in kwargs.items() if k != "dropout_p"}
     ),
