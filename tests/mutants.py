@@ -87,7 +87,7 @@ AREAS = {
     "jaxleak/data": ("data", "data_images", "encoding", "partitions", "client_partitions"),
     "jaxleak/defenses": ("defenses", "defense_dp", "defense_updates", "defense_representation", "vfl_defenses"),
     "jaxleak/metrics": ("metrics",),
-    "jaxleak/models/_door": ("door", "from_torch", "torch_operators", "capture"),
+    "jaxleak/models/_door": ("door", "door_kinks", "door_layers", "from_torch", "torch_operators", "capture"),
     "jaxleak/models": ("models", "classifiers", "activations", "conv", "fast_convolutions", "weights"),
     "jaxleak/objectives": ("objectives", "distances", "gradient_regularization"),
     "jaxleak/study/updates": ("invert", "grants", "poison", "generative", "fedleak", "defense_study"),
@@ -95,6 +95,7 @@ AREAS = {
     "jaxleak/study/parties": ("vfl_problem", "vfl_tables", "grants", "poison"),
     "jaxleak/protocols": ("protocols", "client", "federated_averaging", "split_training", "encryption"),
     "jaxleak/_validate": ("validate", "refusals"),
+    "jaxleak/_compiled": ("compiled",),
     "jaxleak/": ("threats", "checkpoint", "public_names"),
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
 }

@@ -124,7 +124,7 @@ def test_pieces_are_the_lines_between_hinges():
     assert list(function.pieces()) == [(-inf, 1.0, 1.0, 2.0), (1.0, 3.0, 3.0, 0.0), (3.0, inf, -1.0, 12.0)]
 
 
-#: What stays as it is, and how the notes call it.
+#: What stays as it is, and how the notes call it; spaces behind a name tell cases apart.
 STAYS = {
     "sign": lambda z, v: z * jnp.sign(z),
     "floor": lambda z, v: z + jnp.floor(z),
@@ -138,6 +138,8 @@ STAYS = {
     "sort": lambda z, v: jnp.sort(z, axis=1),
     "clamp": lambda z, v: jax.lax.clamp(v - 1, z, v + 1),
     "select_n, a branch chosen by the sign of a number": lambda z, v: jnp.where(z > v, z, v),
+    "select_n, a branch chosen by the sign of a number ": lambda z, v: jnp.where(z > 0, v, 0.0),
+    "select_n, a branch chosen by the sign of a number  ": lambda z, v: jnp.where(z > 0, z + 1, z),
     "scan (with max inside)": lambda z, v: jax.lax.scan(lambda z, _: (jnp.maximum(z, 0), None), z, length=2)[0],
     "scan (with scan (with max inside) inside)": lambda z, v: jax.lax.scan(
         lambda z, _: (jax.lax.scan(lambda z, _: (jnp.maximum(z, 0), None), z, length=2)[0], None), z, length=2
@@ -152,12 +154,55 @@ STAYS = {
 def test_a_kink_without_a_smooth_form_stays_and_is_named(name):
     model, exact, smooth = door(lambda params, x: STAYS[name](dense(params["w"], x), dense(params["v"], x)))
     np.testing.assert_array_equal(smooth.logits, exact.logits)
-    assert model.notes == (f"kinks that are not smoothed: 1 x {name}",)
+    assert model.notes == (f"kinks that are not smoothed: 1 x {name.rstrip()}",)
+
+
+#: Smooth non-linearities, some of one primitive and others of many.
+SMOOTH = {
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "exact gelu": lambda z: jax.nn.gelu(z, approximate=False),
+    "softplus": jax.nn.softplus,
+    "softplus of a line": lambda z: jax.nn.softplus(2 * z) / 2,
+    "mish": jax.nn.mish,
+    "scaled tanh": lambda z: 1.7 * jnp.tanh(z / 3) + 1,
+    "exponential": lambda z: jnp.expm1(z / 8),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_a_smooth_non_linearity_is_one_activation(name):
+    function = SMOOTH[name]
+    model, exact, smooth = door(lambda params, x: function(dense(params["w"], x)) @ params["v"][:3])
+    np.testing.assert_array_equal(smooth.logits, exact.logits)
+    (found,) = exact.activations
+    np.testing.assert_allclose(found, function(jnp.asarray(Z, jnp.float32)), rtol=1e-4, atol=1e-5)
+    assert not any("kinks" in note for note in model.notes)
+    assert not model.has_kinks
+
+
+def test_an_exponential_linear_unit_is_one_choice_and_its_guard():
+    """Its inner choice only keeps the exponential finite, and is no kink of its own."""
+    model, exact, smooth = door(lambda params, x: jax.nn.elu(dense(params["w"], x)) @ params["v"][:3])
+    np.testing.assert_array_equal(smooth.logits, exact.logits)
+    assert model.notes[0] == "kinks that are not smoothed: 1 x select_n, a branch chosen by the sign of a number"
+    (found,) = exact.activations  # the whole unit, and not its exponential branch
+    np.testing.assert_allclose(found, np.where(Z > 0, Z, np.expm1(np.minimum(Z, 0))), rtol=1e-4, atol=1e-5)
+
+
+def test_two_non_linearities_behind_each_other_are_two_activations():
+    _, exact, _ = door(lambda params, x: jnp.tanh(jnp.maximum(dense(params["w"], x), 0) @ params["v"][:3]))
+    first, second = exact.activations
+    np.testing.assert_allclose(first, np.maximum(Z, 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(second, exact.logits)
 
 
 #: Networks with maxima that are no kinks of anything that belongs to images and passes a derivative on.
 NO_KINKS = {
     "of weights alone": lambda w, v, x: dense(w, x) + jnp.abs(v).sum() + jnp.maximum(v, 0.1).mean(),
+    "of two weights": lambda w, v, x: dense(w, x) + jnp.maximum(v, v[::-1]).mean() + jnp.minimum(v, v[::-1]).mean(),
     "behind a stopped derivative": lambda w, v, x: dense(w, x) + jax.lax.stop_gradient(jnp.maximum(dense(v, x), 0)),
     "of whole numbers": lambda w, v, x: dense(w, x) * jnp.maximum(dense(v, x).astype(jnp.int32), 0),
     "that keeps a division from failing": lambda w, v, x: dense(w, x) / jnp.maximum((dense(v, x)) ** 2, 1e-7),

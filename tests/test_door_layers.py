@@ -56,6 +56,7 @@ def slow_pool(x, window, stride, pads, beta=None):
         (3, 2, ((0, 1), (2, 1)), (0, 3, 1, 2), True),
         (3, 1, ((1, 1), (1, 2)), (1, 0, 3, 2), False),
         (2, 3, ((0, 0), (0, 1)), (3, 0, 1, 2), False),
+        (3, 3, ((0, 0), (0, 0)), (0, 1, 2, 3), False),
     ],
 )
 def test_a_pool_of_any_order_of_axes_is_that_of_loops(window, stride, pads, order, more):
@@ -414,6 +415,8 @@ def test_two_classes_are_enough_and_one_is_not():
     for classes in (1, 10**6 + 1):
         with pytest.raises(ValueError, match="num_classes must be in"):
             made(2, num_classes=classes)
+    with pytest.raises(ValueError, match="must be that of the network, 2, got 1000000"):
+        made(2, num_classes=10**6)
     model, variables = made(2)
     for shape in ((5, 4, 4), (2, 4, 5, 4)):
         with pytest.raises(ValueError, match=r"x must be \(B, 5, 4, 4\)"):

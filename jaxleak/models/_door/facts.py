@@ -99,12 +99,12 @@ class Facts:
         #: Choices by sign that are no kinks: another choice by the same sign takes their place there.
         self.guards: set[int] = set()
         self._makers = {step.outputs[0]: step for step in program.all_steps() if len(step.outputs) == 1}
-        for step in program.all_steps():
-            if len(step.outputs) == 1:
-                self._count(step)
-                self._follow(step)
-                self._chain(step)
+        for step in self._makers.values():
+            self._count(step)
+            self._follow(step)
         self._forget_guards()
+        for step in self._makers.values():
+            self._chain(step)
 
     def function(self, slot: int, of: int | None = None) -> Piecewise | None:
         """A slot as a function of another, by default of itself; a constant is a function of any slot."""

@@ -85,7 +85,7 @@ def bind(step: Step, inputs: Sequence[Any]) -> list[Any]:
     if step.name == "concatenate" and all(isinstance(value, Moved) and value.axes == axes for value in inputs):
         dimension = axes[step.params["dimension"]]
         return [moved(jax.lax.concatenate([value.array for value in inputs], dimension), axes)]
-    if step.name in _REDUCTIONS and len(inputs) == 1:
+    if step.name in _REDUCTIONS:
         gone = tuple(sorted(axes[axis] for axis in step.params["axes"]))
         left = [axis for i, axis in enumerate(axes) if i not in step.params["axes"]]
         out = step.equation.primitive.bind(first.array, **{**step.params, "axes": gone})
