@@ -1,4 +1,5 @@
 import functools
+import inspect
 
 import chex
 import flax.linen as nn
@@ -11,6 +12,7 @@ from jaxleak import models
 from jaxleak.models._densenet import densenet121
 from jaxleak.models._layers import Style, conv
 from jaxleak.models._mobilenet import InvertedResidual
+from jaxleak.models._resnets import is_small
 from jaxleak.models._vit import vit
 
 # Networks in miniature, one of each kind: (H, W, c), factory.
@@ -135,6 +137,44 @@ def test_inverted_residuals_add_their_input_where_the_shape_stays(stride, channe
 )
 def test_kinks_are_those_that_sharpness_rounds(name, options, kinks):
     assert models.build(name, (8, 8, 1), 3, **options).has_kinks == kinks
+
+
+#: Activations of MobileNetV2 as (side, channels), without repetitions: table 2 of its paper.
+MOBILENET = {
+    "large": (224, [(112, 32), (112, 96), (56, 96), (56, 144), (28, 144), (28, 192), (14, 192), (14, 384), (14, 576),
+                    (7, 576), (7, 960), (7, 1280)]),
+    "small": (32, [(32, 32), (32, 96), (32, 144), (16, 144), (16, 192), (8, 192), (8, 384), (8, 576), (4, 576),
+                   (4, 960), (4, 1280)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stem", MOBILENET)
+def test_mobilenet_halves_where_its_paper_does(stem):
+    side, expected = MOBILENET[stem]
+    _, _, out = _shapes("mobilenet_v2", (side, side, 3), 7)
+    assert list(dict.fromkeys((a.shape[1], a.shape[3]) for a in out.activations)) == expected
+    assert len(out.activations) == 2 + 1 + 2 * 16  # stem and last, one of the first block, two of the others
+
+
+@pytest.mark.parametrize(("shape", "small"), [((64, 64, 3), True), ((64, 65, 1), False), ((65, 64, 1), False)])
+def test_small_images_are_those_of_up_to_64_pixels(shape, small):
+    assert is_small(shape, "auto") == small
+    assert is_small(shape, "small")
+    assert not is_small(shape, "large")
+
+
+def test_every_network_has_ten_classes_unless_told_otherwise():
+    for factory in models.CLASSIFIERS.values():
+        assert inspect.signature(factory).parameters["num_classes"].default == 10
+
+
+@pytest.mark.parametrize(("side", "patch"), [(8, 4), (32, 4), (40, 8), (64, 8), (80, 16), (128, 16)])
+def test_patches_of_transformers_grow_with_images(side, patch):
+    model = vit((side, side, 1), 3, width=4, depth=1, heads=2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))["params"]
+    assert shapes["embed"]["kernel"].shape == (patch**2, 4)
+    assert shapes["position"].shape == (1, 1 + (side // patch) ** 2, 4)
+    assert shapes["mlp_0_0"]["kernel"].shape == (4, 16)
 
 
 def test_the_registry_knows_its_networks():

@@ -39,6 +39,7 @@ def cache(tmp_path, monkeypatch):
 def test_the_folder_is_the_users_own_and_named_by_version_and_processor(cache, monkeypatch):
     folder = _compiled.keep_compiled()
     assert str(folder) == jax.config.jax_compilation_cache_dir
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
     assert folder.is_relative_to(cache / "jaxleak")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     jax.config.update("jax_compilation_cache_dir", None)

@@ -68,6 +68,19 @@ def test_patches_equal_lax_in_value_and_first_two_derivatives(case):
     _assert_same(patches, lax)
 
 
+@pytest.mark.parametrize("padding", [1, ((2, 0), (0, 2)), ((0, 2), (1, 1))])
+def test_a_window_that_fits_exactly_is_read_once(padding):
+    x, kernel = _random(2, 1, 1, 2), _random(3, 3, 2, 2, seed=1)
+    (top, _), (left, _) = padding if isinstance(padding, tuple) else ((padding, 0), (padding, 0))
+    expected = np.einsum("bc,co->bo", x[:, 0, 0], kernel[top, left])
+    for form in ("patches", "lax"):
+        out = conv2d(x, kernel, padding=padding, form=form)
+        np.testing.assert_allclose(out, expected[:, None, None], rtol=1e-5)
+    for smaller in (((1, 0), (1, 1)), ((1, 1), (0, 1))):
+        with pytest.raises(ValueError, match="a window of 3 does not fit into 1 pixels"):
+            conv2d(x, kernel, padding=smaller)
+
+
 @pytest.mark.parametrize("size", [(6, 6), (7, 5)])
 def test_paddings_follow_pytorch_and_tensorflow(size):
     x, kernel = _random(1, *size, 2), _random(3, 3, 2, 2, seed=1)

@@ -63,6 +63,12 @@ def test_relative_l1_has_no_scale_and_survives_zeros(trees):
         np.testing.assert_array_equal(_flat(gradient), 0.0)  # jnp.abs would push equal entries apart
 
 
+def test_a_tree_of_zeros_has_no_direction(trees):
+    zero = jax.tree.map(np.zeros_like, trees[0])
+    for pair in ((zero, trees[1]), (trees[0], zero), (zero, zero)):
+        assert o.cosine(*pair) == 1
+
+
 def test_layer_weights_as_sequence_tree_and_function(trees):
     a, b = trees
     weights = [0.5, 0.0, 3.0]

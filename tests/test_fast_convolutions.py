@@ -132,6 +132,14 @@ def test_layers_that_do_not_fit_take_patches(form):
     assert not _algorithms((1, 4, 4, 2), (*window, 1, 2), form=form, groups=2)
 
 
+def test_other_backends_take_their_own_convolutions_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for form in PRIMITIVES:
+        shapes = (1, 16, 16, 64), (*WINDOWS[form], 64, 64)
+        assert not _algorithms(*shapes)
+        assert _algorithms(*shapes, form=form) == {form}
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends have fast convolutions")
 def test_the_default_takes_an_algorithm_where_it_pays():
     assert _algorithms((1, 16, 16, 64), (3, 3, 64, 64)) == {"winograd"}

@@ -187,6 +187,7 @@ def test_models_without_extractor_see_the_data(problem):
         models.logistic((5,), parties=2, num_classes=3),
     ):
         params = jax.jit(model.init)(jax.random.key(0))
+        assert model.features_are_data
         features, logits = jax.jit(lambda params, model=model: (model.features(params, x), model.apply(params, x)))(
             params
         )
