@@ -10,7 +10,7 @@ import pytest
 
 from jaxleak import models
 from jaxleak.models._densenet import densenet121
-from jaxleak.models._layers import Style, conv
+from jaxleak.models._layers import BatchNorm, Style, conv
 from jaxleak.models._mobilenet import InvertedResidual
 from jaxleak.models._resnets import is_small
 from jaxleak.models._vit import vit
@@ -146,6 +146,37 @@ MOBILENET = {
     "small": (32, [(32, 32), (32, 96), (32, 144), (16, 144), (16, 192), (8, 192), (8, 384), (8, 576), (4, 576),
                    (4, 960), (4, 1280)]),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("stem", "sides"), [("small", [32, 16, 8]), ("large", [16, 8, 4, 2])])
+@pytest.mark.parametrize("factory", [models.resnet, densenet121])
+def test_stems_and_stages_halve_where_their_papers_do(factory, stem, sides):
+    model = factory(
+        (32, 32, 1), 3, blocks=(1, 1, 1), stem=stem, **{"width" if factory is models.resnet else "growth": 2}
+    )
+    x = jax.ShapeDtypeStruct((1, 32, 32, 1), jnp.float32)
+    out = jax.eval_shape(model.apply, jax.eval_shape(model.init, jax.random.key(0)), x)
+    found = list(dict.fromkeys(a.shape[1] for a in out.activations))
+    assert found == sides
+    assert out.features.shape == (1, 8 if factory is models.resnet else 4)
+
+
+def test_tokens_and_positions_start_from_a_narrow_normal():
+    params = vit((16, 16, 1), 3, width=400, depth=1, heads=1, init="wide_uniform").init(jax.random.key(0))["params"]
+    for name in ("class_token", "position"):
+        # Cut off at two scales, a normal has 0.88 of its standard deviation.
+        np.testing.assert_allclose(np.std(params[name]), 0.88 * 0.02, rtol=0.1)
+        assert 0.03 < np.abs(params[name]).max() <= 0.04
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_batch_of_one_or_two_numbers_joins_the_running_variance(count):
+    layer, x = BatchNorm(), jnp.arange(2.0 * count).reshape(count, 1, 1, 2) ** 2
+    variables = layer.init(jax.random.key(0), x, False)
+    _, new = layer.apply(variables, x, True, mutable=["batch_stats"])
+    unbiased = np.var(x, axis=(0, 1, 2), ddof=1) if count > 1 else 0
+    np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 + 0.1 * unbiased, rtol=1e-5)
+    np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("stem", MOBILENET)

@@ -1,3 +1,5 @@
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import reference
 from jaxleak import _tree, models, protocols
 from jaxleak._base import Batch
 from jaxleak.models._conv import conv2d, max_pool, smoothed_max_pool_relu
+from jaxleak.models._networks import ConvExtractor
 
 
 def _random(*shape, seed=0):
@@ -236,6 +239,117 @@ def test_a_million_classes_are_the_most():
     assert models.logistic((3,), parties=2, num_classes=10**6).num_classes == 10**6
     with pytest.raises(ValueError, match="got 1000001"):
         models.logistic((3,), parties=2, num_classes=10**6 + 1)
+
+
+def test_statistics_are_those_of_every_partys_pre_activations(problem):
+    params, x = problem.params, np.asarray(problem.private.x)
+    found = problem.model.statistics(params, problem.private.x)["statistics"]
+    assert set(found) == {"mean_0", "var_0"}
+    for party in range(2):
+        kernel, bias = (np.asarray(params["extractor"][name][party]) for name in ("kernel_0", "bias_0"))
+        z = reference.conv2d(x[:, party], kernel) + bias
+        np.testing.assert_allclose(found["mean_0"][0][party], z.mean((0, 1, 2)), atol=1e-5)
+        np.testing.assert_allclose(found["var_0"][0][party], z.var((0, 1, 2)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [nn.relu, nn.tanh])
+def test_every_block_is_smoothed_at_its_own_temperature(activation):
+    """The third block has the share of the second, and only ReLUs have a smoothed derivative."""
+    extractor = ConvExtractor((2, 3, 2), activation, "patches")
+    x, tangent, temperature = _random(2, 8, 7, 1), _random(2, 8, 7, 1, seed=1), jnp.array([0.1, 0.3])
+    shapes = jax.eval_shape(lambda: extractor.init(jax.random.key(0), x))["params"]
+    params = {name: _random(*shapes[name].shape, seed=i) for i, name in enumerate(shapes)}
+
+    def slow(x):
+        for i, share in enumerate((4.0, 1.5, 1.5)):
+            z = conv2d(x, params[f"kernel_{i}"]) + params[f"bias_{i}"]
+            smoothed = activation is nn.relu
+            x = smoothed_max_pool_relu(z, share * temperature) if smoothed else activation(max_pool(z))
+        return x.reshape(2, -1)
+
+    fast = lambda x: extractor.apply({"params": params}, x, temperature)  # noqa: E731
+    for a, b in zip(*(jax.jit(lambda f=f: jax.jvp(f, (x,), (tangent,)))() for f in (fast, slow)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_layer_is_drawn_for_each_party_by_its_own_sizes():
+    model = models.all_dense((30, 2), parties=3, width=20)
+    kernel = np.asarray(jax.jit(model.init)(jax.random.key(0))["first"]["kernel"])
+    limit = (6 / (60 + 20)) ** 0.5
+    for own in kernel:
+        assert 0.97 * limit < np.abs(own).max() <= limit * (1 + 1e-6)
+    assert np.abs(kernel[0] - kernel[1]).min() > 0
+
+
+def test_networks_without_an_extractor_have_one_party_and_ten_classes_by_themselves():
+    for model, width in ((models.all_dense((5,)), 256), (models.logistic((5,)), 10)):
+        assert (model.parties, model.num_classes, model.width, model.feature_size) == (1, 10, width, 5)
+    shapes = jax.eval_shape(models.all_dense((5,)).init, jax.random.key(0))["rest"]
+    tower = shapes["VmapDenseTower_0"]
+    assert [tower[name]["kernel"].shape for name in ("Dense_0", "Dense_1")] == [(1, 256, 64), (1, 64, 10)]
+    assert shapes["Dense_0"]["kernel"].shape == (10, 10)
+
+
+def _by_hand(layers, x, linear_last):
+    """Dense layers of Flax with ReLUs between."""
+    for i in range(len(layers)):
+        x = x @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"]
+        x = x if linear_last and i == len(layers) - 1 else np.maximum(x, 0)
+    return x
+
+
+@pytest.mark.parametrize("top", [(8, 9), (8,), None])
+def test_bottoms_and_top_are_dense_layers(top):
+    model = models.bottom_top((3, 5), 4, bottom=(6, 7), top=top)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, jax.jit(model.init)(jax.random.key(0)))
+    assert (model.parties, model.slice_shape, model.embedding) == (2, (5,), 7 if top else 4)
+    x = np.asarray(_random(6, 2, 5))
+    embeddings = [_by_hand(params["bottom"][p], x[:, p, :d], top is None) for p, d in enumerate((3, 5))]
+    if top is None:
+        logits = sum(embeddings)
+        assert params["top"] == {"first": {}, "rest": {}}
+    else:
+        first = params["top"]["first"]
+        z = np.maximum(np.concatenate(embeddings, 1) @ first["kernel"] + first["bias"], 0)
+        logits = _by_hand(params["top"]["rest"], z, True)
+    np.testing.assert_allclose(model.apply(params, x), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_bottoms_and_top_are_drawn_as_their_paper_says():
+    model = models.bottom_top((40, 90), 3)
+    params = jax.jit(model.init)(jax.random.key(0))
+    shapes = jax.tree.map(lambda leaf: leaf.shape, params)
+    dense = lambda *sizes: {  # noqa: E731
+        f"Dense_{i}": {"kernel": (a, b), "bias": (b,)} for i, (a, b) in enumerate(itertools.pairwise(sizes))
+    }
+    assert shapes["bottom"] == (dense(40, 50, 50), dense(90, 50, 50))
+    assert shapes["top"] == {"first": {"kernel": (100, 100), "bias": (100,)}, "rest": dense(100, 100, 3)}
+    for leaf in jax.tree.leaves(params):
+        limit = (6 / leaf.shape[0]) ** 0.5 if leaf.ndim == 2 else 0
+        assert 0.95 * limit <= np.abs(leaf).max() <= limit * (1 + 1e-6)
+    kernels = [params["bottom"][0]["Dense_1"]["kernel"], params["bottom"][1]["Dense_1"]["kernel"]]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0
+
+
+def test_bottoms_and_top_of_the_smallest_sizes_and_below():
+    assert models.bottom_top((1,), 2, bottom=(1,), top=(1,)).parties == 1
+    assert models.bottom_top((1,), 10**6, bottom=(1,), top=(1,)).num_classes == 10**6
+    for arguments, message in (
+        (((), 2), "at least one party"),
+        (((3, 0), 2), "party 1 has no features"),
+        (((3,), 1), "num_classes must be in"),
+        (((3,), 10**6 + 1), "num_classes must be in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.bottom_top(*arguments)
+    for options, message in (
+        ({"bottom": ()}, "at least one layer each"),
+        ({"top": ()}, "at least one layer each"),
+        ({"bottom": (3, 0)}, r"bottom\[1\] must be > 0"),
+        ({"top": (0,)}, r"top\[0\] must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.bottom_top((3,), 2, **options)
 
 
 class TestFrozenParts:
