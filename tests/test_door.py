@@ -13,7 +13,10 @@ from flax import nnx
 from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
 from jaxleak.attacks import presets
 from jaxleak.models._door import program
+from jaxleak.models._door.flax import drawn
+from jaxleak.models._door.network import layer_of
 from jaxleak.models._door.piecewise import Hinge, Piecewise, larger, smaller
+from jaxleak.models._door.trees import as_dict, filled
 from jaxleak.objectives import cross_entropy
 
 IMAGE, CLASSES = (8, 8, 3), 5
@@ -398,6 +401,160 @@ def test_a_module_whose_weights_are_still_to_be_drawn_is_the_one_with_weights():
     jax.tree.map(np.testing.assert_array_equal, drawn.apply(variables, X), given.apply(same, X))
     other = drawn.init(jax.random.key(4))["params"]
     assert np.abs(drawn.head_of(other).kernel - drawn.head_of(variables["params"]).kernel).max() > 0
+
+
+class Running(eqx.Module):
+    """A network of Equinox whose batch normalisation keeps statistics in a state, with dropout behind it."""
+
+    conv: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    drop: eqx.nn.Dropout
+    dense: eqx.nn.Linear
+
+    def __init__(self, key, p=0.0):
+        one, two = jax.random.split(key)
+        self.conv, self.dense = eqx.nn.Conv2d(3, 4, 3, 2, key=one), eqx.nn.Linear(36, CLASSES, key=two)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch", momentum=0.75)
+        self.drop = eqx.nn.Dropout(p)
+
+    def __call__(self, x, state):
+        z, state = self.norm(self.conv(x), state)
+        return self.dense(self.drop(jax.nn.relu(z), key=jax.random.key(0)).ravel()), state
+
+
+class RunningOnBatches(Running):
+    def __call__(self, x, state):
+        return jax.vmap(super().__call__, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_module_of_equinox_with_a_state_computes_the_same_in_both_modes(batched):
+    module, state = eqx.nn.make_with_state(RunningOnBatches if batched else Running)(jax.random.key(0))
+    model, variables = models.from_equinox(module, state, image_shape=IMAGE, batched=batched)
+    own = module if batched else jax.vmap(module, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    x = X.transpose(0, 3, 1, 2)
+    expected, after = own(x, state)
+    out = jax.jit(model.apply)(variables, X)
+    np.testing.assert_allclose(out.logits, expected, atol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(out.batch_stats), jax.tree.leaves(eqx.filter(after, eqx.is_inexact_array)),
+                            strict=True):  # fmt: skip
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    evaluated = eqx.nn.inference_mode(module)
+    own = evaluated if batched else jax.vmap(evaluated, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    # A state counts its batches, which is no part of the statistics: that of later is a classifier of its own.
+    later = models.from_equinox(module, after, image_shape=IMAGE, batched=batched)
+    later = later[0].apply(later[1], X, mode="eval")
+    np.testing.assert_allclose(later.logits, own(x, after)[0], atol=1e-5)
+    assert model.has_batch_norm
+    assert list(model.order) == ["conv/weight", "conv/bias", "norm/weight", "norm/bias", "dense/weight", "dense/bias"]
+
+
+def test_a_module_of_equinox_may_take_batches_and_channels_last():
+    weight = 0.1 * jax.random.normal(jax.random.key(0), (192, CLASSES))
+
+    class Batched(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return x.reshape(len(x), -1) @ self.weight
+
+    model, variables = models.from_equinox(Batched(weight), image_shape=IMAGE, layout="NHWC", batched=True)
+    np.testing.assert_allclose(model.apply(variables, X).logits, X.reshape(2, -1) @ weight, atol=1e-5)
+    assert (model.head, model.num_classes) == ("weight", CLASSES)
+
+
+def test_dropout_of_equinox_is_refused_where_it_acts():
+    with pytest.raises(ValueError, match=r"the module has dropout with p = 0.25"):
+        models.from_equinox(*eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25), image_shape=IMAGE)
+    module, state = eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25)
+    module = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.25, inference=True))
+    models.from_equinox(module, state, image_shape=IMAGE)
+
+
+def test_dropout_of_linen_is_refused_where_it_acts():
+    class Dropped(nn.Module):
+        rate: float = 0.5
+
+        @nn.compact
+        def __call__(self, x, deterministic):
+            x = nn.Dropout(self.rate, deterministic=deterministic)(x.reshape(len(x), -1))
+            return nn.Dense(CLASSES)(x)
+
+    with pytest.raises(ValueError, match=r"the module draws random numbers in training.* set its dropout rate to 0"):
+        models.classifier(Dropped(), image_shape=IMAGE)
+    variables = Dropped().init(jax.random.key(0), X, True)
+    model, same = models.from_flax(Dropped(0.0), variables, image_shape=IMAGE)
+    np.testing.assert_allclose(model.apply(same, X).logits, Dropped().apply(variables, X, True), atol=1e-6)
+    # Keywords of the caller take the place of the known ones.
+    known = {"train_arguments": {"deterministic": True}, "eval_arguments": {"deterministic": True}}
+    model, same = models.from_flax(Dropped(), variables, image_shape=IMAGE, **known)
+    for mode in ("train", "eval"):
+        np.testing.assert_allclose(
+            model.apply(same, X, mode=mode).logits, Dropped().apply(variables, X, True), atol=1e-6
+        )
+
+
+def test_a_linen_module_with_other_collections_and_channels_first():
+    class Scaled(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            factor = self.variable("constants", "factor", lambda: jnp.full(1, 3.0))
+            return nn.Dense(CLASSES)(x).sum((1, 2)) * factor.value
+
+    shape = (4, 6, 3)
+    for layout, width in (("NHWC", 3), ("NCHW", 6)):
+        variables = drawn(Scaled(), shape, layout)
+        assert variables["params"]["Dense_0"]["kernel"].shape == (width, CLASSES)
+        again = drawn(Scaled(), shape, layout, jax.random.key(0))
+        jax.tree.map(np.testing.assert_array_equal, variables, again)
+        model, same = models.from_flax(Scaled(), variables, image_shape=shape, layout=layout)
+        x = jax.random.uniform(jax.random.key(1), (2, *shape))
+        given = x if layout == "NHWC" else x.transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(model.apply(same, x).logits, Scaled().apply(variables, given), rtol=1e-4, atol=1e-5)
+        assert set(same["params"]) == {"Dense_0"}
+
+
+def test_trees_of_other_libraries_become_dictionaries_and_come_back():
+    tree = {"a": (jnp.zeros(1), None, [jnp.ones(2)]), "b": {"c": jnp.full(3, 2.0)}}
+    found = as_dict(tree)
+    assert {name: {k: type(v) for k, v in part.items()} for name, part in found.items()}.keys() == {"a", "b"}
+    assert _tree.named_leaves(found).keys() == {"a/0", "a/2/0", "b/c"}
+    changed = jax.tree.map(lambda leaf: leaf + 1, found)
+    jax.tree.map(np.testing.assert_array_equal, filled(tree, changed), jax.tree.map(lambda leaf: leaf + 1, tree))
+    with pytest.raises(ValueError, match="named arrays, got a single one"):
+        as_dict(jnp.zeros(2))
+
+
+def test_statistics_of_another_structure_and_heads_that_are_missing_are_named():
+    weights = {"params": {"w": jnp.ones((192, 2))}, "batch_stats": {"mean": jnp.zeros(3)}}
+
+    def network(v, x):
+        return (x - v["batch_stats"]["mean"]).reshape(len(x), -1) @ v["params"]["w"]
+
+    with pytest.raises(ValueError, match="batch_stats of mode 'train' must have the structure of those in variables"):
+        models.from_function(
+            network, weights, train_apply=lambda v, x: (network(v, x), {"other": jnp.zeros(3)}), image_shape=IMAGE
+        )
+    model, variables = models.from_function(
+        lambda v, x: jnp.tanh(x.reshape(len(x), -1))[:, :2] * v["params"]["w"], {"params": {"w": jnp.ones(2)}},
+        image_shape=IMAGE,
+    )  # fmt: skip
+    assert (model.head, model.head_leaves) == ("", ())
+    assert model.notes == ("the last dense layer was not found: label rules and defenses of features do not work",)
+    with pytest.raises(ValueError, match="no last dense layer that is known"):
+        model.head_of(variables["params"])
+    with_head, variables = models.from_function(
+        lambda v, x: x.reshape(len(x), -1) @ v["params"]["w"], {"params": {"w": jnp.ones((192, 2))}}, image_shape=IMAGE
+    )
+    with pytest.raises(ValueError, match="head is 'w', but these parameters do not hold w"):
+        with_head.head_of({"v": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "layer"), [("fc.weight", "fc"), ("a/b.c/kernel", "a/b.c"), ("a.b/c.d", "a.b/c"), ("w", "w"), (".w", ".w")]
+)
+def test_the_layer_of_a_leaf_is_all_but_its_last_name(leaf, layer):
+    assert layer_of(leaf) == layer
 
 
 def test_active_dropout_is_refused():

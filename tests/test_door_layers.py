@@ -351,9 +351,9 @@ def test_what_follows_a_convolution_of_other_axes_is_itself():
         image_shape=(4, 4, 4),
         layout="NCHW",
     )
-    logits = model.apply(variables, SQUARE).logits
+    logits = jax.jit(lambda v, x: model.apply(v, x).logits)(variables, SQUARE)
     start = 0
-    for name, part in zip(FOLLOWING, parts(weights, SQUARE.transpose(0, 3, 1, 2)), strict=True):
+    for name, part in zip(FOLLOWING, jax.jit(parts)(weights, SQUARE.transpose(0, 3, 1, 2)), strict=True):
         found = logits[:, start : start + part.shape[1]]
         np.testing.assert_allclose(found, part, rtol=1e-4, atol=2e-2 if "half" in name else 1e-5, err_msg=name)
         start += part.shape[1]

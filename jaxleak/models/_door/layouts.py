@@ -26,9 +26,6 @@ _ELEMENTWISE = frozenset(
 
 _REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
 
-#: Calls with a derivative of their own that are known for any shape.
-_ANY_SHAPE: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": jax.nn.relu, "relu6": jax.nn.relu6}
-
 
 class Moved(NamedTuple):
     """What is meant is `transpose(array, axes)`."""
@@ -75,9 +72,6 @@ def bind(step: Step, inputs: Sequence[Any]) -> list[Any]:
     if first is None:
         return step.bind(inputs)
     axes, ranks = first.axes, {value.array.ndim if isinstance(value, Moved) else jnp.ndim(value) for value in inputs}
-    own = _ANY_SHAPE.get(step.params.get("name", "")) if step.inside else None
-    if own is not None:
-        return [entry_by_entry(own, inputs[0])]
     if step.name in _ELEMENTWISE and ranks <= {0, len(axes)}:
         back = inverse(axes)
         (out,) = step.bind([in_order(v, back) if isinstance(v, Moved) or jnp.ndim(v) else v for v in inputs])
