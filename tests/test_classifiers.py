@@ -82,6 +82,7 @@ MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1
     ],
 )
 def test_parameter_counts(name, problem, count):
+    """Of published networks, those of the papers; of the others, by hand."""
     model = models.build(name, *problem)
     assert _count(jax.eval_shape(model.init, jax.random.key(0))) == count
 
@@ -195,8 +196,14 @@ def test_small_images_are_those_of_up_to_64_pixels(shape, small):
 
 
 def test_every_network_has_ten_classes_unless_told_otherwise():
-    for factory in models.CLASSIFIERS.values():
+    for factory in (*models.CLASSIFIERS.values(), models.resnet, vit):
         assert inspect.signature(factory).parameters["num_classes"].default == 10
+
+
+def test_a_residual_network_and_a_transformer_are_the_smallest_of_their_papers_unless_told_otherwise():
+    for factory, name in ((models.resnet, "resnet10"), (vit, "vit_tiny")):
+        defaults, own = (inspect.signature(f).parameters for f in (factory, models.CLASSIFIERS[name]))
+        assert [p.default for p in defaults.values()] == [p.default for p in own.values()]
 
 
 @pytest.mark.parametrize(("side", "patch"), [(8, 4), (32, 4), (40, 8), (64, 8), (80, 16), (128, 16)])
@@ -206,6 +213,33 @@ def test_patches_of_transformers_grow_with_images(side, patch):
     assert shapes["embed"]["kernel"].shape == (patch**2, 4)
     assert shapes["position"].shape == (1, 1 + (side // patch) ** 2, 4)
     assert shapes["mlp_0_0"]["kernel"].shape == (4, 16)
+
+
+DESCRIBED = """images (4, 4, 1), 2 classes, 134 parameters in 6 leaves
+last dense layer: head
+batch normalisation: yes
+kinks that the sharpness of an attack smooths: yes
+parameters, and what linear layers read (rows x numbers in each, one image):
+  conv_0/bias    (3,)
+  conv_0/kernel  (3, 3, 1, 3)  reads 16 x 9
+  head/bias      (2,)  (head)
+  head/kernel    (48, 2)  reads 1 x 48  (head)
+  norm_0/bias    (3,)
+  norm_0/scale   (3,)"""
+
+
+def test_a_description_names_every_leaf_and_what_layers_read():
+    model = models.convnet((4, 4, 1), 2, channels=(3,), strides=(1,), batch_norm=True)
+    assert models.describe(model) == DESCRIBED
+    smooth = models.mlp((40, 40, 1), 3, widths=(), activation="tanh")._replace(head="", head_leaves=(), notes=("so",))
+    lines = models.describe(smooth).splitlines()
+    assert lines[0] == "images (40, 40, 1), 3 classes, 4,803 parameters in 2 leaves"
+    assert lines[1:4] == [
+        "last dense layer: not found",
+        "batch normalisation: no",
+        "kinks that the sharpness of an attack smooths: none",
+    ]
+    assert lines[5:] == ["  head/bias    (3,)", "  head/kernel  (1600, 3)  reads 1 x 1600", "note: so"]
 
 
 def test_the_registry_knows_its_networks():
@@ -379,6 +413,13 @@ def test_the_choice_of_initialiser_reaches_every_layer():
             assert 0.9 * limit < np.abs(leaf).max() <= limit
     head = models.mlp((9, 9, 1), init="wide_uniform", widths=()).init(jax.random.key(0))["params"]["head"]
     assert 0.45 < head["kernel"].max() <= 0.5
+
+
+def test_dense_layers_are_drawn_by_their_own_inputs():
+    params = models.mlp((9, 9, 1), widths=(100,)).init(jax.random.key(0))["params"]
+    for name, inputs in (("dense_0", 81), ("head", 100)):
+        for leaf in params[name].values():
+            assert 0.8 * inputs**-0.5 < np.abs(leaf).max() <= inputs**-0.5
 
 
 def test_a_transformer_without_positions_sees_a_bag_of_patches():

@@ -1,6 +1,7 @@
 """Networks that others wrote: any JAX function, Flax and Equinox modules, as classifiers."""
 
 import functools
+import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -461,6 +462,12 @@ def test_a_module_of_equinox_may_take_batches_and_channels_last():
     model, variables = models.from_equinox(Batched(weight), image_shape=IMAGE, layout="NHWC", batched=True)
     np.testing.assert_allclose(model.apply(variables, X).logits, X.reshape(2, -1) @ weight, atol=1e-5)
     assert (model.head, model.num_classes) == ("weight", CLASSES)
+
+
+def test_equinox_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "equinox", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxleak\[equinox\]'"):
+        models.from_equinox(None, image_shape=IMAGE)
 
 
 def test_dropout_of_equinox_is_refused_where_it_acts():

@@ -1,5 +1,6 @@
 """PyTorch's modules as classifiers: against PyTorch itself, and against the built-in networks with the same weights."""
 
+import sys
 import warnings
 
 import jax
@@ -388,6 +389,29 @@ def test_what_cannot_be_taken_in_is_named():
     other = {**variables["params"], "fc1.weight": jnp.zeros((6, 7))}
     with pytest.raises(ValueError, match=r"fc1.weight must have shape \(7, 6\), got \(6, 7\)"):
         model.apply({**variables, "params": other}, images(1)[1])
+
+
+def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
+    flat = nn.Flatten()
+    for module, message in (
+        (nn.Sequential(nn.ConvTranspose2d(3, 2, 2), flat), "conv_transpose2d|a transposed convolution"),
+        (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), flat), "instance normalisation by running"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.from_torch(module, image_shape=IMAGE)
+
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return torch.flatten(x, 1) + y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Two(), (torch.zeros(2, 3, 8, 8), torch.zeros(1)))
+    with pytest.raises(ValueError, match="must take images alone, got inputs x, y"):
+        models.from_torch(program, image_shape=IMAGE)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxleak\[torch\]'"):
+        models.from_torch(Tutorial(), image_shape=IMAGE)
 
 
 class BatchStatistics(nn.Module):

@@ -181,6 +181,9 @@ def test_frozen_features_share_the_same_dense_gradients(problem):
     np.testing.assert_array_equal(drawn["first"]["kernel"], params["first"]["kernel"])
     assert head.slice_shape == (model.feature_size,)
     assert head.features_are_data
+    h = features.x[:2, 0]
+    assert head.party_features({}, h, jnp.ones(2)) is h
+    assert head.statistics(frozen, features.x) == {}
 
 
 def test_models_without_extractor_see_the_data(problem):
