@@ -1,5 +1,7 @@
 """Layers of networks that others wrote: convolutions, pools and products of any layout, their rows, biases and head."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -412,6 +414,14 @@ def test_two_classes_are_enough_and_one_is_not():
     assert made(2)[0].num_classes == made(2, num_classes=2)[0].num_classes == 2
     with pytest.raises(ValueError, match=r"C >= 2 in mode 'eval', got \(2, 1\) for 2 images"):
         made(1)
+    for change, shape in (
+        (lambda z: jnp.concatenate([z, z]), (4, 3)),
+        (lambda z: z[None], (1, 2, 3)),
+        (lambda z: z.T, (3, 2)),
+        (lambda z: z[:, :, None], (2, 3, 1)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"got {shape} for 2 images")):
+            models.from_function(lambda v, x, c=change: c(flat(x)[:, :3]), {"params": {}}, image_shape=(5, 4, 4))
     for classes in (1, 10**6 + 1):
         with pytest.raises(ValueError, match="num_classes must be in"):
             made(2, num_classes=classes)
