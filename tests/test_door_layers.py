@@ -188,6 +188,10 @@ PRODUCTS = {
     "a kernel read backwards": (lambda k, x: x.reshape(len(x), -1) @ k[::-1], (80, 3), (0, 1)),
     "a kernel of more axes": (lambda k, x: x.reshape(len(x), -1) @ k.reshape(80, 6), (80, 2, 3), (0, 1)),
     "a kernel with an axis of one": (lambda k, x: x.reshape(len(x), -1) @ k[0], (1, 80, 3), (0, 1)),
+    "a kernel with a new axis": (
+        lambda k, x: jnp.tensordot(flat(x), jax.lax.broadcast_in_dim(k, (1, 80, 3), (1, 2)), [[1], [1]])[:, 0],
+        *((80, 3), (0, 1)),
+    ),
     "several axes": (lambda k, x: jnp.tensordot(x, k, 3), (5, 4, 4, 3), (0, 1)),
     "several axes in another order": (lambda k, x: jnp.einsum("bhwc,wcho->bo", x, k), (4, 4, 5, 3), (0, 1)),
     "every pixel": (lambda k, x: x @ k, (4, 3), (0, 1, 2, 3)),
@@ -222,6 +226,7 @@ OTHERWISE = {
     "added as well": lambda p, x: flat(x) @ p["k"] + p["k"].sum(),
     "scaled": lambda p, x: flat(x) @ (2 * p["k"]),
     "times a weight": lambda p, x: (flat(x) @ p["v"]) @ (p["v"].T @ p["k"]),
+    "repeated": lambda p, x: jnp.tile(flat(x), 3) @ jnp.broadcast_to(p["k"].reshape(240, 1), (240, 2)),
     "by groups of pixels": lambda p, x: flat(jnp.einsum("bhwc,hwc->bhw", x, p["k"][:, 0].reshape(5, 4, 4))),
 }
 
