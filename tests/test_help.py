@@ -44,8 +44,8 @@ def test_the_rest_is_said_on_request(monkeypatch, capsys):
 def test_so_it_is_by_a_command_of_few_options(monkeypatch, capsys):
     short, long = (printed(monkeypatch, capsys, "numbers", option) for option in ("--help", "--help-verbose"))
     assert "--help-verbose" in short
-    assert "identity of an entry" in long
-    assert "identity of an entry" not in short
+    assert "picks from a list" in long
+    assert "picks from a list" not in short
 
 
 def test_a_summary_has_the_first_sentence_and_whole_examples():
