@@ -1,6 +1,7 @@
 """Images from folders, and from tensorflow-datasets as a user would have prepared them."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from dataset_checks import check_dataset
 from PIL import Image
 
 from jaxleak.data import _folder as _folder_of_images
-from jaxleak.data import load
+from jaxleak.data import _tfds, load
 
 # folders of images
 
@@ -282,3 +283,16 @@ def test_tfds_damaged_files_are_reported(tfds_dir, tmp_path, monkeypatch):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"jaxleak_tiny.*cannot be read, it may be corrupt"):
         load("tfds:jaxleak_tiny")
+
+
+@pytest.mark.parametrize(("kind", "options"), [("Image", {"shape": (4, 4, 1), "dtype": np.uint16}), ("Text", {})])
+def test_tfds_reads_images_of_eight_bits_and_classes_only(kind, options):
+    from tensorflow_datasets.core import features
+
+    label, other = features.ClassLabel(num_classes=2), getattr(features, kind)(**options)
+    info = SimpleNamespace(supervised_keys=("image", "label"), features={"image": other, "label": label})
+    with pytest.raises(ValueError, match=r"tfds:x: feature 'image' must be a uint8 image, got"):
+        _tfds._features("tfds:x", info)
+    info.features = {"image": features.Image(shape=(4, 4, 1)), "label": other}
+    with pytest.raises(ValueError, match=r"tfds:x: feature 'label' must be a class label, got"):
+        _tfds._features("tfds:x", info)

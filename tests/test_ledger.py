@@ -268,7 +268,9 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
         "dlg/mnist (stand-in, narrow): 7.0 dB",
     ]
     assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06, 0.07]
-    assert draw_sheets(FakeStudy(measurement(CELL, 31.0, "ours")), ledger, tmp_path) == []  # nothing is finished here
+    # What another folder has measured is not run for a picture.
+    elsewhere = FakeStudy(measurement(OTHER, 5.0, "reduced"), measurement(OTHER, 6.0, "stand-in"))
+    assert draw_sheets(elsewhere, ledger, tmp_path) == elsewhere.ran == []
 
 
 def test_a_ledger_of_another_paper_has_cells_and_directions_of_its_own(tmp_path):
