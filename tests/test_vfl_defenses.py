@@ -180,15 +180,15 @@ def test_marvells_variances_are_feasible_and_no_other_noise_of_the_same_power_is
         assert ours <= _achieved(problem, *(draw * power / spent(*draw))) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("members", [4, 1, 0, 12])
-def test_marvells_noise_has_the_covariance_that_was_solved_for(members):
+@pytest.mark.parametrize(("size", "members"), [(12, 4), (12, 1), (12, 0), (12, 12), (3, 0), (3, 3)])
+def test_marvells_noise_has_the_covariance_that_was_solved_for(size, members):
     """A class without members has gradient zero, the other's variance and half a member."""
     rng = np.random.default_rng(0)
-    positive = jnp.arange(12) < members
+    positive = jnp.arange(size) < members
     spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class gets much noise across as well
-    gradient = jnp.asarray(spread * rng.normal(size=(12, 3)) + np.outer(positive, [0.0, 0.6, 0.8]), jnp.float32)
+    gradient = jnp.asarray(spread * rng.normal(size=(size, 3)) + np.outer(positive, [0.0, 0.6, 0.8]), jnp.float32)
     draw = jax.jit(jax.vmap(lambda key: label_noise(key, 1e-9 * gradient, positive, 0.4)))
-    noise = np.asarray(draw(jax.random.split(KEY, 4000)), np.float64) * 1e9
+    noise = np.asarray(draw(jax.random.split(KEY, 96_000 // size)), np.float64) * 1e9
     g, own = np.asarray(gradient, np.float64), np.asarray(positive)
     there = [rows for rows in (~own, own) if rows.any()]
     means = [g[rows].mean(axis=0) if rows.any() else np.zeros(3) for rows in (~own, own)]
@@ -196,7 +196,7 @@ def test_marvells_noise_has_the_covariance_that_was_solved_for(members):
     unit = difference / np.linalg.norm(difference)
     variances = [np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in there]
     u, v = variances * (3 - len(there))
-    gap, share = difference @ difference, np.clip(members / 12, 0.5 / 12, 11.5 / 12)
+    gap, share = difference @ difference, np.clip(members / size, 0.5 / size, 1 - 0.5 / size)
     best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), 3, share, 0.4 * gap)
     assert members != 4 or best.negative_across > 0.2 * best.negative_along
     for rows, along, across in ((~own, best[0], best[1]), (own, best[2], best[3])):
@@ -204,9 +204,9 @@ def test_marvells_noise_has_the_covariance_that_was_solved_for(members):
             continue
         expected = float(along) * np.outer(unit, unit) + float(across) * (np.eye(3) - np.outer(unit, unit))
         found = np.cov(noise[:, rows].reshape(-1, 3).T)
-        np.testing.assert_allclose(found, expected, atol=0.05 * float(along))
+        np.testing.assert_allclose(found, expected, atol=0.03 * float(along))
     if len(there) == 2:
-        assert np.mean(np.sum(noise**2, axis=-1)) == pytest.approx(0.4 * gap, rel=0.05)
+        assert np.mean(np.sum(noise**2, axis=-1)) == pytest.approx(0.4 * gap, rel=0.03)
 
 
 def test_marvell_adds_the_noise_of_its_binary_problems():
