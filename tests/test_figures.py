@@ -151,3 +151,21 @@ def test_baselines_stand_beside_the_paper_and_a_grey_image(drawn):
         paper, ours = ([bar.get_width() for bar in bars] for bars in axes.containers if len(bars) == len(cells))
         assert paper == [cell["paper"] for cell in cells]
         assert ours == [cell["ours"] for cell in cells]
+
+
+def test_the_local_steps_of_both_runs_are_those_of_the_table(drawn):
+    (exact, smooth), figure = drawn("local_steps")
+    assert exact["config"]["exact_kinks"]
+    assert not smooth["config"]["exact_kinks"]
+    shown = [list(bars.lines[0].get_ydata()) for bars in figure.axes[0].containers]
+    for stored, line in zip((smooth, exact), shown, strict=True):
+        found = {cell["id"]: cell["ours"] for cell in stored["cells"]}
+        assert line == [found[f"table9/fedleak/steps{steps}"] for steps in fedleak.STEPS]
+
+
+def test_weights_of_the_variation_are_in_units_of_the_root_of_the_batch(drawn):
+    stored, figure = drawn("variation")
+    assert {cell["id"] for run in stored for cell in run["cells"]} == {"resnet10_16-b4/homotopy"}
+    weights, psnr = figure.axes[0].containers[0].lines[0].get_data()
+    np.testing.assert_allclose(list(weights), [0.1, 0.3, 1.0])
+    assert list(psnr) == [run["cells"][0]["ours"] for run in stored]

@@ -23,9 +23,11 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "deep": (networks.deep, ("resnet34",)),
     "defenses": (defended.defenses, ("defenses",)),
     "labels": (networks.labels, ("labels",)),
+    "local_steps": (fedleak.local_steps, ("local_exact", "local_smooth")),
     "mistakes": (audits.mistakes, ("mistakes",)),
     "rounds": (defended.rounds, tuple(f"round_{number}" for number in (0, 5, 20, 50, 100, 200))),
     "terms": (fedleak.terms, ("terms",)),
+    "variation": (fedleak.variation, tuple(f"variation_four_{weight}" for weight in ("0.2", "0.6", "2"))),
     "vit": (networks.vit, ("vit_tiny", *(f"vit_tiny_noise_1e-{digits}" for digits in (6, 5, 4)))),
 }
 

@@ -48,6 +48,9 @@ ATTACKS = {
     "fedleak": "FedLeak, our settings",
 }
 
+#: Numbers of local steps in FedLeak's Table 9.
+STEPS = (1, 2, 4, 8, 12)
+
 
 def terms(stored: dict[str, Any], path: Path) -> None:
     """What FedLeak's own terms change, here and in the paper."""
@@ -76,6 +79,51 @@ def baselines(stored: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("PSNR in dB (further right leaks more)")
         axes.set_title(name)
     plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)
+
+
+def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
+    """What an update of several local steps leaves, by their number and by how the attack takes the kinks."""
+    names = [f"table9/fedleak/steps{steps}" for steps in STEPS]
+    figure, axes = plots.subplots(size=(7, 4))
+    for stored, look, label in (
+        (smooth, "o-", "here, smoothed kinks, 1,000 iterations"),
+        (exact, "^-", "here, exact kinks, 400 iterations"),
+    ):
+        found = {cell["id"]: cell for cell in stored["cells"]}
+        cells = [found[name] for name in names]
+        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
+        axes.errorbar(range(len(STEPS)), ours, yerr=spread, fmt=look, capsize=3, label=label)
+    axes.plot(range(len(STEPS)), [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
+    grey = [cell["psnr_grey"] for cell in cells]
+    axes.plot(range(len(STEPS)), grey, color="black", linewidth=1, linestyle=":", label="a grey image")
+    axes.set_xticks(range(len(STEPS)), STEPS)
+    axes.set_xlabel("local steps behind the update")
+    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_title("The more local steps, the less an update leaks")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def variation(*stored: dict[str, Any], path: Path) -> None:
+    """What the weight of the total variation does to four images behind a ResNet10; a run for each weight."""
+    cells = [run["cells"][0] for run in stored]
+    weights = [run["config"]["tv"] / 2 for run in stored]  # the root of four images
+    figure, axes = plots.subplots(size=(7, 4))
+    ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
+    axes.errorbar(weights, ours, yerr=spread, fmt="o-", capsize=3, label="PSNR, mean and spread over the seeds")
+    scaled = [cell["psnr_up_to_scale"] for cell in cells]
+    axes.plot(weights, scaled, "s--", label="the same, up to one factor of brightness")
+    grey = [cell["psnr_grey"] for cell in cells]
+    axes.plot(weights, grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    axes.set_xscale("log")
+    axes.set_xticks(weights, [f"{weight:g}" for weight in weights])
+    axes.minorticks_off()
+    axes.set_ylim(0, None)
+    axes.set_xlabel("weight of the total variation, in units of the root of the number of images")
+    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_title("Four images behind a ResNet10 want three times the usual variation")
+    plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
 
