@@ -234,17 +234,17 @@ def test_a_preset_a_solver_and_devices_say_what_runs(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("solver", "before", "rounds_of_data"), [("single", [], 6), ("nested", [20], 2)])
 def test_a_single_loop_has_the_rounds_of_all_three_steps(solver, before, rounds_of_data, monkeypatch, tmp_path):
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def step_three(*_, rounds, **__):
-        raise Stopped(rounds)
+        raise StoppedError(rounds)
 
     ran = []
     monkeypatch.setattr(descent, "steps_one_and_two", lambda *_, iterations, **__: ran.append(iterations))
     monkeypatch.setattr(descent, "step_three", step_three)
     small = {"data": "digits", "network": "logistic", "num_samples": 6, "batch_size": 3, "iterations": 2}
-    with pytest.raises(Stopped) as stop:
+    with pytest.raises(StoppedError) as stop:
         cafe_scale.main(Args(**small, solver=solver, out=tmp_path))
     assert (ran, stop.value.args) == (before, (rounds_of_data,))
 
