@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from docs._figures.lines import PSNR, grey_images, with_spread
 from jaxleak.study import plots
 
 #: How the page calls a defense at a strength.
@@ -54,17 +55,15 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
 
 def rounds(*stored: dict[str, Any], path: Path) -> None:
     """What an undefended upload leaks, by the round that is attacked; a run for each round."""
-    runs = sorted((run["config"]["attacked_round"], run["cells"][0]) for run in stored)
-    places = np.arange(len(runs))
+    runs = sorted(stored, key=lambda run: run["config"]["attacked_round"])
+    cells = [cell | {"ours": cell["psnr"], "spread": cell["psnr_spread"]} for run in runs for cell in run["cells"][:1]]
     figure, axes = plots.subplots(size=(7, 4))
-    psnr, spread = ([cell[key] for _, cell in runs] for key in ("psnr", "psnr_spread"))
-    axes.errorbar(places, psnr, yerr=spread, fmt="o-", capsize=3, label="mean and spread over the seeds")
-    grey = [cell["psnr_grey"] for _, cell in runs]
-    axes.plot(places, grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
-    axes.set_xticks(places, [attacked for attacked, _ in runs])
+    with_spread(axes, range(len(cells)), cells, "o-", "mean and spread over the seeds")
+    grey_images(axes, range(len(cells)), cells)
+    axes.set_xticks(range(len(cells)), [cell["attacked_round"] for cell in cells])
     axes.set_ylim(0, None)
     axes.set_xlabel("rounds of training before the attacked upload")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_ylabel(PSNR)
     axes.set_title("An upload leaks until its samples are learnt")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)

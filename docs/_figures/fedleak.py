@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from docs._figures.lines import PSNR, grey_images, with_spread
 from jaxleak.study import plots
 
 #: Panels about FedLeak's own terms: a title, the beginning of the cells' names, and what the reader is told of each.
@@ -84,7 +85,7 @@ def baselines(stored: dict[str, Any], path: Path) -> None:
 
 def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> None:
     """What an update of several local steps leaves, by their number and by how the attack takes the kinks."""
-    names = [f"table9/fedleak/steps{steps}" for steps in STEPS]
+    names, places = [f"table9/fedleak/steps{steps}" for steps in STEPS], range(len(STEPS))
     figure, axes = plots.subplots(size=(7, 4))
     for stored, look, label in (
         (smooth, "o-", "here, smoothed kinks, 1,000 iterations"),
@@ -92,14 +93,12 @@ def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> No
     ):
         found = {cell["id"]: cell for cell in stored["cells"]}
         cells = [found[name] for name in names]
-        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-        axes.errorbar(range(len(STEPS)), ours, yerr=spread, fmt=look, capsize=3, label=label)
-    axes.plot(range(len(STEPS)), [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
-    grey = [cell["psnr_grey"] for cell in cells]
-    axes.plot(range(len(STEPS)), grey, color="black", linewidth=1, linestyle=":", label="a grey image")
-    axes.set_xticks(range(len(STEPS)), STEPS)
+        with_spread(axes, places, cells, look, label)
+    axes.plot(places, [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
+    grey_images(axes, places, cells)
+    axes.set_xticks(places, STEPS)
     axes.set_xlabel("local steps behind the update")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_ylabel(PSNR)
     axes.set_title("The more local steps, the less an update leaks")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
@@ -110,18 +109,16 @@ def variation(*stored: dict[str, Any], path: Path) -> None:
     cells = [run["cells"][0] for run in stored]
     weights = [run["config"]["tv"] / 2 for run in stored]  # the root of four images
     figure, axes = plots.subplots(size=(7, 4))
-    ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-    axes.errorbar(weights, ours, yerr=spread, fmt="o-", capsize=3, label="PSNR, mean and spread over the seeds")
+    with_spread(axes, weights, cells, "o-", "PSNR, mean and spread over the seeds")
     scaled = [cell["psnr_up_to_scale"] for cell in cells]
     axes.plot(weights, scaled, "s--", label="the same, up to one factor of brightness")
-    grey = [cell["psnr_grey"] for cell in cells]
-    axes.plot(weights, grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    grey_images(axes, weights, cells)
     axes.set_xscale("log")
     axes.set_xticks(weights, [f"{weight:g}" for weight in weights])
     axes.minorticks_off()
     axes.set_ylim(0, None)
     axes.set_xlabel("weight of the total variation, in units of the root of the number of images")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_ylabel(PSNR)
     axes.set_title("Four images behind a ResNet10 want three times the usual variation")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
@@ -139,19 +136,17 @@ def _trends(
     figure, grid = plots.subplots(2, columns, size=(10, 5.4))
     for (name, beginning, strengths), axes in zip(panels, grid.flat, strict=False):
         cells = [found[beginning + strength] for strength in strengths]
-        places = np.arange(len(cells))
-        ours, spread = ([cell[key] for cell in cells] for key in ("ours", "spread"))
-        axes.errorbar(places, ours, yerr=spread, fmt="o-", capsize=3, label="here (mean and spread over the seeds)")
+        places = range(len(cells))
+        with_spread(axes, places, cells, "o-", "here (mean and spread over the seeds)")
         axes.plot(places, [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
-        grey = [cell["psnr_grey"] for cell in cells]
-        axes.plot(places, grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+        grey_images(axes, places, cells)
         axes.set_xticks(places, strengths.values())
         axes.set_ylim(0, 35)
         axes.set_title(name, fontsize=9)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
-        axes.set_ylabel("PSNR in dB (higher leaks more)")
+        axes.set_ylabel(PSNR)
     figure.suptitle(title, fontsize=11)
     plots.legend_below(figure, grid.flat[0])
     plots.save_figure(figure, path)

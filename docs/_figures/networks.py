@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from docs._figures.lines import PSNR
 from jaxleak.study import plots
 
 #: Rules of label inference, and how the figure calls them.
@@ -36,7 +37,7 @@ def deep(stored: dict[str, Any], path: Path) -> None:
     bars = {label: [cell[name] for cell in cells] for label, name in shown.items()}
     groups = [f"seed {cell['seed']}\nSSIM {cell['ssim']:.2f}" for cell in cells]
     title = "One private image behind ResNet34, read by row spaces"
-    plots.grouped_bars(path, bars, groups, ylabel="PSNR in dB (higher leaks more)", title=title)
+    plots.grouped_bars(path, bars, groups, ylabel=PSNR, title=title)
 
 
 def labels(stored: dict[str, Any], path: Path) -> None:
@@ -77,7 +78,7 @@ def vit(*stored: dict[str, Any], path: Path) -> None:
     axes.set_xlim(-0.3, places[-1] + 0.3)
     axes.set_ylim(0, 100)
     axes.set_xlabel("standard deviation of the noise on the gradient (a line for each seed)")
-    axes.set_ylabel("PSNR in dB (higher leaks more)")
+    axes.set_ylabel(PSNR)
     axes.set_title("One image behind ViT tiny is read, until noise of 1e-5 stops it")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
