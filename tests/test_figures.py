@@ -169,3 +169,32 @@ def test_weights_of_the_variation_are_in_units_of_the_root_of_the_batch(drawn):
     weights, psnr = figure.axes[0].containers[0].lines[0].get_data()
     np.testing.assert_allclose(list(weights), [0.1, 0.3, 1.0])
     assert list(psnr) == [run["cells"][0]["ours"] for run in stored]
+
+
+def test_bars_of_fake_gradients_are_what_each_server_recovers(drawn):
+    (undefended, defended_runs), figure = drawn("fake_gradients")
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    found = {cell["id"].removeprefix("text-fake-gradients/"): cell for cell in defended_runs["cells"]}
+    _, plain, known = cafe.SERVERS
+    assert widths == [undefended["cells"][0]["ours"], found[plain]["ours"], found[known]["ours"]]
+
+
+def test_priors_stand_by_attack_and_by_noise(drawn):
+    stored, figure = drawn("priors")
+    runs = {(run["config"]["attack"], run["config"]["strength"]): run["metrics"]["psnr"] for run in stored}
+    bars = [container for container in figure.axes[0].containers if len(getattr(container, "patches", ())) > 0]
+    for attack, container in zip(fedleak.PRIORS, bars, strict=True):
+        heights = [bar.get_height() for bar in container]
+        assert heights == [runs[attack, float(noise)] for noise in fedleak.NOISE]
+
+
+def test_smooth_networks_are_named_as_their_runs(drawn):
+    stored, figure = drawn("smooth")
+    labels = [label.get_text().lower().replace(",", "") for label in figure.axes[0].get_yticklabels()]
+    for run, label in zip(stored, labels, strict=True):
+        config = run["config"]
+        assert config["model"] in label
+        assert config["attack"].replace("_", " ") in label
+        assert config["attack"] != "dlg" or str(config["iterations"]) in label
+        assert ("four" in label) == (config["batch_size"] == 4)
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [run["metrics"]["psnr"] for run in stored]

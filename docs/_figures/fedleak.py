@@ -49,6 +49,19 @@ ATTACKS = {
     "fedleak": "FedLeak, our settings",
 }
 
+#: Attacks on a noisy gradient, with and without a generator, and what the figure calls them.
+PRIORS = {"fedleak": "FedLeak, no generator", "ggl": "GGL, a generator", "rog": "ROG, a generator"}
+#: Deviations of the noise, as the names of the stored runs have them.
+NOISE = {"0": "no noise", "0.001": "0.001", "0.01": "0.01"}
+#: Attacks on networks with sigmoids, in the order of the stored runs.
+SMOOTH = (
+    "LeNet, one image:\nDLG, 300 iterations",
+    "LeNet, one image:\nDLG, 1,200 iterations",
+    "ResNet10, four images:\nFedLeak",
+    "ResNet10, four images:\nInverting Gradients",
+    "ResNet10, four images:\niDLG by Adam",
+)
+
 #: Numbers of local steps in FedLeak's Table 9.
 STEPS = (1, 2, 4, 8, 12)
 
@@ -120,6 +133,50 @@ def variation(*stored: dict[str, Any], path: Path) -> None:
     axes.set_xlabel("weight of the total variation, in units of the root of the number of images")
     axes.set_ylabel(PSNR)
     axes.set_title("Four images behind a ResNet10 want three times the usual variation")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def priors(*stored: dict[str, Any], path: Path) -> None:
+    """What a generator adds to an attack, by the noise on the gradient; runs by attack, then by noise."""
+    figure, axes = plots.subplots(size=(7, 4))
+    places = np.arange(len(NOISE))
+    for number, name in enumerate(PRIORS.values()):
+        runs = [run["metrics"] for run in stored[number * len(NOISE) : (number + 1) * len(NOISE)]]
+        bars = axes.bar(
+            places + 0.27 * (number - 1),
+            [run["psnr"] for run in runs],
+            0.25,
+            yerr=[run["psnr_spread"] for run in runs],
+            label=name,
+        )
+        axes.bar_label(bars, fmt="%.1f", padding=6, fontsize=8)
+    grey_images(axes, places, [run["metrics"] for run in stored[: len(NOISE)]])
+    axes.set_xticks(places, NOISE.values())
+    axes.set_ylim(0, 145)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("standard deviation of the Gaussian noise on the gradient")
+    axes.set_ylabel(PSNR)
+    axes.set_title("A generator helps against noise, and limits the answer without it")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def smooth(*stored: dict[str, Any], path: Path) -> None:
+    """What attacks that optimise pixels recover behind networks with sigmoids."""
+    runs, places = [run["metrics"] for run in stored], -np.arange(len(SMOOTH))
+    figure, axes = plots.subplots(size=(7, 3.6))
+    axes.barh(places, [run["psnr"] for run in runs], 0.6, xerr=[run["psnr_spread"] for run in runs], color="C0")
+    for place, run in zip(places, runs, strict=True):
+        label = "a grey image, which shows nothing" if not place else None
+        axes.vlines(run["psnr_grey"], place - 0.4, place + 0.4, color="black", linestyle=":", label=label)
+        end = max(run["psnr"] + run["psnr_spread"], run["psnr_grey"])  # what the number must not stand on
+        axes.text(end + 1, place, f"{run['psnr']:.1f}", va="center")
+    axes.set_yticks(places, SMOOTH)
+    axes.set_xlim(0, 60)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("PSNR in dB, mean and spread over the seeds (further right leaks more)")
+    axes.set_title("Networks with sigmoids are read from pixels alone")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
