@@ -233,7 +233,7 @@ class TestHead:
         without = self.of_batch([0, 1])._replace(bias_gradient=None, bias=None)
         assert [f.status for f in head.check_head(without, 2)] == ["passed", "not applicable", "passed"]
         assert head.check_head(None, 2)[0].status == "not applicable"
-        proven, if_stated, samples = head.labels_of(without, 2)
+        proven, if_stated, samples, _ = head.labels_of(without, 2)
         assert not proven.any()
         assert not if_stated.any()
         assert (proven.shape, samples) == ((4,), 0)
@@ -295,22 +295,38 @@ class TestHead:
         ],
     )
     def test_labels_that_are_proven_must_fit_into_the_batch(self, bias, samples, least, cause):
-        found = head._labels_fit(np.array(bias), samples)
+        found = head._labels_fit(self.of_bias(*bias), samples)
         assert f"at least {least} labels for a batch of {samples}" in found.evidence
         assert found.cause.startswith(cause)
         assert (found.status == "passed") == (not cause)
 
     def test_proven_labels_go_by_the_rank_and_stated_ones_by_what_is_said(self):
-        two = self.of_batch([0, 0, 1])._replace(bias_gradient=np.array([-0.6, -0.2, 0.4, 0.4]))
+        slopes = np.array([-0.6, -0.2, 0.4, 0.4])  # of two samples of class 0 and one of class 1, by these softmaxes:
+        softmaxes = {"kernel": np.zeros((6, 4)), "bias": np.log(slopes + np.array([2, 1, 0, 0]) / 3)}
+        two = self.of_batch([0, 0, 1])._replace(bias_gradient=slopes, **softmaxes)
         found = head.labels_of(two, 3)  # of rank 3, as three samples give
         assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [2, 1, 0, 0], 3)
         found = head.labels_of(two, 10)  # more samples than classes can give no higher rank
         assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [6, 2, 0, 0], 10)
-        fewer = self.of_batch([0, 1])._replace(bias_gradient=two.bias_gradient)
+        fewer = self.of_batch([0, 1])._replace(bias_gradient=slopes, **softmaxes)
         found = head.labels_of(fewer, 10)  # ten different samples would give a higher rank: ten are not believed
         assert (found.proven.tolist(), found.if_stated.tolist()) == ([2, 1, 0, 0], [2, 1, 0, 0])
         found = head.labels_of(fewer, 1)  # one sample is too few for this rank
         assert found.if_stated.tolist() == [2, 1, 0, 0]
+
+    def test_where_the_scale_is_in_doubt_every_class_counts_once(self):
+        right = self.of_batch([0, 0, 0, 1])
+        assert head.labels_of(right, 4).counted
+        assert head.labels_of(right, 4).proven[0] > 1
+        stretched = right._replace(kernel_gradient=1.8 * right.kernel_gradient, bias_gradient=1.8 * right.bias_gradient)
+        found = head.labels_of(stretched, 4)  # as momentum stretches an update
+        assert not found.counted
+        assert found.proven.tolist() == found.if_stated.tolist() == (right.bias_gradient < 0).astype(int).tolist()
+        many = self.of_batch([0] * 6 + [1] * 2)  # twice as many as classes: label counts say nothing of the scale
+        assert head.labels_of(many, 8).counted
+        assert head.labels_of(many, 8, stated_scale=True).proven.tolist() == [1, 0, 0, 0]
+        fewer = self.of_batch([0] * 5 + [1] * 2)
+        assert head.labels_of(fewer, 7, stated_scale=True).counted
 
     @pytest.mark.parametrize(
         ("scale", "cause"), [(1.0, ""), (1.009, ""), (1.012, "1.012 times"), (0.988, "0.988 times"), (-2.0, "-2 times")]
@@ -342,7 +358,7 @@ class TestHead:
         assert "0.00 from whole numbers" in head._counts(self.of_batch(labels, 1, features), 3).evidence
         odd = head._counts(self.of_batch(labels, 0.55, features), 3)
         assert odd.status == "suspicious"
-        assert odd.cause.startswith("a wrong learning rate")
+        assert odd.cause.startswith("momentum, a wrong learning rate")
         # Of twice as many samples as classes, mean features say too little.
         assert head._counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
 

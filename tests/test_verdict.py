@@ -307,7 +307,8 @@ def test_labels_beyond_the_rank_are_conditional_on_the_batch_size():
     rng = np.random.default_rng(0)
     features, logits, y = rng.normal(size=(5, 6)), rng.normal(size=(5, 3)), np.eye(3)[np.full(5, 1)]
     outputs = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - y) / 5
-    labels = labels_of(Head(features.T @ outputs, outputs.sum(axis=0), np.zeros((6, 3)), np.zeros(3)), 5)
+    bias = np.log((outputs + y / 5).sum(axis=0))  # the mean softmax, so that label counts are whole numbers
+    labels = labels_of(Head(features.T @ outputs, outputs.sum(axis=0), np.zeros((6, 3)), bias), 5)
     assert labels.proven.sum() <= 2
     assert labels.proven[1] >= 1
     assert labels.proven.sum() < labels.if_stated.sum() <= 5

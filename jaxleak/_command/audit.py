@@ -59,6 +59,9 @@ def audit(options: argparse.Namespace) -> int:
     print(f"\n{verdict.headline.upper()}")
     for reason in verdict.reasons:
         print(f"  {reason}")
+    if "psnr" in verdict.metrics:
+        scores = "PSNR {psnr:.1f} dB, SSIM {ssim:.2f}".format_map(verdict.metrics)
+        print(f"  Scored against --truth, which no attack saw: {scores}.")
     for note in verdict.notes:
         print(f"  Note on the network: {note}.")
     if verdict.best is not None:

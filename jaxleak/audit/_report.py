@@ -18,6 +18,7 @@ _MEANING = {
     "leaks labels": "Labels of this client's data can be read from its update. No image is certified, but those below "
     "may be right all the same.",
     "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
+    "not attacked": "The time was spent before any attack came to its end, so that nothing is known of a leak.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
 }
 #: What a person calls a metric, by its name in results.json; those of the truth are there only where one was given.
@@ -66,7 +67,7 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
     text = environment.from_string(template).render(
         verdict=verdict,
         meaning=_MEANING[verdict.headline],
-        kind={"leaks": "bad", "not shown to leak": "open", "inputs inconsistent": "wrong"}[verdict.verdict],
+        kind={"leaks": "bad", "inputs inconsistent": "wrong"}.get(verdict.verdict, "open"),
         pictures=pictures,
         called=called,
         numbers={_NUMBERS.get(name, name): value for name, value in verdict.metrics.items()},

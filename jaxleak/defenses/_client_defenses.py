@@ -124,7 +124,9 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
 }  # fmt: skip
 
 
-def client_defense(kind: str, strength: float, *, local_steps: int = 1, mixes_examples: bool = False) -> Defense:
+def client_defense(
+    kind: str, strength: float, *, local_steps: int = 1, mixes_examples: bool = False, claims_epsilon: bool = True
+) -> Defense:
     """The defense of this kind and strength, for a client that computes as stated.
 
     Args:
@@ -132,6 +134,7 @@ def client_defense(kind: str, strength: float, *, local_steps: int = 1, mixes_ex
         strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
         local_steps: E >= 1 of the client it is for.
         mixes_examples: whether the client's model has batch normalisation in training mode.
+        claims_epsilon: whether an epsilon of differential privacy will be stated for it.
 
     Raises:
         ValueError: on an unknown kind, a strength out of range, or a place that such a client does not have.
@@ -142,6 +145,9 @@ def client_defense(kind: str, strength: float, *, local_steps: int = 1, mixes_ex
         raise ValueError(f"{kind} acts inside a local step: needs local_steps = 1, got {local_steps}")
     if defense.in_step and mixes_examples:
         raise ValueError(f"{kind} treats every example by itself, and batch normalisation mixes them: take eval")
-    if CLIENT_DEFENSES[kind].private and mixes_examples:
-        raise ValueError(f"{kind} has no epsilon where running statistics of batch normalisation go out: take eval")
+    if claims_epsilon and CLIENT_DEFENSES[kind].private and mixes_examples:
+        raise ValueError(
+            f"{kind} has no epsilon here, since the client also sends its running statistics of batch normalisation, "
+            "which are not noisy; with batch_norm eval it has one"
+        )
     return defense

@@ -126,7 +126,7 @@ class ShiftSearch:
         taken = batch_size * sum(len(shifts.offsets) * shifts.tries for _, shifts in plan)
         plain = iterations - taken
         if plain < 1:
-            raise ValueError(f"iterations must be > {taken}, which the shifts of {batch_size} images take")
+            raise ValueError(f"iterations must be > {taken}, since the shifts of {batch_size} images take so many")
         entries: list[_Entry] = []
         done = 0
         for share, shifts in plan:

@@ -8,6 +8,7 @@ from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import check_head, head_of
+from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.protocols import ClientShare
 
@@ -20,6 +21,7 @@ def check_update(
     batch_size: int,
     defended: bool = False,
     key: jax.Array | None = None,
+    precision: Precision | None = None,
 ) -> list[Finding]:
     """Whether a payload can come from the stated client, and if not, the likeliest mistake.
 
@@ -34,6 +36,8 @@ def check_update(
         defended: whether the client is known to defend its update, which breaks exact equations; then only the
             arrays' names, shapes and values are checked.
         key: random key of simulated images; None uses a fixed one.
+        precision: the format in which the payload was sent, which widens what the checks allow; None recognises 16 bits
+            by the payload's values.
 
     Returns:
         One `Finding` each, in the order of cost.
@@ -48,10 +52,14 @@ def check_update(
     if defended:
         why = "The client defends its update, which breaks exact equations."
         return [*findings, Finding("equations of the head and the network", "not applicable", why)]
-    head = head_of(share.model, payload, variables)
+    precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+    if precision.unit:
+        evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."
+        findings.append(Finding("precision", "passed", evidence))
+    head = head_of(share.model, payload, variables, precision)
     findings += check_head(head, batch_size * share.local_steps * share.clients)
     key = jax.random.key(0) if key is None else key
-    return findings + check_symmetries(share, variables, payload, batch_size, key)
+    return findings + check_symmetries(share, variables, payload, batch_size, key, precision)
 
 
-__all__ = ["Finding", "check_client", "check_known_images", "check_update", "failed"]
+__all__ = ["Finding", "check_client", "check_known_images", "check_update", "failed", "precision_of"]

@@ -10,6 +10,7 @@ from jaxleak._base import Batch, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.contents import check_contents
 from jaxleak.audit._checks.finding import Finding, Status, failed
+from jaxleak.audit._checks.precision import FULL, Precision, precision_of
 from jaxleak.audit._checks.symmetry import other_layouts
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -34,6 +35,7 @@ def check_client(
     reduction: str = "mean",
     local_steps: int = 1,
     learning_rate: float = 1e-4,
+    precision: Precision | None = None,
 ) -> list[Finding]:
     """Compare an update with what the client must have sent, for a batch whose images are known.
 
@@ -48,6 +50,7 @@ def check_client(
         reduction: how the loss is reduced over a batch, "mean" or "sum".
         local_steps: number of local steps of the client, >= 1.
         learning_rate: step size of the local steps, > 0.
+        precision: the format in which the update was sent; None recognises 16 bits by the payload's values.
 
     Returns:
         Findings on the arrays, and one on the gradient: passed; failed, with the leaf that is furthest off and the
@@ -77,20 +80,22 @@ def check_client(
     expected = _scaled(sent(variables, batch), factor)
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
     rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
-    worst, leaf, error = _furthest(payload, expected, rounding)
+    precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+    worst, leaf, error = _furthest(payload, expected, rounding, precision)
     evidence = (
-        f"The leaf furthest off is {leaf}, whose relative error is {error:.1e}, {worst:.2g} times what is allowed."
+        f"The leaf furthest off is {leaf}: its error is {worst:.2g} times what rounding explains, and {error:.1e} "
+        "times its norm."
     )
     if worst <= 1:
         return [*findings, Finding(_NAME, "passed", evidence)]
     other = "eval" if batch_norm == "train" else "train"
     if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
         mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
-        if _furthest(payload, mirrored, rounding)[0] <= 1:
+        if _furthest(payload, mirrored, rounding, precision)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
             return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
-    return [*findings, Finding(_NAME, status, evidence, *_explained(payload, expected, rounding, len(x)))]
+    return [*findings, Finding(_NAME, status, evidence, *_explained(payload, expected, rounding, len(x), precision))]
 
 
 def check_known_images(
@@ -100,6 +105,7 @@ def check_known_images(
     truth: tuple[np.ndarray, np.ndarray | None] | None,
     *,
     defended: bool,
+    precision: Precision | None = None,
 ) -> list[Finding]:
     """One finding: whether the update is that of the images which are said to be behind it.
 
@@ -109,6 +115,7 @@ def check_known_images(
         payload: the update, in units of a gradient of the mean loss.
         truth: images (B, H, W, channels) and labels (B,); without images, or without labels, there is no finding.
         defended: whether the client defends its update, which breaks exact equations; then there is none either.
+        precision: as in `check_client`.
 
     Returns:
         The last finding of `check_client`. After several local steps it fails no update: the truth may list its
@@ -118,7 +125,7 @@ def check_known_images(
         return []
     *_, found = check_client(
         share.model, variables, payload, *truth, batch_norm=share.batch_norm, local_steps=share.local_steps,
-        learning_rate=share.learning_rate,
+        learning_rate=share.learning_rate, precision=precision,
     )  # fmt: skip
     if found.name != _NAME or found.status != "failed":
         return [found] if found.name == _NAME else []
@@ -127,15 +134,17 @@ def check_known_images(
     return [found._replace(option=f"--truth, {found.option}")]
 
 
-def _explained(payload: PyTree, expected: PyTree, rounding: PyTree, samples: int) -> tuple[str, str]:
+def _explained(
+    payload: PyTree, expected: PyTree, rounding: PyTree, samples: int, precision: Precision = FULL
+) -> tuple[str, str]:
     inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
     scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
-    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale))[0] <= 1:
+    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale), precision)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
         return f"the update is {scale:.4g} times the gradient", "--reduction, --learning-rate, --local-steps, --kind"
     for leaf, layout, changed in other_layouts(expected, payload):
-        if _furthest(changed, expected, rounding)[0] <= 1:
+        if _furthest(changed, expected, rounding, precision)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     return (
         "weights of another round or model, another loss, other images than those of the update, or a defense",
@@ -143,13 +152,16 @@ def _explained(payload: PyTree, expected: PyTree, rounding: PyTree, samples: int
     )
 
 
-def _furthest(payload: PyTree, expected: PyTree, rounding: PyTree) -> tuple[float, str, float]:
+def _furthest(
+    payload: PyTree, expected: PyTree, rounding: PyTree, precision: Precision = FULL
+) -> tuple[float, str, float]:
     """Over the leaves: the largest error over what is allowed, which leaf, and its relative error."""
     found = []
     for name, leaf in named_leaves(payload).items():
         wanted, shaken = named_leaves(expected)[name], named_leaves(rounding)[name]
         error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
-        allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + _RELATIVE * size + 1e-12
+        relative = _RELATIVE + precision.relative(np.asarray(wanted))
+        allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + relative * size + 1e-12
         found.append((error / allowed, name, error / max(size, 1e-30)))
     return max(found)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak._base import PyTree
 from jaxleak.audit._checks.finding import Finding, failed
+from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
@@ -30,6 +31,13 @@ class Head(NamedTuple):
     bias_gradient: np.ndarray | None  # (C,)
     kernel: np.ndarray  # (F, C)
     bias: np.ndarray | None  # (C,)
+    precision: Precision = FULL  # in which the gradient was sent
+
+    def slack(self, samples: int) -> float:
+        """What rounding may add to a number of labels among so many samples."""
+        assert self.bias_gradient is not None
+        largest = float(np.linalg.norm(self.bias_gradient))
+        return _SLACK + samples * self.precision.relative(self.bias_gradient) * largest
 
 
 class Labels(NamedTuple):
@@ -38,6 +46,7 @@ class Labels(NamedTuple):
     proven: np.ndarray  # by the head's gradient alone, whatever the batch size is said to be
     if_stated: np.ndarray  # if the batch holds as many samples as is said; nowhere less than what is proven
     samples: int  # n, as is said
+    counted: bool = True  # False where the scale of the update is in doubt: then each class in the batch counts once
 
     @staticmethod
     def none(classes: int) -> "Labels":
@@ -45,7 +54,7 @@ class Labels(NamedTuple):
         return Labels(np.zeros(classes, int), np.zeros(classes, int), 0)
 
 
-def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head | None:
+def head_of(model: Classifier, payload: PyTree, variables: PyTree, precision: Precision = FULL) -> Head | None:
     """The gradient and the weights of the model's last dense layer, as float64; None where it is not known."""
     if not model.head:
         return None
@@ -59,6 +68,7 @@ def head_of(model: Classifier, payload: PyTree, variables: PyTree) -> Head | Non
         read(gradient.bias),
         np.asarray(weights.kernel, np.float64),
         read(weights.bias),
+        precision,
     )
 
 
@@ -79,7 +89,7 @@ def check_head(head: Head | None, samples: int) -> list[Finding]:
     found = [_sums_over_classes(head), size, rank]
     if head.bias_gradient is None:
         return found
-    found.append(_unless_refuted(_labels_fit(head.bias_gradient, samples), size, rank))
+    found.append(_unless_refuted(_labels_fit(head, samples), size, rank))
     if samples > 1:
         return [*found, _unless_refuted(_counts(head, samples), size, rank)]
     # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
@@ -94,32 +104,41 @@ def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
     return Finding(finding.name, "not applicable", why)
 
 
-def labels_of(head: Head, samples: int) -> Labels:
+def labels_of(head: Head, samples: int, *, stated_scale: bool = False) -> Labels:
     """The labels that a bias gradient proves; none without one.
 
     The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch. How
-    often it is grows with n, of which the rank of the kernel's gradient is a lower bound that nobody has to state.
+    often it is grows with n, of which the rank of the kernel's gradient is a lower bound that nobody has to state. It
+    also grows with the update's scale. Where that is in doubt, every class that is in the batch counts once.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss.
         samples: n >= 1 that are stated.
+        stated_scale: whether the update's scale follows from a learning rate that is stated, and from plain gradient
+            descent. Then it is in doubt unless label counts are found to be whole numbers.
     """
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])
-    at_least = _rank_of(head)
+    at_least, counts = _rank_of(head), _counts(head, samples) if samples > 1 else None
+    if counts is not None and (counts.status == "suspicious" or (stated_scale and _many(head, samples))):
+        present = (head.bias_gradient < -head.slack(1)).astype(int)
+        return Labels(present, present, samples, counted=False)
     stated = max(samples, at_least) if at_least == _highest_rank(head, samples) else at_least
-    return Labels(_counted(head.bias_gradient, at_least), _counted(head.bias_gradient, stated), samples)
+    return Labels(_counted(head, at_least), _counted(head, stated), samples)
 
 
-def _counted(bias_gradient: np.ndarray, samples: int) -> np.ndarray:
+def _counted(head: Head, samples: int, sign: int = 1) -> np.ndarray:
     """(C,) how many samples of every class there must be among so many, at least."""
-    return np.ceil(np.maximum(-samples * bias_gradient - _SLACK, 0)).astype(int)
+    assert head.bias_gradient is not None
+    return np.ceil(np.maximum(-sign * samples * head.bias_gradient - head.slack(samples), 0)).astype(int)
 
 
 def _rank_of(head: Head) -> int:
-    """The rank of the kernel's gradient, to which every sample adds one at most."""
+    """A lower bound on the rank of the kernel's gradient, to which every sample adds one at most."""
     values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
-    return int((values > _RANK_ABOVE * values[0]).sum())
+    # Rounding moves no singular value by more than the norm of its errors (Weyl's inequality).
+    rounding = head.precision.relative(head.kernel_gradient) * np.linalg.norm(head.kernel_gradient)
+    return int((values > max(_RANK_ABOVE * values[0], rounding)).sum())
 
 
 def _highest_rank(head: Head, samples: int) -> int:
@@ -137,7 +156,9 @@ def _sums_over_classes(head: Head) -> Finding:
     evidence = "The head's gradient must sum to zero over classes; relative to its norm the sums are " + ", ".join(
         f"{value:.1e} ({part})" for part, value in sums.items()
     )
-    if max(sums.values()) < _SUM_BELOW:
+    parts = [part for part in (head.kernel_gradient, head.bias_gradient) if part is not None]
+    rounding = max(head.precision.relative(part) for part in parts) * np.sqrt(head.kernel.shape[1])
+    if max(sums.values()) < max(_SUM_BELOW, rounding):
         return Finding(name, "passed", evidence + ".")
     cause = "noise, pruning or another defense, weight decay, a loss that is no cross-entropy, or a transposed head"
     return Finding(name, "failed", evidence + ".", cause, "--defense, --loss")
@@ -149,10 +170,10 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
         return Finding(name, "not applicable", "The head has no bias.")
     size = float(np.abs(head.bias_gradient).sum())
     evidence = f"The L1 norm of the head's bias gradient is {size:.3g}, and at most 2 for a mean of cross-entropies."
-    if size <= 2 + _SLACK:
+    if size <= 2 * (1 + head.precision.unit) + _SLACK:
         return Finding(name, "passed", evidence)
     if samples > 1 and size <= 2 * samples:
-        return Finding(name, "failed", evidence, "the loss is a sum over the batch", "--reduction sum")
+        return Finding(name, "failed", evidence, "the loss is a sum over the batch, or momentum", "--reduction sum")
     cause = (
         "a difference of weights was not divided by the learning rate and the number of steps, or the loss is scaled"
     )
@@ -172,7 +193,7 @@ def _rank(head: Head, samples: int) -> Finding:
             cause,
             f"--batch-size {rank} or more",
         )
-    if rank < most:
+    if rank < most and not head.precision.unit:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
@@ -184,13 +205,13 @@ def _of_samples(count: int) -> str:
     return "1 sample is" if count == 1 else f"{count} samples are"
 
 
-def _labels_fit(bias_gradient: np.ndarray, samples: int) -> Finding:
+def _labels_fit(head: Head, samples: int) -> Finding:
     name = "labels in the batch"
-    least = int(_counted(bias_gradient, samples).sum())
+    least = int(_counted(head, samples).sum())
     evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
     if least <= samples:
         return Finding(name, "passed", evidence)
-    if int(_counted(-bias_gradient, samples).sum()) <= samples:
+    if int(_counted(head, samples, sign=-1).sum()) <= samples:
         return Finding(name, "failed", evidence, "the sign of the update is reversed", "--kind difference")
     cause = "the batch is larger, the loss is a sum, or the update was not divided by the learning rate and the steps"
     return Finding(name, "failed", evidence, cause, "--batch-size, --reduction, --learning-rate, --local-steps")
@@ -221,12 +242,14 @@ def _one_sample(head: Head) -> Finding:
         f"The features behind one sample's gradient predict the head's bias gradient to {misfit:.1e} (relative), with "
         f"the factor {scale:.4g}"
     )
-    if misfit > _ONE_SAMPLE_BELOW:
+    # The equations divide by what was rounded, and the head's weights multiply the error.
+    rounding = 10 * head.precision.relative(head.kernel_gradient)
+    if misfit > _ONE_SAMPLE_BELOW + rounding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
         )
         return Finding(name, "failed", evidence + ".", cause, "--weights, --batch-size, --loss, --defense")
-    if abs(scale - 1) > 0.01:
+    if abs(scale - 1) > 0.01 + rounding:
         cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
         return Finding(name, "failed", evidence + ", not 1.", cause, "--learning-rate, --local-steps, --defense")
     return Finding(name, "passed", evidence + ".")
@@ -247,12 +270,17 @@ def _counts(head: Head, samples: int) -> Finding:
 
     here = error(db)
     evidence = f"The bias gradient and the mean features give label counts that are {here:.2f} from whole numbers"
-    if here < 0.35 or samples >= 2 * len(db):
+    if here < 0.35 or _many(head, samples):
         return Finding(name, "passed", evidence + ".")
     smaller = {s: error(db * s) for s in (1 / samples, samples)}
     best = min(smaller, key=lambda s: smaller[s])
     if smaller[best] < 0.15:
         cause = "the loss is a sum over the batch" if best < 1 else "the update was divided by the batch size twice"
         return Finding(name, "suspicious", f"{evidence}; scaled by {best:.3g} they would be.", cause, "--reduction")
-    cause = "a wrong learning rate, number of steps or batch size, other weights, or clipping"
+    cause = "momentum, a wrong learning rate, number of steps or batch size, other weights, or clipping"
     return Finding(name, "suspicious", evidence + ".", cause, "--learning-rate, --local-steps, --batch-size, --weights")
+
+
+def _many(head: Head, samples: int) -> bool:
+    """Whether there are so many samples that the softmax of their mean features tells nothing of their labels."""
+    return samples >= 2 * head.kernel.shape[1]

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxleak._base import Batch, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.protocols import ClientShare
@@ -52,7 +53,9 @@ class Broken(NamedTuple):
     violations: np.ndarray  # (laws,) over the tolerances
 
 
-def find_laws(share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array) -> Laws:
+def find_laws(
+    share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
+) -> Laws:
     """The directions that leave the outputs of simulated images as they are.
 
     Args:
@@ -60,6 +63,7 @@ def find_laws(share: ClientShare, variables: PyTree, batch_size: int, key: jax.A
         variables: at which the update was computed, as is claimed.
         batch_size: B of each local step.
         key: random key of the simulated images and labels.
+        precision: in which the simulated clients send their updates.
     """
     directions = _directions(variables["params"])
     image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)
@@ -68,7 +72,7 @@ def find_laws(share: ClientShare, variables: PyTree, batch_size: int, key: jax.A
     _, values, right = np.linalg.svd(slopes)
     combinations = right[values <= _NULL_BELOW * values[0]].T
     samples = batch_size * share.local_steps * share.clients
-    gradients = [_simulated(share, variables, samples, k) for k in keys]
+    gradients = [precision.rounded(_simulated(share, variables, samples, k)) for k in keys]
     others = _simulated(share, _other_weights(variables, other_key), samples, keys[0])
     violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
     tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)

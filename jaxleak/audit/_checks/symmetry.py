@@ -11,6 +11,7 @@ from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.finding import Finding, Status
 from jaxleak.audit._checks.laws import Laws, against, find_laws, shares_of_norm, vanishing
+from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.protocols import ClientShare
 
 #: Name of the finding on the network's symmetries.
@@ -23,7 +24,12 @@ _FAILED_ABOVE = 10.0
 
 
 def check_symmetries(
-    share: ClientShare, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array
+    share: ClientShare,
+    variables: PyTree,
+    payload: PyTree,
+    batch_size: int,
+    key: jax.Array,
+    precision: Precision = FULL,
 ) -> list[Finding]:
     """Findings on the weights, the layout and the mode of batch normalisation at which an update was computed.
 
@@ -33,8 +39,9 @@ def check_symmetries(
         payload: the update, in units of a gradient.
         batch_size: B of each local step.
         key: random key of simulated images.
+        precision: in which the payload was sent.
     """
-    laws = find_laws(share, variables, batch_size, key)
+    laws = find_laws(share, variables, batch_size, key, precision)
     broken = against(laws, variables, payload)
     mode = _mode(laws, payload) if share.model.has_running_statistics else None
     if mode is not None and mode.status == "failed":
@@ -46,12 +53,12 @@ def check_symmetries(
             Finding(SYMMETRIES, "not applicable", "This network has no symmetries that other weights would break."),
         ]
     evidence = (
-        f"The network has {broken.laws} directions along which no gradient can point; the update's share "
-        f"along the worst is {broken.worst:.2g} times what rounding leaves in simulated updates"
+        f"The network has {broken.laws} directions along which no gradient can point. Along the worst of "
+        f"them, the update has {broken.worst:.2g} times what rounding leaves in simulated updates"
     )
     if broken.worst <= 1:
         return [*found, Finding(SYMMETRIES, "passed", evidence + ".")]
-    cause, option = _cause(laws, variables, payload, batch_size, key)
+    cause, option = _cause(laws, variables, payload, batch_size, key, precision)
     status: Status = "failed" if broken.worst > _FAILED_ABOVE else "suspicious"
     return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, option)]
 
@@ -65,14 +72,15 @@ def _mode(laws: Laws, payload: PyTree) -> Finding:
         largest, leaf = max((shares[leaf], leaf) for leaf in nothing)
         evidence = f"{leaf} has {largest:.1e} of the gradient's norm, and none in theory in front of batch statistics"
         if largest > _VANISHES_BELOW:
-            return Finding(
-                name, "failed", evidence + ".", "the client normalised by running statistics", "--batch-norm eval"
-            )
+            cause = "the client normalised by running statistics, or layers are exchanged"
+            return Finding(name, "failed", evidence + ".", cause, "--batch-norm eval")
         return Finding(name, "passed", evidence + ".")
     return Finding(name, "not applicable", "No leaf's gradient vanishes in this mode alone.")
 
 
-def _cause(laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array) -> tuple[str, str]:
+def _cause(
+    laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
+) -> tuple[str, str]:
     """The first mistake whose correction mends all laws."""
     share = laws.share
     if share.model.has_running_statistics:
@@ -82,7 +90,7 @@ def _cause(laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key:
                 share.model, local_steps=share.local_steps, learning_rate=share.learning_rate,
                 clients=share.clients, batch_norm=other, loss=share.loss,  # type: ignore[arg-type]
             )  # fmt: skip
-            there = find_laws(mirrored, variables, batch_size, key)
+            there = find_laws(mirrored, variables, batch_size, key, precision)
             if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
                 return f'the client normalised in mode "{other}"', f"--batch-norm {other}"
     for leaf, layout, changed in other_layouts(variables["params"], payload):

@@ -171,7 +171,7 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     try:
         attack = attacks.inversion(model, case.share, settings, batch_size=case.samples)
     except ValueError as error:
-        yield f"Row spaces were not tried: {error}."
+        yield f"Row spaces were not tried: {error}; an audit gives them {_ROW_SPACE}."
         return
     answer = case.store.answer("row_space") or search(case, "row_space", attack, case.observation)[0]
     if answer is not None:

@@ -69,7 +69,9 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
     if known.strength is None:
         raise ValueError(f"strength of {known.defense} must be given: its {CLIENT_DEFENSES[known.defense].unit}")
     mixes = share.model.mixes_images(share.batch_norm)
-    return client_defense(known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes)
+    return client_defense(
+        known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes, claims_epsilon=False
+    )
 
 
 def is_defended(known: capture.Facts) -> bool:

@@ -11,14 +11,14 @@ import numpy as np
 
 from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
-from jaxleak.audit._checks import Finding, check_known_images, check_update, failed
+from jaxleak.audit._checks import Finding, check_known_images, check_update, failed, precision_of
 from jaxleak.audit._checks.head import Labels, head_of, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
-from jaxleak.audit._verdict.verdict import Answer, Outcome, Verdict, best_of, called, decide, unexplained
+from jaxleak.audit._verdict.verdict import Answer, Outcome, Verdict, best_of, called, copied, decide, unexplained
 from jaxleak.checkpoint import fingerprint
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -88,19 +88,30 @@ def update(
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
     defense = stated_defense(known, share)
+    if known.kind != "gradient" and known.learning_rate is None:
+        what = "a difference of weights" if known.kind == "difference" else "weights"
+        raise ValueError(f"learning_rate must be given: it turns {what} into a gradient")
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
     try:
         payload = capture.gradient_of(sent, variables["params"], names=model.listed if names is None else names)
     except ValueError as error:
-        cause = "the update is of another model, lacks a layer, or its learning rate is not known"
+        cause = "the update is of another model, or lacks a layer"
         option = "--model, --update, and --frozen for layers that the client does not train"
         return _inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
     if known.reduction == "sum":
         payload = jax.tree.map(lambda leaf: leaf / known.batch_size, payload)
+    precision = precision_of(sent.arrays.values(), payload)
+    if known.kind == "weights" and precision.unit and not is_defended(known):
+        evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
+        cause = "weights were rounded to 16 bits before they were sent or saved"
+        found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
+        return _inconsistent([found], model, threat)
     shown("checks", 0, 1, "")
-    findings = check_update(share, variables, payload, batch_size=known.batch_size, defended=is_defended(known))
-    findings += check_known_images(share, variables, payload, checked, defended=is_defended(known))
+    findings = check_update(
+        share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), precision=precision
+    )
+    findings += check_known_images(share, variables, payload, checked, defended=is_defended(known), precision=precision)
     if failed(findings):
         return _inconsistent(findings, model, threat)
     identity = _identity(share, variables, payload, known, seed)
@@ -108,12 +119,15 @@ def update(
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense)
     answers, said = _attacked(case)
-    head = None if is_defended(known) else head_of(model, payload, variables)
-    labels = Labels.none(model.num_classes) if head is None else labels_of(head, samples)
+    head = None if is_defended(known) else head_of(model, payload, variables, precision)
+    labels = Labels.none(model.num_classes)
+    if head is not None:
+        labels = labels_of(head, samples, stated_scale=known.kind != "gradient")
     best = best_of(answers)
     tried = [_told(answer) for answer in answers]
-    findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else [])
-    outcome, reasons = decide(findings, labels, best, tried, said)
+    findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else copied(best))
+    ended = any(answer.finished for answer in answers)
+    outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes

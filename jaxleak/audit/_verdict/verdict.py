@@ -1,19 +1,21 @@
 """The three verdicts, and what decides between them."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxleak import metrics
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.head import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 
-Outcome = Literal["leaks", "not shown to leak", "inputs inconsistent"]
+Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
 #: Exit status of the command for every verdict.
-EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs inconsistent": 3}
+EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs inconsistent": 3, "not attacked": 4}
 
 #: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
 #: how often images that agree this well are wrong.
@@ -29,7 +31,7 @@ _CALLED = {
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
 }
-_UNSEEN = "weights of another round, another batch size, mode, layout or loss, or a defense"
+_UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
 
 
 def called(attack: str) -> str:
@@ -79,7 +81,7 @@ class Verdict(NamedTuple):
     """The answer of an audit.
 
     Attributes:
-        verdict: "leaks", "not shown to leak" or "inputs inconsistent".
+        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack) or "inputs inconsistent".
         reasons: sentences.
         findings: what the checks found.
         answers: what the attacks found, in the order in which they ran.
@@ -145,8 +147,36 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[F
     return []
 
 
+def copied(best: Answer | None) -> list[Finding]:
+    """A warning where certified images are copies of each other: a gradient cannot tell them from a smaller batch.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+    """
+    places = [] if best is None else np.flatnonzero(best.shown).tolist()
+    pairs = list(itertools.combinations(places, 2))
+    if best is None or not pairs:
+        return []
+    x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
+    alike = [pair for pair, same in zip(pairs, metrics.ssim(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
+    if not alike:
+        return []
+    copies = len({j for _, j in alike})
+    evidence = (
+        f"{copies} of {len(places)} certified images {'is a copy' if copies == 1 else 'are copies'} of another one."
+    )
+    cause = "the batch holds fewer samples than is stated, whose gradient copies explain as well, or equal samples"
+    return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
+
+
 def decide(
-    findings: list[Finding], labels: Labels, best: Answer | None, tried: list[str], not_tried: list[str]
+    findings: list[Finding],
+    labels: Labels,
+    best: Answer | None,
+    tried: list[str],
+    not_tried: list[str],
+    *,
+    attacked: bool = True,
 ) -> tuple[Outcome, tuple[str, ...]]:
     """The verdict and its reasons.
 
@@ -156,14 +186,14 @@ def decide(
         best: the answer that `best_of` chose, or None.
         tried: what was tried and how far it got, in sentences.
         not_tried: what was not, and why.
+        attacked: whether any attack came to its end.
     """
     wrong = failed(findings)
     if wrong:
         return "inputs inconsistent", tuple(str(finding) for finding in wrong)
     reasons = []
     if labels.proven.any():
-        many = "label" if labels.proven.sum() == 1 else "labels"
-        reasons.append(f"The head's gradient proves {labels.proven.sum()} {many}: {_listed(labels.proven)}.")
+        reasons.append(_proven(labels))
         if labels.if_stated.sum() > labels.proven.sum():
             reasons.append(
                 f"If the batch holds {labels.samples} samples, as is stated, at least {labels.if_stated.sum()} labels "
@@ -189,7 +219,18 @@ def decide(
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     if reasons:
         return "leaks", (reasons[0], *warnings, *reasons[1:])
-    return "not shown to leak", (*warnings, *tried, *not_tried)
+    return "not shown to leak" if attacked else "not attacked", (*warnings, *tried, *not_tried)
+
+
+def _proven(labels: Labels) -> str:
+    count = int(labels.proven.sum())
+    if labels.counted:
+        return f"The head's gradient proves {count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}."
+    which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
+    return (
+        f"The head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} {which}. "
+        "How many of each is not claimed, since nothing confirms the scale of the update."
+    )
 
 
 def _listed(labels: np.ndarray) -> str:

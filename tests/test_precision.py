@@ -1,0 +1,99 @@
+"""Updates of 16 bits: they are recognised, and what rounding leaves is not taken for samples, labels or mistakes."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxleak import Batch, audit, capture, models, protocols
+from jaxleak.audit._checks import check_known_images, failed, head
+from jaxleak.audit._checks.precision import FULL, Precision, precision_of
+
+HALF = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def _as_sent(tree, name):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(HALF[name]).astype(np.float32), tree)
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A convolutional client of four samples of three classes, and its gradient."""
+    model = models.convnet((8, 8, 3), 10, channels=(8, 8), strides=(1, 2), batch_norm=True)
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (4, 1, 8, 8, 3))
+    batch = Batch(x, jnp.array([0, 0, 1, 6], jnp.int32), jnp.arange(4))
+    return model, variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_the_format_is_recognised_by_the_values_and_its_scale_by_what_became_of_them(name):
+    numbers = np.random.default_rng(0).normal(0, 1e-3, 50).astype(np.float32)
+    assert precision_of([numbers], [numbers]) == FULL
+    sent = numbers.astype(HALF[name])
+    found = precision_of([sent.astype(np.float32), np.zeros((0, 3))], {"a": -4 * sent.astype(np.float32)})
+    assert (found.name, found.scale) == (name, 4.0)
+    one_off = sent.astype(np.float32)
+    one_off[7] *= 1 + 2e-4
+    assert precision_of([one_off], [one_off]) == FULL
+    for nothing in ([np.zeros(3)], [np.array([1.0, np.nan])], []):
+        assert precision_of(nothing, nothing) == FULL
+
+
+@pytest.mark.parametrize(("name", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+def test_the_bound_on_rounding_holds_and_is_not_loose(name, unit):
+    precision = Precision(name, unit, 3.0)
+    for size in (1.0, 1e-3, 1e-6, 1e-8):  # the last two are below what float16 resolves
+        exact = 3 * size * np.random.default_rng(1).uniform(0.5, 1, (40, 5)).astype(np.float32)
+        error = np.linalg.norm(precision.rounded(exact) - exact) / np.linalg.norm(exact)
+        assert error <= precision.relative(exact)
+        assert precision.relative(exact) < 6 * max(error, unit / 4) + 1e-12
+    assert FULL.relative(exact) == 0
+    assert FULL.rounded(exact) is exact
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_a_rounded_update_passes_and_proves_no_sample_that_is_not_there(client, name):
+    model, variables, batch, gradient = client
+    share, sent = protocols.ClientShare(model), _as_sent(gradient, name)
+    precision = precision_of(jax.tree.leaves(sent), sent)
+    assert not failed(audit.check_update(share, variables, gradient, batch_size=4))
+    findings = audit.check_update(share, variables, sent, batch_size=4)
+    assert not failed(findings)
+    assert any(name in finding.evidence for finding in findings if finding.name == "precision")
+    truth = (np.asarray(batch.x[:, 0]), np.asarray(batch.y))
+    (known,) = check_known_images(share, variables, sent, truth, defended=False)
+    assert known.status == "passed"
+    rounded = head.head_of(model, sent, variables, precision)
+    assert head._rank_of(rounded._replace(precision=FULL)) > 4  # what rounding adds would be taken for samples
+    assert head._rank_of(rounded) <= 4
+    counted = head.labels_of(rounded, 4)
+    assert (counted.proven <= np.bincount(batch.y, minlength=10)).all()
+    assert counted.proven[0] >= 1
+
+
+def test_a_mistake_is_still_found_in_a_rounded_update(client):
+    model, variables, _, gradient = client
+    share, sent = protocols.ClientShare(model), _as_sent(gradient, "float16")
+    other = jax.jit(model.init)(jax.random.key(5))
+    assert failed(audit.check_update(share, other, sent, batch_size=4))
+    assert failed(audit.check_update(share, variables, sent, batch_size=1))
+
+
+def test_an_audit_of_a_rounded_update_needs_no_word_on_it(client):
+    model, variables, batch, gradient = client
+    sent = _as_sent(gradient, "float16")
+    verdict = audit.update(model, variables, sent, batch_size=4, minutes=1e-4)
+    assert verdict.verdict == "leaks"  # labels: the attacks had no time
+    assert (verdict.labels <= np.bincount(batch.y, minlength=10)).all()
+
+
+def test_weights_of_16_bits_are_too_coarse_for_a_difference(client):
+    model, variables, _, gradient = client
+    after = _as_sent(jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], gradient), "bfloat16")
+    sent = capture.as_update(after, kind="weights", learning_rate=0.1, batch_size=4)
+    verdict = audit.update(model, variables, sent)
+    assert verdict.verdict == "inputs inconsistent"
+    assert "bfloat16" in verdict.reasons[0]
+    assert "16 bits" in verdict.reasons[0]
