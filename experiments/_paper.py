@@ -1,5 +1,6 @@
 """Printed numbers of the papers, from experiments/paper/*.toml."""
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "paper"
 
 
+@functools.cache  # studies ask hundreds of times, and change nothing
 def tables(paper: str) -> dict[str, dict[str, Any]]:
     """Result tables of `paper` by id, each with `title`, `metric`, `setting` and its list of `cell`s."""
     with (FOLDER / f"{paper}.toml").open("rb") as file:

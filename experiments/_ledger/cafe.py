@@ -83,12 +83,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
             yield replace(measurement, name=name, differs=differs, read=score_named("psnr_channel_peak"))
 
 
-def _measurement(
-    cell: Cell,
-    variant: Variant,
-    differs: str,
-    setting: Setting | None = None,
-) -> Measurement:
+def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | None = None) -> Measurement:
     identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
     setting = setting or setting_of(cell)
     if setting.dataset == "linnaeus5":

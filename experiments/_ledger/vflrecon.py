@@ -139,14 +139,8 @@ def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, 
     # Where validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
         printed = replace(case, fields=party_records.PAPER_FIELDS)
-        yield _Draft(
-            cell,
-            "ours" if ours else "reduced",
-            notes,
-            (Scored(printed, metric),),
-            _first,
-            _join(name, "six-items" if ours else ""),
-        )
+        variant: Variant = "ours" if ours else "reduced"
+        yield _Draft(cell, variant, notes, (Scored(printed, metric),), _first, _join(name, "six-items" if ours else ""))
         notes = f"{notes}; {THREE_ITEMS}"
     yield _Draft(cell, "ours", notes, (Scored(case, metric),), _first, name)
 
