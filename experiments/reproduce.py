@@ -5,6 +5,7 @@
     python -m experiments.reproduce --budget 480 --record         # all papers; every cell once, cheap ones first
     python -m experiments.reproduce --status
     python -m experiments.reproduce --check 5 --seed 0            # run random recorded cells again
+    python -m experiments.reproduce --data-sets                   # compare the data at hand with those measured on
     python -m experiments.reproduce --pages                       # write docs/reproduction from the ledger
     python -m experiments.reproduce --sheets                      # draw what the finished runs of --out reconstructed
 
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
 from experiments._by_path import module_at
 from experiments._ledger.papers import FIGURES, FOLDER, PAPERS, command, commit, in_sheets, ledger_of, sheet_title
@@ -35,18 +35,22 @@ from jaxleak import _validate
 from jaxleak.study import Progress, default_out, require_own_folder, run_command
 from jaxleak.study.ledger import (
     MEASURED,
-    TOO_COSTLY,
     VARIANTS,
+    DataSets,
     Entry,
     Ledger,
     Queue,
     Recheck,
+    data_of,
     draw_entries,
     draw_sheets,
     impossible_entries,
+    named,
     recheck,
     record_rechecks,
+    require_measured,
     require_printed,
+    status_table,
     summary,
 )
 
@@ -77,6 +81,8 @@ class Args:
     """Run so many random recorded cells again, of those that the other options name; say whether they agree."""
     seed: int = 0
     """Seed of the draw of --check."""
+    data_sets: bool = False
+    """Compare the data sets at hand with those measured on, and run nothing; --record stores those not stored yet."""
     pages: bool = False
     """Write the pages of docs/reproduction from the ledger, and run nothing."""
     sheets: bool = False
@@ -89,7 +95,7 @@ def main(args: Args) -> int:
     """Do what the options ask for.
 
     Returns:
-        0, or 1 if `--check` found a cell that does not agree.
+        0, or 1 if `--check` found a cell that does not agree or could not run, or `--data-sets` found other samples.
 
     Raises:
         ValueError: on options out of range, if no cell has the names asked for, or if nothing of what was asked for
@@ -104,6 +110,8 @@ def main(args: Args) -> int:
     if args.status:
         show_status(ledgers, as_json=args.json)
         return 0
+    if args.data_sets:
+        return compare_data_sets(args, ledgers)
     if args.pages:
         for path in module_at("docs/_reproduction.py").write([ledger_of(paper) for paper in PAPERS]):
             print(f"wrote {path}")
@@ -116,6 +124,21 @@ def main(args: Args) -> int:
         return check(args, ledgers)
     run(args, ledgers)
     return 0
+
+
+def compare_data_sets(args: Args, ledgers: list[Ledger]) -> int:
+    """Compare the data sets behind the measured cells with what is stored of them; store the others with `--record`.
+
+    Returns:
+        0, or 1 if one is missing, holds other samples, or is not stored.
+    """
+    data_sets = DataSets(FOLDER)
+    specs = {spec for ledger in ledgers for spec in data_of(study_of(ledger.paper, _folder(args, ledger)), ledger)}
+    if args.record:
+        data_sets.add(specs)
+    for name, why in (said := data_sets.compare(specs)).items():
+        print(f"{name}: {why or f'the {data_sets.known[name].samples} samples of the ledger'}")
+    return int(any(said.values()))
 
 
 def draw(args: Args, ledgers: list[Ledger]) -> None:
@@ -143,12 +166,17 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
 
     Raises:
         ValueError: if there is a budget and nothing was measured, although the ledger lacks something.
+        ConfigMismatchError: if a data set holds other samples than the ledger was measured on, and this is recorded.
     """
     left, made, asked = 60.0 * args.budget, list[Entry](), 0
+    studies = [study_of(ledger.paper, _folder(args, ledger)) for ledger in ledgers]
+    if args.record:
+        every = (m for study in studies for m in study.measurements())
+        if unknown := DataSets(FOLDER).require_for(m for m in every if _asked(args, m.cell, m.variant)):
+            print(f"no fingerprint is stored of {', '.join(unknown)}; --data-sets --record stores it afterwards")
     with Progress() as progress:
-        for number, ledger in enumerate(ledgers):
+        for number, (ledger, study) in enumerate(zip(ledgers, studies, strict=True)):
             folder = _folder(args, ledger)
-            study = study_of(ledger.paper, folder)
             queue = Queue(
                 study, ledger, folder, record=args.record,
                 commit=commit(), estimates_for="two CPU cores", command=command,
@@ -161,7 +189,7 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             wanted = [m for m in measurements if _asked(args, m.cell, m.variant)]
             kept = queue.kept(wanted, args.seeds) if args.cell else []
             for entry in kept:
-                print(f"recorded before: {line(entry)}")
+                print(f"recorded before: {entry}")
             if kept and not args.record:  # other measurements of such cells run only where they are to be kept
                 rest = [m for m in wanted if m.cell not in {entry.cell for entry in kept}]
                 if others := len(wanted) - len(rest) - len(kept):
@@ -171,37 +199,20 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             share = left / (len(ledgers) - number)
             for entry in queue.run(wanted, args.seeds, share, progress):
                 made.append(entry)
-                print(line(entry), flush=True)
+                print(entry, flush=True)
             left -= study.runner.spent
     ran = [entry for entry in made if entry.status in (*MEASURED, "failed")]
     print(f"measurements that were run: {len(ran)}; not run: {len(made) - len(ran)}")
     print(f"recorded before: {asked - len(made)}; --check 1 runs a recorded measurement again and compares the two")
     print(f"the runs are below {_folder(args, ledgers[0]).parent}; --sheets draws what they reconstructed")
     if args.budget:
-        _require_measured(made, asked)
+        require_measured(made, asked)
     return made
-
-
-def _require_measured(made: list[Entry], asked: int) -> None:
-    """Raise `ValueError` where nothing was measured of what the ledger lacks: such a command has done nothing."""
-    if not asked:
-        raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
-    if not made or any(entry.status in MEASURED for entry in made):
-        return
-    costly = [entry for entry in made if entry.why.startswith(TOO_COSTLY)]
-    first = (costly or made)[0]
-    raise ValueError(f"nothing was measured: {first.cell}: {first.why}{'; raise --budget' if costly else ''}")
 
 
 def _asked(args: Args, cell: str, variant: str) -> bool:
     named = (not args.cell or cell in args.cell) and (not args.table or cell.partition("/")[0] in args.table)
     return named and variant in args.variant
-
-
-def line(entry: Entry) -> str:
-    """What the terminal shows of an entry."""
-    name = f"{entry.cell} ({entry.variant}{', ' + entry.name if entry.name else ''})"
-    return f"{entry.status:10} {name}: {entry.why}"
 
 
 def show_status(ledgers: list[Ledger], *, as_json: bool) -> None:
@@ -210,14 +221,7 @@ def show_status(ledgers: list[Ledger], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    table = Table(
-        "paper", "table", "cells", *(names := ("met", "missed", "failed", "not run", "impossible", "no entry"))
-    )
-    for paper, counts in found["papers"].items():
-        for name, of_table in counts["tables"].items():
-            table.add_row(paper, name, str(sum(of_table.values())), *(str(of_table.get(n, 0) or "") for n in names))
-    table.add_row("all", "", str(found["cells"]), *(str(found.get(n, 0)) for n in names))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(status_table(found))
     print(
         f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
         f"paper's own algorithm, {found['as_printed']} exactly as printed"
@@ -228,7 +232,7 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
     """Run recorded cells again in an empty folder; the budget is shared evenly by the cells.
 
     Returns:
-        0, or 1 if a cell does not agree.
+        0, or 1 if a cell does not agree or could not run; such a check is not recorded.
 
     Raises:
         ValueError: if no cell is recorded of those that the options name, or none that the budget allows.
@@ -245,15 +249,17 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
     if longer:
         print(f"{longer} recorded cells are not drawn from: a seed of theirs took more than {longest:.0f} seconds")
     results: list[Recheck] = []
-    for ledger, entry in chosen:
+    for number, (ledger, entry) in enumerate(chosen, start=1):
+        print(f"{number}/{len(chosen)} {named(ledger.paper, entry)} runs again", flush=True)
         with tempfile.TemporaryDirectory() as empty:
-            results.append(result := recheck(ledger.paper, entry, study_of(ledger.paper, Path(empty))))
-        again = result.note if result.again is None else f"{result.again:.6g}"
-        word = "agrees" if result.agrees else "DIFFERS"
-        name = "/".join(filter(None, (ledger.paper, *entry.key)))
-        print(f"{word}: {name}, seed {result.seed}: {entry.seeds[result.seed]:.6g}, again {again}")
-    print(f"{sum(r.agrees for r in results)} of {len(results)} agree")
-    if args.record:
+            study = study_of(ledger.paper, Path(empty))
+            results.append(recheck(ledger.paper, entry, study, DataSets(FOLDER)))
+        print(results[-1], flush=True)
+    idle = sum(r.agrees is None for r in results)
+    print(
+        f"{sum(r.agrees or 0 for r in results)} of {len(results) - idle} agree{f', {idle} could not run' * (idle > 0)}"
+    )
+    if args.record and not idle:
         print(f"wrote {record_rechecks(results, longest, FOLDER, commit())}; --pages puts it on the overview")
     return 0 if all(r.agrees for r in results) else 1
 

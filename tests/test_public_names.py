@@ -73,7 +73,7 @@ NAMES = {
     "jaxleak.data": """
         assemble_columns assemble_tiles check_classes CLIENT_PARTITIONS ColumnLayout Dataset dirichlet encode
         feature_columns feature_skew fit_encoding iid image_tiles label_skew load load_table OVERLAPPING
-        partition_clients partition_features party_slices quantity_skew Table TableEncoding TileLayout
+        partition_clients partition_features party_slices quantity_skew Table TableEncoding TABLES TileLayout
     """,
     "jaxleak.defenses": """
         adaptive_dp_sgd bits_on_the_wire cancelling_noise chain CLIENT_DEFENSES client_defense ClientDefense
@@ -134,10 +134,11 @@ NAMES = {
         write_bytes write_json write_npz write_text
     """,
     "jaxleak.study.ledger": """
-        agrees as_record Better cell_status commit_of Directions draw_entries draw_sheets Entry from_record
-        impossible_entries judge Ledger mean_and_spread MEASURED Measurement NO_ENTRY printed_cells Queue Recheck
-        recheck record_rechecks RECHECKS_FILE require_printed RULE Status STATUSES Study summary table_counts TOLERANCE
-        TOO_COSTLY Variant VARIANTS
+        agrees as_record Better cell_status commit_of data_of DATA_FILE DataSet DataSets Directions draw_entries
+        draw_sheets Entry from_record impossible_entries judge Ledger mean_and_spread MEASURED Measurement named
+        NO_ENTRY printed_cells Queue Recheck recheck record_rechecks RECHECKS_FILE require_measured
+        require_printed RULE Status status_table STATUSES Study summary table_counts TOLERANCE TOO_COSTLY
+        Variant VARIANTS
     """,
     "jaxleak.study.parties": """
         ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName IMAGE_WIDTHS

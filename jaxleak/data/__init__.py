@@ -18,7 +18,7 @@ from jaxleak.data._client_partitions import (
     quantity_skew,
 )
 from jaxleak.data._dataset import Dataset
-from jaxleak.data._encoding import Table, TableEncoding, check_classes, encode, fit_encoding, load_table
+from jaxleak.data._encoding import TABLES, Table, TableEncoding, check_classes, encode, fit_encoding, load_table
 from jaxleak.data._feature_partitions import partition_features, party_slices
 from jaxleak.data._load import OVERLAPPING, load
 from jaxleak.data._partitions import (
@@ -33,6 +33,7 @@ from jaxleak.data._partitions import (
 __all__ = [
     "CLIENT_PARTITIONS",
     "OVERLAPPING",
+    "TABLES",
     "ColumnLayout",
     "Dataset",
     "TableEncoding",

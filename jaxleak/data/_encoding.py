@@ -20,7 +20,8 @@ from jaxleak.data._load import HOW_TO_MAKE, load
 Scaling = Literal["minmax", "quantile"]
 Categories = Literal["hashed", "one_hot"]
 
-_TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
+#: Names of the tables, whose columns `load_table` gives as they are.
+TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
 _MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical", "feature_names")
 
 
@@ -65,7 +66,7 @@ marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missi
         FileNotFoundError: if a file is missing, or JAXLEAK_DATA_DIR is not set where it is needed.
         ValueError: if a member is missing, has the wrong form, or labels are not exactly 0 ... C-1.
     """
-    if spec.startswith("npz:") or spec in _TABLES:
+    if spec.startswith("npz:") or spec in TABLES:
         return _npz_table(spec)
     dataset = load(spec)
     x = dataset.x.mean(axis=-1) if dataset.x.ndim == 4 else dataset.x

@@ -16,7 +16,8 @@ four such ledgers; one of another paper needs a `Study`, which lists the measure
     print(ledger.summary([mine])["met"])
 
 Cells get their first number before any gets a second one, and cheap ones go first: no cell is chosen, left out or
-repeated by its outcome. `recheck` runs random entries again, and `draw_sheets` shows the images behind them.
+repeated by its outcome. `recheck` runs random entries again, on the samples that `DataSets` says they were measured on,
+and `draw_sheets` shows the images behind them.
 """
 
 from typing import TYPE_CHECKING
@@ -24,12 +25,13 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxleak.study.ledger._check import RECHECKS_FILE, Recheck, draw_entries, recheck, record_rechecks
+    from jaxleak.study.ledger._check import RECHECKS_FILE, Recheck, draw_entries, named, recheck, record_rechecks
+    from jaxleak.study.ledger._data import DATA_FILE, DataSet, DataSets, data_of
     from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry, Status, Variant, as_record, from_record
     from jaxleak.study.ledger._measurement import Measurement, Study
-    from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries
+    from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries, require_measured
     from jaxleak.study.ledger._sheets import draw_sheets
-    from jaxleak.study.ledger._status import NO_ENTRY, cell_status, summary, table_counts
+    from jaxleak.study.ledger._status import NO_ENTRY, cell_status, status_table, summary, table_counts
     from jaxleak.study.ledger._store import Ledger, require_printed
     from jaxleak.study.ledger._verdict import (
         RULE,
@@ -43,14 +45,15 @@ if TYPE_CHECKING:
     )
 
 _MODULE_OF = {
-    **dict.fromkeys(("RECHECKS_FILE", "Recheck", "draw_entries", "recheck", "record_rechecks"), "_check"),
+    **dict.fromkeys(("RECHECKS_FILE", "Recheck", "draw_entries", "named", "recheck", "record_rechecks"), "_check"),
+    **dict.fromkeys(("DATA_FILE", "DataSet", "DataSets", "data_of"), "_data"),
     **dict.fromkeys(
         ("MEASURED", "STATUSES", "VARIANTS", "Entry", "Status", "Variant", "as_record", "from_record"), "_entry"
     ),
     **dict.fromkeys(("Measurement", "Study"), "_measurement"),
-    **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries"), "_queue"),
+    **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries", "require_measured"), "_queue"),
     "draw_sheets": "_sheets",
-    **dict.fromkeys(("NO_ENTRY", "cell_status", "summary", "table_counts"), "_status"),
+    **dict.fromkeys(("NO_ENTRY", "cell_status", "status_table", "summary", "table_counts"), "_status"),
     **dict.fromkeys(("Ledger", "require_printed"), "_store"),
     **dict.fromkeys(
         ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "judge", "mean_and_spread", "printed_cells"),
@@ -58,6 +61,7 @@ _MODULE_OF = {
     ),
 }
 __all__ = [
+    "DATA_FILE",
     "MEASURED",
     "NO_ENTRY",
     "RECHECKS_FILE",
@@ -67,6 +71,8 @@ __all__ = [
     "TOO_COSTLY",
     "VARIANTS",
     "Better",
+    "DataSet",
+    "DataSets",
     "Directions",
     "Entry",
     "Ledger",
@@ -80,16 +86,20 @@ __all__ = [
     "as_record",
     "cell_status",
     "commit_of",
+    "data_of",
     "draw_entries",
     "draw_sheets",
     "from_record",
     "impossible_entries",
     "judge",
     "mean_and_spread",
+    "named",
     "printed_cells",
     "recheck",
     "record_rechecks",
+    "require_measured",
     "require_printed",
+    "status_table",
     "summary",
     "table_counts",
 ]

@@ -61,6 +61,11 @@ class Entry:
                 f"{self.cell}: status {self.status} does not go with value {self.value}, seeds {self.seeds}"
             )
 
+    def __str__(self) -> str:
+        """One line: the status, the cell with its variant and name, and how the status came about."""
+        name = f"{self.cell} ({self.variant}{', ' + self.name if self.name else ''})"
+        return f"{self.status:10} {name}: {self.why}"
+
     @property
     def key(self) -> tuple[str, Variant, str]:
         """Identifies the entry within its paper."""

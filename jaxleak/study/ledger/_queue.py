@@ -217,6 +217,25 @@ class Queue:
             self.ledger.record([entry])
 
 
+def require_measured(made: Sequence[Entry], asked: int) -> None:
+    """Refuse a command that has done nothing, by the error that says why.
+
+    Args:
+        made: the entries that `Queue.run` gave.
+        asked: how many measurements were asked for, those that the ledger has included.
+
+    Raises:
+        ValueError: if nothing was asked for, or nothing was measured of what the ledger lacks.
+    """
+    if not asked:
+        raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
+    if not made or any(entry.status in MEASURED for entry in made):
+        return
+    costly = [entry for entry in made if entry.why.startswith(TOO_COSTLY)]
+    first = (costly or made)[0]
+    raise ValueError(f"nothing was measured: {first.cell}: {first.why}{'; raise --budget' if costly else ''}")
+
+
 def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
     """Entries of the cells for which nothing can be run, with the study's reasons."""
     entries = []

@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+from rich.table import Table
+
 from jaxleak.study.ledger._entry import MEASURED, STATUSES, Entry
 from jaxleak.study.ledger._store import Ledger
 
@@ -60,3 +62,14 @@ def _measured(ledger: Ledger) -> dict[str, int]:
         "paper_algorithm": len({e.cell for e in measured if e.variant != "ours"}),
         "as_printed": len({e.cell for e in measured if e.variant == "printed"}),
     }
+
+
+def status_table(found: dict[str, Any]) -> Table:
+    """The counts of `summary` for a terminal, one row per table of a paper."""
+    names = ("met", "missed", "failed", "not run", "impossible", NO_ENTRY)
+    table = Table("paper", "table", "cells", *names)
+    for paper, counts in found["papers"].items():
+        for name, of_table in counts["tables"].items():
+            table.add_row(paper, name, str(sum(of_table.values())), *(str(of_table.get(n, 0) or "") for n in names))
+    table.add_row("all", "", str(found["cells"]), *(str(found.get(n, 0)) for n in names))
+    return table
