@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from experiments import _paper
 from experiments._ledger.papers import FIGURES, PAPERS, TITLES, where
+from experiments._ledger.papers import FOLDER as LEDGERS
 from jaxleak.study.ledger import (
     MEASURED,
     NO_ENTRY,
@@ -20,6 +22,8 @@ from jaxleak.study.ledger import (
     STATUSES,
     TOLERANCE,
     VARIANTS,
+    DataSet,
+    DataSets,
     Entry,
     Ledger,
     cell_status,
@@ -32,6 +36,16 @@ FOLDER = Path(__file__).parent / "reproduction"
 #: Commits of a working branch that were joined into one series before they were published, and the end of that series.
 JOINED = ("596282c7c7d9", "60e3b736fe5b", "65ecbf4ae65c", "cce6803ceddd")
 PUBLISHED_AS = "a7f5686374c2"
+
+#: What the parts of a measurement's own name mean, without hyphens, which stand between the parts.
+_NAMES = {
+    "channel-peak": "PSNR by every channel's own peak",
+    "initialisation-free": "no shadow run",
+    "six-items": "the paper's six items",
+    "algebra": "no ciphertexts",
+    "narrow": "narrower network",
+    "reduced": "smaller problem",
+}
 
 #: Longer tables are folded.
 _OPEN_ROWS = 12
@@ -96,12 +110,13 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         RULE,
         "",
-        "A cell has the status of its most faithful measurement. The variants, from the most faithful on:",
+        "Some numbers have several measurements. Such a number is met or missed by the most faithful one. These are "
+        "the variants, from the most faithful on, and how many numbers each of them decides:",
         "",
-        *(f"* {name}: {text}" for name, text in VARIANTS.items()),
+        *_variants(found["variants"]),
         "",
-        "A word in brackets behind a variant tells several measurements of one cell apart; `--variant` takes the word "
-        "before it. Seconds are those of all runs of a measurement, on two CPU cores that other work shared.",
+        "Words in brackets behind a variant tell several measurements of one cell apart; `--variant` takes the word "
+        "before them. Seconds are those of all runs of a measurement, on two CPU cores that other work shared.",
         "",
         "The page of a table has the command of one of its cells, which runs in a clone. A cell that is recorded is "
         "not run again: the command prints its entry. With `--check 1` it runs again, and the numbers are compared. "
@@ -109,10 +124,39 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "table's name in the place of `--cell` it runs the whole table, and with `--record` the numbers go into the "
         "ledger. Most cells need [data sets](../data.md) as files.",
         *tables_of,
+        *_data_sets(DataSets(LEDGERS).known),
         *_joined(ledgers),
         *_checked(ledgers[0].path.with_name(RECHECKS_FILE)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _variants(counted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How many numbers are met and missed by every variant, and what those are that were measured as printed."""
+    names = ("measured", *MEASURED)
+    rows = [[name, *(str(counts[n]) for n in names), VARIANTS[name]] for name, counts in counted.items()]  # type: ignore[index]
+    lines = _markdown(["variant", *names, "what is run"], rows)
+    if of := counted["printed"]["tables"]:
+        said = []
+        for paper, name in of:
+            table = _paper.tables(PAPERS[paper])[name]
+            said.append(f"[{where(paper, name)}]({paper}/{name}.md) ({table['title']}: {table['metric']})")
+        lines += ["", f"The numbers that were measured exactly as printed are of {_listed(said)}."]
+    return lines
+
+
+def _data_sets(known: Mapping[str, DataSet]) -> list[str]:
+    """The data sets that the numbers come from."""
+    rows = [[name, str(found.samples), found.sha256[:16]] for name, found in known.items()]
+    return [
+        "",
+        "## Data sets",
+        "",
+        "The numbers come from these samples. `python -m experiments.reproduce --data-sets` says whether yours are the "
+        "same ones, in the same order; `experiments/ledger/data.json` has the whole SHA-256.",
+        "",
+        *_markdown(["data set", "samples", "SHA-256 begins with"], rows),
+    ]
 
 
 def _joined(ledgers: Sequence[Ledger]) -> list[str]:
@@ -227,7 +271,10 @@ def _row(entry: Entry, common: Sequence[str]) -> list[str]:
     unit = "" if entry.unit == "1" else f" {entry.unit}"
     value = math.nan if entry.value is None else entry.value
     spread = f" +- {entry.spread:.2g}" if len(entry.seeds) > 1 else ""
-    variant = entry.variant + (f" ({entry.name})" if entry.name else "")
+    name = entry.name
+    for short, words in _NAMES.items():
+        name = name.replace(short, words)
+    variant = entry.variant + (f" ({re.sub('[-#]', ', ', name)})" if name else "")
     rest = [part for part in entry.differs.split("; ") if part not in common]
     return [
         entry.cell.partition("/")[2],
@@ -246,8 +293,8 @@ def _commands(ledger: Ledger, cells: Sequence[str]) -> list[str]:
     commits = ", ".join(dict.fromkeys(e.commit for e in made))
     example = made[0].command.removesuffix(" --record")
     return [
-        f"The first measurement, whose `--cell` names others by the table and the number, as in `{made[0].cell}`. The "
-        "first command prints its entry, and the second one runs it again and compares the two:",
+        "The first command prints the entry of the first measurement, and the second one runs it again and compares "
+        f"the two. Another number of the table has its name in the place of `{made[0].cell.partition('/')[2]}`:",
         "",
         f"    {example}",
         f"    {example} --check 1",

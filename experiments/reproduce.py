@@ -51,6 +51,7 @@ from jaxleak.study.ledger import (
     require_measured,
     require_printed,
     status_table,
+    status_text,
     summary,
 )
 
@@ -74,7 +75,7 @@ class Args:
     record: bool = False
     """Write what comes of it to the ledger; with --check, beside it."""
     status: bool = False
-    """Print how many cells are met, missed and without a run, and run nothing."""
+    """Print how many cells are met, missed and without a run, of --paper and --table, and run nothing."""
     json: bool = False
     """With --status: print it as JSON."""
     check: int = 0
@@ -107,8 +108,10 @@ def main(args: Args) -> int:
     if args.out is not None:
         require_own_folder(args.out)
     ledgers = [ledger_of(paper) for paper in args.paper]
+    if not (args.pages or args.sheets):
+        require_printed(ledgers, tables=args.table, cells=args.cell)
     if args.status:
-        show_status(ledgers, as_json=args.json)
+        show_status(args, ledgers)
         return 0
     if args.data_sets:
         return compare_data_sets(args, ledgers)
@@ -119,7 +122,6 @@ def main(args: Args) -> int:
     if args.sheets:
         draw(args, ledgers)
         return 0
-    require_printed(ledgers, tables=args.table, cells=args.cell)
     if args.check:
         return check(args, ledgers)
     run(args, ledgers)
@@ -193,7 +195,7 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             if kept and not args.record:  # other measurements of such cells run only where they are to be kept
                 rest = [m for m in wanted if m.cell not in {entry.cell for entry in kept}]
                 if others := len(wanted) - len(rest) - len(kept):
-                    print(f"other measurements of these cells, which --record runs and keeps: {others}")
+                    print(f"not recorded yet: {others} more of these cells, which --record runs and keeps")
                 wanted, asked = rest, asked + len(kept)
             asked += len(wanted)
             share = left / (len(ledgers) - number)
@@ -215,17 +217,16 @@ def _asked(args: Args, cell: str, variant: str) -> bool:
     return named and variant in args.variant
 
 
-def show_status(ledgers: list[Ledger], *, as_json: bool) -> None:
-    """Print the counts."""
-    found = summary(ledgers)
-    if as_json:
+def show_status(args: Args, ledgers: list[Ledger]) -> None:
+    """Print the counts of whole tables, which `--cell` and `--variant` do not divide."""
+    if args.cell or args.variant != tuple(VARIANTS):
+        raise ValueError("--status counts the cells of whole tables; leave out --cell and --variant")
+    found = summary(ledgers, args.table)
+    if args.json:
         print(json.dumps(found, indent=2))
         return
     Console(width=None if sys.stdout.isatty() else 120).print(status_table(found))
-    print(
-        f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
-        f"paper's own algorithm, {found['as_printed']} exactly as printed"
-    )
+    print(status_text(found))
 
 
 def check(args: Args, ledgers: list[Ledger]) -> int:

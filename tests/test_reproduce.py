@@ -1,5 +1,6 @@
 """The ledgers of the papers here: their rule and verdicts, their pages, and the command that keeps them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -123,7 +124,7 @@ class TestCommand:
         capsys.readouterr()
         assert reproduced(budget=10.0, cell=(CELL,)) == 0
         said = capsys.readouterr().out
-        assert "other measurements of these cells, which --record runs and keeps: 1\n" in said
+        assert "not recorded yet: 1 more of these cells, which --record runs and keeps\n" in said
         assert "measurements that were run: 0; not run: 0\nrecorded before: 1;" in said
         assert (41.0, 0) not in reproduced.study.ran
         assert reproduced(budget=10.0, cell=(CELL,), record=True) == 0
@@ -163,6 +164,24 @@ class TestCommand:
             reproduced(check=5, table=("nosuch",))
 
 
+def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run_as_printed(ledger, tmp_path, capsys):
+    study = FakeStudy(
+        measurement(CELL, 40.0, "reduced"), measurement(CELL, 9.0, "ours"), measurement(OTHER, 9.0, "ours")
+    )
+    run(study, ledger, tmp_path)
+    overview = pages.pages([ledger])["index.md"]
+    for row in ("printed | 0 | 0 | 0", "reduced | 1 | 1 | 0", "stand-in | 0 | 0 | 0", "ours | 1 | 1 | 0"):
+        assert f"| {row} |" in overview
+    assert "exactly as printed are of" not in overview
+    committed = pages.pages([ledger_of(paper) for paper in PAPERS])["index.md"]
+    assert "are of [Section 3, footnote 3](fedleak/text-overdetermination.md)" in committed
+    assert "| yale32 | 165 | " in committed
+    assert reproduce.main(reproduce.Args(status=True)) == 0
+    said = capsys.readouterr().out
+    assert "5 exactly as printed (of fedleak/text-overdetermination)" in said
+    assert "met, by the variant of a cell's most faithful measurement: 5 of 5 printed, " in said
+
+
 def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
     studies.draw("fedleak", 0)
     study = study_of("fedleak", studies.out)
@@ -188,8 +207,32 @@ def test_unknown_cells_and_tables_are_refused():
     assert "all cells of T are listed" in said
     assert cells[0] == "table4/full/cifar10"
     assert len(cells) == 5
+    # A cell that is printed elsewhere is no cell of the named table.
+    said, cells = refusal(paper=("cafe",), table=("table4",), cell=("table2/cafe/cifar10",))
+    assert said == "--cell table2/cafe/cifar10 is no printed cell of cafe, table4; the cells there are"
+    assert cells == of_table
     with pytest.raises(ValueError, match="table must be one of"):
         reproduce.main(reproduce.Args(table=("nosuch",)))
+
+
+def test_the_status_is_that_of_the_papers_and_tables_that_are_named(capsys):
+    def shown(**options):
+        assert reproduce.main(reproduce.Args(status=True, json=True, **options)) == 0
+        return json.loads(capsys.readouterr().out)
+
+    every = shown()
+    found = shown(table=("table3",))
+    assert list(found["papers"]) == ["cafe", "fedleak", "vflrecon"]  # the submission to ICLR has tables 3a and 3b
+    assert all(list(counts["tables"]) == ["table3"] for counts in found["papers"].values())
+    assert found["cells"] == sum(counts["cells"] for counts in found["papers"].values()) == 15 + 48 + 8
+    assert found["met"] + found["missed"] == found["measured"] < every["measured"]
+    assert found["papers"]["cafe"]["tables"]["table3"] == every["papers"]["cafe"]["tables"]["table3"]
+    (counts,) = shown(paper=("fedleak",), table=("text-overdetermination",))["papers"].values()
+    assert (counts["cells"], counts["measured"], counts["as_printed"]) == (5, 5, 5)
+    with pytest.raises(ValueError, match="table must be one of"):
+        shown(table=("nosuch",))
+    with pytest.raises(ValueError, match="leave out --cell and --variant"):
+        shown(variant=("ours",))
 
 
 @pytest.mark.parametrize("paper", ["cafe", "cafe-iclr", "vflrecon"])

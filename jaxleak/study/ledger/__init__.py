@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from jaxleak.study.ledger._measurement import Measurement, Study
     from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries, require_measured
     from jaxleak.study.ledger._sheets import draw_sheets
-    from jaxleak.study.ledger._status import NO_ENTRY, cell_status, status_table, summary, table_counts
+    from jaxleak.study.ledger._status import (
+        NO_ENTRY,
+        cell_status,
+        status_table,
+        status_text,
+        summary,
+        table_counts,
+        variant_counts,
+    )
     from jaxleak.study.ledger._store import Ledger, require_printed
     from jaxleak.study.ledger._verdict import (
         RULE,
@@ -53,7 +61,10 @@ _MODULE_OF = {
     **dict.fromkeys(("Measurement", "Study"), "_measurement"),
     **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries", "require_measured"), "_queue"),
     "draw_sheets": "_sheets",
-    **dict.fromkeys(("NO_ENTRY", "cell_status", "status_table", "summary", "table_counts"), "_status"),
+    **dict.fromkeys(
+        ("NO_ENTRY", "cell_status", "status_table", "status_text", "summary", "table_counts", "variant_counts"),
+        "_status",
+    ),
     **dict.fromkeys(("Ledger", "require_printed"), "_store"),
     **dict.fromkeys(
         ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "judge", "mean_and_spread", "printed_cells"),
@@ -100,8 +111,10 @@ __all__ = [
     "require_measured",
     "require_printed",
     "status_table",
+    "status_text",
     "summary",
     "table_counts",
+    "variant_counts",
 ]
 
 

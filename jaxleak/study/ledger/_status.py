@@ -1,11 +1,12 @@
 """How many cells of every table are met, missed, or without a run."""
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rich.table import Table
 
-from jaxleak.study.ledger._entry import MEASURED, STATUSES, Entry
+from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry
 from jaxleak.study.ledger._store import Ledger
 
 #: The status of a cell that no entry speaks of.
@@ -26,42 +27,87 @@ def cell_status(ledger: Ledger, cell: str) -> tuple[str, Entry | None]:
     return shown.status, shown
 
 
-def table_counts(ledger: Ledger) -> dict[str, Counter[str]]:
-    """Cells by status, for every table in print order."""
+def table_counts(ledger: Ledger, tables: Collection[str] = ()) -> dict[str, Counter[str]]:
+    """Cells by status, for every table in print order, or for those of `tables` alone where it names some."""
     counts: dict[str, Counter[str]] = {}
     for cell in ledger.printed:
-        status, _ = cell_status(ledger, cell)
-        counts.setdefault(cell.partition("/")[0], Counter())[status] += 1
+        table = cell.partition("/")[0]
+        if not tables or table in tables:
+            counts.setdefault(table, Counter())[cell_status(ledger, cell)[0]] += 1
     return counts
 
 
-def summary(ledgers: list[Ledger]) -> dict[str, Any]:
-    """Counts over all papers, and per paper and table; for programs."""
+def summary(ledgers: list[Ledger], tables: Collection[str] = ()) -> dict[str, Any]:
+    """Counts over all papers, and per paper and table; for programs.
+
+    Args:
+        ledgers: the papers that are counted.
+        tables: names of the tables that are counted, all by default; papers without any of them are left out.
+    """
     papers: dict[str, Any] = {}
     total: Counter[str] = Counter()
     for ledger in ledgers:
-        tables = table_counts(ledger)
-        own = sum(tables.values(), Counter())
+        if not (counted := table_counts(ledger, tables)):
+            continue
+        own = sum(counted.values(), Counter())
         total += own
-        papers[ledger.paper] = {"cells": len(ledger.printed), **_named(own), **_measured(ledger)}
-        papers[ledger.paper]["tables"] = {name: _named(counts) for name, counts in tables.items()}
+        papers[ledger.paper] = {"cells": sum(own.values()), **_named(own), **_measured(ledger, tables)}
+        papers[ledger.paper]["tables"] = {name: _named(counts) for name, counts in counted.items()}
     faithful = {
         name: sum(paper[name] for paper in papers.values()) for name in ("measured", "paper_algorithm", "as_printed")
     }
-    return {"cells": sum(len(ledger.printed) for ledger in ledgers), **_named(total), **faithful, "papers": papers}
+    by_variant = {"variants": variant_counts(ledgers, tables)}
+    return {"cells": sum(total.values()), **_named(total), **faithful, **by_variant, "papers": papers}
 
 
 def _named(counts: Counter[str]) -> dict[str, int]:
     return {name: counts[name] for name in (*STATUSES, NO_ENTRY) if counts[name] or name in MEASURED}
 
 
-def _measured(ledger: Ledger) -> dict[str, int]:
-    measured = [e for e in ledger.entries.values() if e.status in MEASURED]
+def _measured(ledger: Ledger, tables: Collection[str]) -> dict[str, int]:
+    measured = [e for e in ledger.entries.values() if e.status in MEASURED and (not tables or e.table in tables)]
     return {
         "measured": len({e.cell for e in measured}),
         "paper_algorithm": len({e.cell for e in measured if e.variant != "ours"}),
         "as_printed": len({e.cell for e in measured if e.variant == "printed"}),
     }
+
+
+def variant_counts(ledgers: Iterable[Ledger], tables: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Measured cells by the variant of the measurement that gives their status.
+
+    Args:
+        ledgers: the papers that are counted.
+        tables: names of the tables that are counted, all by default.
+
+    Returns:
+        For every variant the numbers of cells `measured`, `met` and `missed`, and `tables`: (paper, table) of these
+        cells in print order.
+    """
+    counts = {name: Counter[str]() for name in VARIANTS}
+    of: dict[str, dict[tuple[str, str], None]] = {name: {} for name in VARIANTS}
+    for ledger in ledgers:
+        for cell in ledger.printed:
+            table = cell.partition("/")[0]
+            status, shown = cell_status(ledger, cell)
+            if shown is not None and status in MEASURED and (not tables or table in tables):
+                counts[shown.variant].update(("measured", status))
+                of[shown.variant][ledger.paper, table] = None
+    return {
+        name: {**{n: counts[name][n] for n in ("measured", *MEASURED)}, "tables": list(of[name])} for name in VARIANTS
+    }
+
+
+def status_text(found: dict[str, Any]) -> str:
+    """The counts of `summary` in two sentences: how faithful the measurements are, and which of them are met."""
+    variants = found["variants"]
+    by_variant = [f"{counts['met']} of {counts['measured']} {name}" for name, counts in variants.items()]
+    where = ", ".join("/".join(table) for table in variants["printed"]["tables"])
+    return (
+        f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
+        f"paper's own algorithm, {found['as_printed']} exactly as printed{f' (of {where})' if where else ''}\n"
+        f"met, by the variant of a cell's most faithful measurement: {', '.join(by_variant)}"
+    )
 
 
 def status_table(found: dict[str, Any]) -> Table:

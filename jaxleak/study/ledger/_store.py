@@ -78,7 +78,7 @@ class Ledger:
 
 
 def require_printed(ledgers: Sequence[Ledger], *, tables: Collection[str] = (), cells: Iterable[str] = ()) -> None:
-    """Refuse tables and cells that no ledger has, and list those that it has instead.
+    """Refuse tables and cells that no ledger has, or cells of other tables, and list those that there are instead.
 
     Args:
         ledgers: the papers that are meant, one at least.
@@ -86,14 +86,14 @@ def require_printed(ledgers: Sequence[Ledger], *, tables: Collection[str] = (), 
         cells: full ids, TABLE/REST.
 
     Raises:
-        ValueError: on an unknown table, with all tables; on an unknown cell, with all cells of `tables`, else of the
-            table that its id begins with, else the five cells whose ids are nearest.
+        ValueError: on an unknown table, with all tables; on a cell that is unknown, or in none of `tables`, with all
+            cells of `tables`, else of the table that its id begins with, else the five cells whose ids are nearest.
     """
     known = [cell for ledger in ledgers for cell in ledger.printed]
     for name in tables:
         _validate.one_of(dict.fromkeys(cell.partition("/")[0] for cell in known), table=name)
     for name in cells:
-        if name in known:
+        if name in known and (not tables or name.partition("/")[0] in tables):
             continue
         of = tables or (name.partition("/")[0],)
         listed, told = [cell for cell in known if cell.partition("/")[0] in of], "; the cells there are"
