@@ -88,7 +88,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
     title = f"{case.attack} on {case.model}: images that the attack found, in no particular order"
-    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title)
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title, truth_first=False)
     report.write_captured(folder, args, threat, metrics)
     folder.finish(metrics, cells=cells or None)
     print_measures(report.MEASURES_CAPTURED, metrics)

@@ -50,8 +50,7 @@ def draw_sheets(
         images = {"private images": truth} | {label: found["estimate"] for label, found in list(rows.items())[:ROWS]}
         path = folder / f"{ledger.paper}-{table}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        zoom = max(1, _LARGEST // truth.shape[1])
-        sheets.comparison_sheet(path, images, title=title(table), columns=COLUMNS, zoom=zoom)
+        sheets.comparison_sheet(path, images, title=title(table), columns=COLUMNS)
         written.append(path)
     return written
 
