@@ -145,8 +145,8 @@ NAMES = {
         split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """
-        certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling STYLE subplots
-        trade_off
+        certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling SPOKEN STYLE
+        subplots trade_off
     """,
     "jaxleak.study.reports": """
         command_line markdown_table Measure measured print_measures Section write_markdown

@@ -97,7 +97,7 @@ def comparison_sheet(
         for label in list(shown)[1:]:
             said[label] = [_psnr_text(*pair) for pair in zip(shown[first], shown[label], strict=True)]
     zoom = zoom or _zoom(shown[first], columns)
-    # Of one width in all rows, so that an image stands below its truth.
+    # All rows have one width, so that an image stands below its truth.
     tile = _tile(shown[first], zoom, [text for captions in said.values() for text in captions])
     strips = [_text(title, _TITLE_SIZE)] if title else []
     for label, images in shown.items():

@@ -182,7 +182,7 @@ def answer_to(
 
 
 def first_distances(infos: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Distances (iterations,) of the first start, from the infos of `audit.invert`; empty for a closed form."""
+    """Distances >= 0 (iterations,) of the first start, from what `audit.invert` returns; empty for a closed form."""
     distance = np.asarray(infos.get("distance", np.zeros(0)))
     # The distance has one column per restart.
     return distance[:, 0] if distance.ndim == 2 else distance
