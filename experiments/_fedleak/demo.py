@@ -1,7 +1,7 @@
 """FedLeak beside the attacks that it is compared with: the same images, labels, model and number of iterations."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
@@ -15,9 +15,6 @@ from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.rows import console
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, resolved
-
-if TYPE_CHECKING:
-    from experiments.fedleak import Args
 
 #: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
 #: descends by Adam, so that every attack takes one gradient per iteration; the line search of its own L-BFGS takes
@@ -46,11 +43,11 @@ SHOWN = {
 }
 
 
-def main(args: "Args") -> dict[str, float]:
+def main(args: Any) -> dict[str, float]:
     """Attack one client's batch of natural image patches with every attack; returns the metrics.
 
     Args:
-        args: options, of which `DEMO_OPTIONS` are read; without public data GGL and ROG are left out.
+        args: the `Args` of `experiments.fedleak`, of which `DEMO_OPTIONS` are read; without public data GGL and ROG are left out.
     """
     seeds, fresh, public_data = args.seeds, args.fresh, args.sizes.public_data
     iterations = ITERATIONS if args.sizes.iterations is None else args.sizes.iterations
