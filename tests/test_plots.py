@@ -123,6 +123,17 @@ def test_both_panels_of_a_certificate_say_what_their_colours_and_thresholds_are(
     assert list(wrong.get_ydata()) == [0.5, 0.0]
 
 
+def test_equal_curves_are_drawn_in_styles_of_their_own(drawn):
+    same = (np.arange(3), np.arange(3))
+    figure = drawn(plots.curves, dict.fromkeys("abcd", same), xlabel="x", ylabel="y")
+    assert len({line.get_linestyle() for line in figure.axes[0].lines}) == 4
+
+
+def test_panels_of_growing_sets_have_a_title_above_all(drawn):
+    figure = drawn(plots.scaling, [1, 2], [1.0, 2.0], [1.0, 1.0], [30.0, 30.0])
+    assert "private samples" in figure.get_suptitle()
+
+
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_a_legend_takes_no_space_from_the_curves_and_is_not_cut(drawn, count):
     series = {f"a curve whose name is long, number {i}": (np.arange(3), np.arange(3) + i) for i in range(count)}

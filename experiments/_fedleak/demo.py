@@ -47,7 +47,7 @@ def main(args: Any) -> dict[str, float]:
     """Attack one client's batch of natural image patches with every attack; returns the metrics.
 
     Args:
-        args: the `Args` of `experiments.fedleak`, of which `DEMO_OPTIONS` are read; without public data GGL and ROG are left out.
+        args: the `Args` of `experiments.fedleak`, of which `DEMO_OPTIONS` are read; GGL and ROG need public data.
     """
     seeds, fresh, public_data = args.seeds, args.fresh, args.sizes.public_data
     iterations = ITERATIONS if args.sizes.iterations is None else args.sizes.iterations

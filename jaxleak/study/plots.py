@@ -1,6 +1,7 @@
 """Charts, drawn from arrays and stored results in one style; nothing here computes."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ _LETTER_WIDTH = 0.62
 _HANDLE = 34
 #: What a line of a legend takes of its letters' size in height.
 _LINE = 1.5
+#: Curves in one panel: what a later one covers of an earlier one shows through its gaps.
+_STYLES = ("-", "--", "-.", ":")
 #: How many colours the style has.
 _COLOURS = 8
 
@@ -179,6 +182,7 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         axes.set_xscale("log")
         axes.set_xlabel("number N of private samples")
         axes.set_ylabel(label)
+    figure.suptitle("What more private samples cost, and what they change", fontsize=11)
     save_figure(figure, path)
 
 
@@ -206,8 +210,8 @@ def curves(
         levels: label to a height, as `ylabel` measures it, at which a dashed line stands, to compare the curves with.
     """
     figure, axes = subplots(size=(6, 4))
-    for label, (x, y) in series.items():
-        axes.plot(x, y, label=label)
+    for (label, (x, y)), style in zip(series.items(), itertools.cycle(_STYLES), strict=False):
+        axes.plot(x, y, style, label=label)
     for label, height in (levels or {}).items():
         axes.axhline(height, color="grey", linestyle="--", label=label)
     if log_x:
