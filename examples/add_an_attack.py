@@ -87,7 +87,7 @@ print(f"{'a grey image':<26} {metrics.grey_psnr(photographs.x).mean():5.1f} dB")
 # and to every `jax.random.key`, and report the mean and the spread over several seeds that were chosen beforehand.
 
 # %%
-sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photographs behind one gradient", zoom=4)
+sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photographs behind one gradient")
 
 # %% [markdown]
 # ![Private photographs and what three attacks make of their gradient](pictures/attacks.png)

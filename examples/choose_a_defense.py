@@ -128,7 +128,7 @@ plots.trade_off(
     title="Four digits behind one upload; strengths beside the points",
     xlabel=f"PSNR of the reconstruction in dB, at most {ceiling} (further left leaks less)",
 )  # fmt: skip
-sheets.comparison_sheet(Path("pictures/defended.png"), rows, title="What both attackers see", zoom=6)
+sheets.comparison_sheet(Path("pictures/defended.png"), rows, title="What both attackers see")
 
 # %% [markdown]
 # ![Accuracy against leak of three defenses, for attackers who know them and who do not](pictures/trade_off.png)

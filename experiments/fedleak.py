@@ -117,8 +117,7 @@ def main(args: Args) -> dict[str, float]:
         if unread:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
             raise ValueError(f"the demonstration does not read {options}; name a --table, or take --preset gpu")
-        size = {name: given[name] for name in ("iterations", "public_data")}
-        return fedleak_demo.main(args.seeds, args.out, fresh=args.fresh, **size)
+        return fedleak_demo.main(args)
     return tables(args)
 
 

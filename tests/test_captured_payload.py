@@ -14,6 +14,7 @@ from jaxleak import models
 from jaxleak._command.invert import captured
 from jaxleak._command.invert.options import HELP
 from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study import Progress, plots
 from jaxleak.study.updates import Case
 
 
@@ -36,6 +37,22 @@ def test_it_is_attacked_and_the_verdict_printed(arguments, tmp_path, capsys):
     with np.load(tmp_path / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 8, 8, 1)
     assert (tmp_path / "figures" / "contact_sheet.png").exists()
+
+
+def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, tmp_path, monkeypatch):
+    shown, drawn = [], {}
+    monkeypatch.setattr(Progress, "update", lambda _, *said: shown.append(said))
+    monkeypatch.setattr(plots, "curves", lambda path, series, **how: drawn.update({path.name: (series, how)}))
+    invert.main(invert.Args(**arguments, out=tmp_path))
+    ((phase, done, total, note),) = shown
+    assert (phase, done, total) == ("attack", 3, 3)
+    series, how = drawn["distance.png"]
+    assert "lower is closer" in how["ylabel"]
+    (curve,) = series.values()
+    assert list(curve[0]) == [0, 1, 2]
+    assert note == f"gradient distance {curve[1][-1]:.3g}"
+    config = json.loads((tmp_path / "results.json").read_text())["config"]
+    assert config["data"] == f"not known: images behind the captured update {arguments['payload']}"
 
 
 def test_two_starts_give_an_agreement_without_a_truth(arguments, tmp_path):

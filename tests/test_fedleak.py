@@ -211,7 +211,12 @@ def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, caps
     assert set(wanted.split()) <= found.keys()
     assert found["psnr_best_baseline"] == found["psnr_idlg"]
     assert json.loads((tmp_path / "results.json").read_text())["metrics"] == pytest.approx(found)
-    assert (tmp_path / "figures" / "contact_sheet.png").exists()
+    report = (tmp_path / "report.md").read_text()
+    for figure in ("contact_sheet", "distance"):
+        assert (tmp_path / "figures" / f"{figure}.png").exists()
+        assert f"](figures/{figure}.png)" in report.replace(f"![{figure}.png]", "")  # with a caption of its own
+    assert report.splitlines()[2].startswith("**FedLeak reconstructs 4 images")
+    assert "python -m experiments.fedleak --iterations 2" in report
     assert "iDLG" in capsys.readouterr().out
 
 

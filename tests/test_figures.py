@@ -36,6 +36,19 @@ def test_every_page_s_figure_is_drawn_by_the_command(monkeypatch, tmp_path):
         assert (figures.RESULTS.parent / "figures" / f"{name}.png").exists()
 
 
+@pytest.mark.parametrize("name", ["baselines", "cafe_descent", "clients", "defenses", "labels", "terms"])
+def test_figures_of_several_panels_have_a_title_above_all(drawn, name):
+    _, figure = drawn(name)
+    assert figure.get_suptitle()
+
+
+def test_a_rule_that_finds_as_many_labels_as_another_shows_around_it(drawn):
+    _, figure = drawn("labels")
+    for axes in figure.axes:
+        assert (np.diff([line.get_linewidth() for line in axes.lines]) < 0).all()
+        assert (np.diff([line.get_markersize() for line in axes.lines]) < 0).all()
+
+
 def test_defenses_stand_in_the_order_of_what_leaks_to_the_better_attacker(drawn):
     stored, figure = drawn("defenses")
     does_not, knows = (line.get_xdata() for line in figure.axes[0].lines[:2])
@@ -69,6 +82,9 @@ def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     reasons_of_similar = [reason for case in cases if case["ssim"] > 0.97 for reason in case["reasons"]]
     assert not any(reason.startswith("No image is certified") for reason in reasons_of_similar)
     assert len(certified) + len(not_certified) == len(cases)
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(set(rows)) == len(rows)
+    assert "CNN with batch norm, trained, evaluation mode, four images" in rows
 
 
 def test_every_noisy_run_stands_at_its_noise_and_flagged_answers_are_marked(drawn):

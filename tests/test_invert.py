@@ -252,7 +252,7 @@ def test_pictures_and_curves_of_several_seeds(monkeypatch, tmp_path, agree):
     monkeypatch.setattr(
         command.sheets, "contact_sheet", lambda path, *images, **words: drawn.update(words, images=images)
     )
-    monkeypatch.setattr(command.plots, "curves", lambda path, series, **_: lines.update(series))
+    monkeypatch.setattr(report.plots, "curves", lambda path, series, **_: lines.update(series))
     second = None if agree is None else Agreement(np.array([agree, 0.5]), np.zeros((2, 8, 8, 1)))
     folder = SimpleNamespace(figure=lambda name: tmp_path / name)
     outcomes = [_outcome(0, 20.0, second), _outcome(1, 20.0, second, curve=0)]

@@ -10,7 +10,7 @@ import pytest
 from fake_study import CELL, OTHER, THIRD, FakeStudy, measurement, run
 from tiny_studies import Killed
 
-from experiments._ledger.papers import ledger_of
+from experiments._ledger.papers import PAPERS, in_sheets, ledger_of, sheet_title
 from jaxleak.study import sheets as image_sheets
 from jaxleak.study.ledger import (
     Directions,
@@ -27,6 +27,7 @@ from jaxleak.study.ledger import (
     summary,
 )
 from jaxleak.study.ledger import _queue as queue
+from jaxleak.study.ledger._sheets import row_label
 
 
 @pytest.fixture
@@ -263,14 +264,31 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
     assert title == "table2"
     assert list(rows) == [
         "private images",
-        "dlg/mnist (reduced): 5.0 dB",
-        "dlg/mnist (stand-in): 6.0 dB",
-        "dlg/mnist (stand-in, narrow): 7.0 dB",
+        "DLG, MNIST (reduced): 5.0 dB",
+        "DLG, MNIST (stand-in): 6.0 dB",
+        "DLG, MNIST (stand-in, narrow): 7.0 dB",
     ]
     assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06, 0.07]
     # What another folder has measured is not run for a picture.
     elsewhere = FakeStudy(measurement(OTHER, 5.0, "reduced"), measurement(OTHER, 6.0, "stand-in"))
     assert draw_sheets(elsewhere, ledger, tmp_path) == elsewhere.ran == []
+
+
+def test_sheets_of_the_papers_have_titles_and_rows_of_their_own_that_name_stand_ins():
+    for paper in PAPERS:
+        recorded = ledger_of(paper)
+        entries = [e for e in recorded.entries.values() if e.unit == "dB" and e.value is not None and in_sheets(e)]
+        labels = [(entry.table, row_label(recorded, entry)) for entry in entries]
+        assert len(set(labels)) == len(labels)
+        titles = {table: sheet_title(paper, table) for table, _ in labels}
+        assert len(set(titles.values())) == len(titles)
+        assert not any(table in title for table, title in titles.items())  # such as "table3"
+        for entry, (_, label) in zip(entries, labels, strict=True):
+            assert ("in place of SVHN" in label) == (" for SVHN" in entry.differs)
+    svhn = ledger_of("fedleak").entries["table3/ig/b16/svhn", "stand-in", "reduced"]
+    assert row_label(ledger_of("fedleak"), svhn).startswith(
+        "Inverting Gradients, SVHN, batch size 16 (stand-in, reduced, images of CIFAR-10 in place of SVHN): "
+    )
 
 
 def test_a_ledger_of_another_paper_has_cells_and_directions_of_its_own(tmp_path):

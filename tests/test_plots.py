@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import plots
 
 
@@ -51,12 +52,29 @@ def test_strengths_beside_the_points_cover_neither_each_other_nor_a_point_nor_th
         f"{p['strength']:g}" for points in CURVES.values() for p in points for _ in range(2)
     )
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    for line in axes.lines:
+        for p, q in itertools.pairwise(line.get_transform().transform(line.get_xydata())):
+            along = p + np.linspace(0, 1, 500)[:, None] * (q - p)
+            assert not any(box.contains(*at) for box in boxes for at in along)
     panel = axes.get_window_extent()
     for points in CURVES.values():
         for p, name in itertools.product(points, ("psnr", "psnr_adaptive")):
             x, y = axes.transData.transform((p[name], p["accuracy"]))
             assert not any(box.contains(x, y) for box in boxes)
     assert all(panel.contains(*corner) for box in boxes for corner in box.corners())
+
+
+def test_numbers_side_by_side_do_not_read_as_one(drawn):
+    near = {"soteria": [point(20, 0.9, 10.0, None)], "gaussian": [point(0.01, 0.9, 10.3, None)]}
+    figure = drawn(plots.trade_off, near | {"sparsification": [point(5, 0.8, 30.0, None)]})
+    left, right = sorted((t.get_window_extent() for t in figure.axes[0].texts[:2]), key=lambda box: box.x0)
+    assert right.x0 - left.x1 >= 3 * figure.dpi / 72 or not (left.y0 < right.y1 and right.y0 < left.y1)
+
+
+def test_the_legend_of_a_trade_off_names_defenses_in_words(drawn):
+    assert set(plots.SPOKEN) == set(CLIENT_DEFENSES)
+    figure = drawn(plots.trade_off, {name: [point(1, 0.9, 10.0, 20.0)] for name in plots.SPOKEN})
+    assert not any("_" in text for text in texts(figure.legends[0]))
 
 
 def test_accuracies_fill_their_panel_and_no_point_touches_its_frame(drawn):
@@ -103,6 +121,17 @@ def test_both_panels_of_a_certificate_say_what_their_colours_and_thresholds_are(
     colours = [to_hex(line.get_color()) for line in (found, wrong, figure.axes[0].lines[0])]
     assert len(set(colours)) == 1
     assert list(wrong.get_ydata()) == [0.5, 0.0]
+
+
+def test_equal_curves_are_drawn_in_styles_of_their_own(drawn):
+    same = (np.arange(3), np.arange(3))
+    figure = drawn(plots.curves, dict.fromkeys("abcd", same), xlabel="x", ylabel="y")
+    assert len({line.get_linestyle() for line in figure.axes[0].lines}) == 4
+
+
+def test_panels_of_growing_sets_have_a_title_above_all(drawn):
+    figure = drawn(plots.scaling, [1, 2], [1.0, 2.0], [1.0, 1.0], [30.0, 30.0])
+    assert "private samples" in figure.get_suptitle()
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])

@@ -146,15 +146,15 @@ NAMES = {
         split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """
-        certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling STYLE subplots
-        trade_off
+        certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling SPOKEN STYLE
+        subplots trade_off
     """,
     "jaxleak.study.reports": """
         command_line markdown_table Measure measured print_measures Section write_markdown
     """,
     "jaxleak.study.rows": """
         Beside BEYOND_BUDGET console grouped NO_DATA NOT_ASKED print_grouped require_match require_runs show_cells
-        value_of WIDTH
+        show_table value_of WIDTH
     """,
     "jaxleak.study.runner": """
         ByType Cost Jobs Result Runner runner_in
@@ -176,11 +176,11 @@ NAMES = {
     """,
     "jaxleak.study.updates": """
         attack ATTACKS basin believed_rates build_model captions Case cell_of_point check client_of CLOSED_FORM
-        COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation forward_seconds
-        generator_for HELD_OUT Inversion Inversions observe Outcome own_opinion parameter_count public_images
-        RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
-        score seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
-        Utility utility_of Victim victim where_seen
+        COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation first_distances
+        forward_seconds generator_for HELD_OUT Inversion Inversions observe Outcome own_opinion parameter_count
+        public_images RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved
+        run_trade_off score seconds_of_update sources_of_update SYNTHETIC trade_off_runner TradeOffPoint trained
+        Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """
         CANDIDATES distances NOISE reach_of_row

@@ -17,6 +17,7 @@ KILLED = {
     "basin": ({"seeds": (5, 7)}, 2),
     "cafe_tables": ({"seeds": (0, 1)}, 2),
     "fedleak": ({"seeds": (5, 7)}, 2),
+    "fedleak, demo": ({"seeds": (5, 7)}, 2),
     "defenses": ({"seeds": (5, 7)}, 5),
     "vflrecon": ({"seeds": 2}, 2),
     "vflrecon, tables": ({"seeds": 2}, 6),

@@ -21,6 +21,7 @@ from experiments import (
     mistakes,
     vflrecon,
 )
+from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import jobs as fedleak_jobs
 from experiments._mistakes import clients as mistakes_clients
 from experiments._mistakes import study as mistakes_study
@@ -235,6 +236,10 @@ class Studies:
         sizes = {"model": "mlp", "iterations": 2, "batch_size": 1, "pool": 8}
         return fedleak.main(args_of(fedleak.Args, table=("table16",), only="lambda0.1", **sizes, **options))
 
+    def fedleak_demo(self, **options):
+        """FedLeak and one baseline."""
+        return fedleak.main(fedleak.Args(**options))
+
     def defenses(self, **options):
         """The demonstration with one defense."""
         sizes = {"rounds": 1, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2, "iterations": 2}
@@ -265,6 +270,11 @@ def studies(monkeypatch, tmp_path):
     monkeypatch.setattr(cafe_runs, "exact", found.exact)
     for module in (cafe_exact, cafe_descent):
         monkeypatch.setattr(module, "forward_features", killed)
+    monkeypatch.setattr(
+        fedleak_demo,
+        "ATTACKS",
+        {name: dataclasses.replace(TINY, data=found.spec, attack=name.lower()) for name in ("FedLeak", "iDLG")},
+    )
     cases = {"quick": dataclasses.replace(TINY, data=found.spec, restarts=2)}
     cases["defended"] = dataclasses.replace(cases["quick"], defense="gaussian", strength=1e-3)
     monkeypatch.setattr(agreement, "CASES", cases)

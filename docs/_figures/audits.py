@@ -17,6 +17,13 @@ OUTCOMES = {
     "silent": ("'not shown to leak', in silence: a wrong answer", "C1"),
 }
 
+#: Parts of the names of audited networks, and what a reader is told of them; the network itself comes first.
+NAMES = {
+    "two-pools-cnn": "CNN with two poolings", "norm-cnn": "CNN with batch norm", "cnn": "CNN", "convnet": "ConvNet",
+    "resnet18": "ResNet18", "vit": "ViT", "nnx": "in Flax NNX", "equinox": "in Equinox", "trained": "trained",
+    "eval": "evaluation mode", "train": "training mode", "b1": "one image", "b4": "four images",
+}  # fmt: skip
+
 
 def agreement(stored: dict[str, Any], path: Path) -> None:
     """How far two starts agree, against how right the answer is."""
@@ -55,10 +62,16 @@ def mistakes(stored: dict[str, Any], path: Path) -> None:
     plots.save_figure(figure, path)
 
 
+def spoken(case: str) -> str:
+    """What a reader is told of an audited network, from the name of its case, such as `norm-cnn-trained-eval-b4`."""
+    network = next(name for name in NAMES if case.startswith(f"{name}-"))
+    return ", ".join(NAMES[part] for part in (network, *case.removeprefix(f"{network}-").split("-")))
+
+
 def audited(stored: dict[str, Any], path: Path) -> None:
     """How close the audit's images come to the private ones, one bar for each case."""
     cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
-    figure, axes = plots.subplots(size=(8, 1.2 + 0.22 * len(cases)))
+    figure, axes = plots.subplots(size=(11, 1.2 + 0.22 * len(cases)))
     # One reason of a verdict says how many images are certified, and begins with "No" where none is.
     certified = [
         any(" certified" in said and not said.startswith("No ") for said in case["reasons"]) for _, case in cases
@@ -70,7 +83,7 @@ def audited(stored: dict[str, Any], path: Path) -> None:
         chosen = [i for i, is_certified in enumerate(certified) if is_certified is some]
         bars = axes.barh([-i for i in chosen], [cases[i][1]["psnr"] for i in chosen], 0.7, color=colour, label=label)
         axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-    axes.set_yticks([-i for i in range(len(cases))], [name for name, _ in cases])
+    axes.set_yticks([-i for i in range(len(cases))], [spoken(name) for name, _ in cases])
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.1 * cases[0][1]["psnr"])
     axes.set_xlabel("PSNR in dB, mean over the images of a batch (higher leaks more)")

@@ -49,6 +49,7 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
     right.set_xlim(0, 100)
     right.set_xlabel("test accuracy in % (the line: without a defense)")
     right.set_title("What it costs")
+    figure.suptitle("What every defense leaves to attackers, and what it costs", fontsize=11)
     plots.legend_below(figure, left)
     plots.save_figure(figure, path)
 

@@ -46,14 +46,17 @@ def labels(stored: dict[str, Any], path: Path) -> None:
     figure, panels = plots.subplots(1, len(found), size=(10, 3.4))
     for axes, (data, batches) in zip(panels, found.items(), strict=True):
         sizes = [int(batch.removeprefix("b")) for batch in batches]
-        for rule, label in RULES.items():
-            axes.plot(sizes, [batch[rule]["mean"] for batch in batches.values()], "o-", label=label)
+        for number, (rule, label) in enumerate(RULES.items()):
+            # What is drawn first is broad, so that it shows around equal lines which are drawn above it.
+            look = {"linewidth": 4.2 - 0.7 * number, "markersize": 9 - 1.3 * number}
+            axes.plot(sizes, [batch[rule]["mean"] for batch in batches.values()], "o-", label=label, **look)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, sizes)
-        axes.set_ylim(-3, 103)
+        axes.set_ylim(-4, 106)
         axes.set_title(data.replace("cifar", "CIFAR-").replace(", 1000 classes drawn", ", labels of 1,000 classes"))
         axes.set_xlabel("samples behind the update")
     panels[0].set_ylabel("labels found, % (higher leaks more)")
+    figure.suptitle("Which share of a batch's labels every rule finds", fontsize=11)
     plots.legend_below(figure, panels[0])
     plots.save_figure(figure, path)
 

@@ -1,16 +1,17 @@
 """FedLeak beside the attacks that it is compared with: the same images, labels, model and number of iterations."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
 
 from experiments._fedleak.jobs import Job
+from experiments._fedleak.report import CAPTIONS
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.rows import console
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, resolved
@@ -42,31 +43,26 @@ SHOWN = {
 }
 
 
-def main(
-    seeds: tuple[int, ...], out: Path | None, *, fresh: bool, iterations: int | None, public_data: str | None
-) -> dict[str, float]:
+def main(args: Any) -> dict[str, float]:
     """Attack one client's batch of natural image patches with every attack; returns the metrics.
 
     Args:
-        seeds: random seeds; each changes data, weights and start together.
-        out: run folder.
-        fresh: whether to delete finished runs.
-        iterations: iterations of every attack, > 0; None takes `ITERATIONS`.
-        public_data: data that GGL and ROG train their generators on; None leaves both out.
+        args: the `Args` of `experiments.fedleak`, of which `DEMO_OPTIONS` are read; GGL and ROG need public data.
     """
-    iterations = ITERATIONS if iterations is None else iterations
+    seeds, fresh, public_data = args.seeds, args.fresh, args.sizes.public_data
+    iterations = ITERATIONS if args.sizes.iterations is None else args.sizes.iterations
     _validate.count(iterations=iterations)
     common: dict[str, Any] = {"iterations": iterations, "labels": LABELS, "batch_size": BATCH}
     cases = {name: replace(case, **common) for name, case in ATTACKS.items()}
-    if public_data is not None:
-        cases |= {name: replace(case, **common, public_data=public_data) for name, case in GENERATIVE.items()}
     config = {"seeds": seeds, "public_data": public_data, **common}
-    folder = RunFolder(out or default_out("fedleak", "demo"), "fedleak", config, fresh=fresh)
+    out = args.out or default_out("fedleak", "demo")
+    folder = RunFolder(out, "fedleak", config, fresh=fresh, program="python -m experiments.fedleak")
     print(
         f"{BATCH} image patches behind one gradient of a small ReLU ConvNet, {iterations} iterations; the attacker has "
         "the model and the gradient, and infers the labels"
     )
     if public_data is not None:
+        cases |= {name: replace(case, **common, public_data=public_data) for name, case in GENERATIVE.items()}
         print(f"GGL and ROG are granted a generator beyond that, trained on {public_data}")
     scores: dict[str, dict[str, list[float]]] = {}
     with Progress() as progress:
@@ -86,17 +82,22 @@ def main(
         "psnr_fedleak": ours["psnr"],
         "psnr_best_baseline": max(means[name]["psnr"] for name in baselines),
         **{f"psnr_{cases[name].attack}": means[name]["psnr"] for name in baselines},
-        "psnr_grey": ours["psnr_grey"],
         "psnr_spread": float(np.std(scores["FedLeak"]["psnr"])),
         "ssim_fedleak": ours["ssim"],
-        "cosine_distance": ours["cosine_distance"],
-        "label_accuracy": ours["label_accuracy"],
+        **{name: ours[name] for name in ("psnr_grey", "cosine_distance", "label_accuracy")},
         "seconds": sum(folder.seconds.values()),
     }
     _show(means, scores)
     first = {name: runner(Job(case), seeds[0]) for name, case in cases.items()}
     draw_reconstructions(folder.figure("contact_sheet.png"), first)
     draw_distances(folder.figure("distance.png"), first, relative=True)
+    answer = (
+        f"FedLeak reconstructs {BATCH} images from one gradient at {ours['psnr']:.1f} dB, and the best of the others "
+        f"at {metrics['psnr_best_baseline']:.1f} dB, where grey images have {ours['psnr_grey']:.1f} dB."
+    )
+    rows = [{"attack": name} | {SHOWN[key][0]: value for key, value in mean.items()} for name, mean in means.items()]
+    title = "FedLeak beside other attacks on the same images"
+    write_rows(folder, title, args, rows, answer=answer, seeds=seeds, captions=CAPTIONS)
     folder.finish(metrics)
     print(folder.contents())
     return metrics

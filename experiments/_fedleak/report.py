@@ -20,7 +20,7 @@ SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
 
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
-    "*-distance.png": "The distance that each attack minimises, over its iterations. Different attacks minimise "
+    "*distance.png": "The distance that each attack minimises, over its iterations. Different attacks minimise "
     "different functions, so that their heights do not compare.",
     "sign_noise.png": "How far the client's gradient moves when noise of one sign per pixel is added to the images.",
     "steepness.png": "2 mu / L along the way of each attack. It is computed with the truth, which no attack sees.",

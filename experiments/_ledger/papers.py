@@ -65,8 +65,8 @@ def where(paper: str, table: str) -> str:
 
 
 def sheet_title(paper: str, table: str) -> str:
-    """The title of a table's contact sheet."""
-    return f"{TITLES[paper]}, {where(paper, table)}"
+    """The title of a table's contact sheet: the paper, where the table is, and what it is about."""
+    return f"{TITLES[paper]}, {where(paper, table)}: {_paper.tables(PAPERS[paper])[table]['title']}"
 
 
 def in_sheets(entry: Entry) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from experiments._vfl import figures
 from experiments._vfl.cells import TABLES
@@ -28,7 +27,7 @@ from jaxleak.study.parties import (
     split_problem,
 )
 from jaxleak.study.reports import Section, command_line, write_markdown
-from jaxleak.study.rows import console, require_match, show_cells, value_of
+from jaxleak.study.rows import require_match, show_cells, show_table, value_of
 from jaxleak.study.runner import Runner, runner_in
 
 #: Columns beside ours in a table: the other attacks, both baselines, and the number of records of the cell.
@@ -117,10 +116,7 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
         captions=captions,
     )
     folder.finish(results)
-    shown = Table(*header)
-    for row in rows:
-        shown.add_row(*row)
-    console().print(shown)
+    show_table(header, rows)
     print(folder.contents())
     return results
 

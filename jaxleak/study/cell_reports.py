@@ -123,6 +123,7 @@ def write_rows(
     rows: Sequence[dict[str, Any]],
     *,
     seeds: Sequence[int],
+    answer: str = "",
     captions: Mapping[str, str] | None = None,
 ) -> None:
     """Write report.md with one table, of all that the rows say in a number or a word.
@@ -133,6 +134,7 @@ def write_rows(
         options: the command's options.
         rows: name to value; lists and trees are left to results.json.
         seeds: the seeds that the numbers are over.
+        answer: a sentence or two that say what was found, above everything else.
         captions: what stands under the figures, as in `write_markdown`.
     """
     names = [
@@ -142,6 +144,7 @@ def write_rows(
     write_markdown(
         folder,
         title,
+        answer=answer,
         command=command_line(folder.program, options),
         seeds=seeds,
         sections=[Section("Results", (), [name.replace("_", " ") for name in names], shown)],

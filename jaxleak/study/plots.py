@@ -1,12 +1,14 @@
 """Charts, drawn from arrays and stored results in one style; nothing here computes."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxleak.study._point_labels import label_points
 from jaxleak.study.files import write_bytes
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAST_SPAN",
+    "SPOKEN",
     "STYLE",
     "certificate",
     "curves",
@@ -30,12 +33,14 @@ __all__ = [
 STYLE = Path(__file__).with_name("jaxleak.mplstyle")
 #: The shortest range that an axis of accuracies shows.
 LEAST_SPAN = 0.1
-#: Letters beside points: their size in points, and what a letter takes of it in width.
-_LETTERS, _LETTER_WIDTH = 7, 0.62
-#: What a point takes to each side, and what a legend's line takes in front of its text, in points.
-_POINT, _HANDLE = 3, 34
+#: What a letter of a legend takes of its size in width.
+_LETTER_WIDTH = 0.62
+#: What a legend's line takes in front of its text, in points.
+_HANDLE = 34
 #: What a line of a legend takes of its letters' size in height.
 _LINE = 1.5
+#: Curves in one panel: what a later one covers of an earlier one shows through its gaps.
+_STYLES = ("-", "--", "-.", ":")
 #: How many colours the style has.
 _COLOURS = 8
 
@@ -177,6 +182,7 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
         axes.set_xscale("log")
         axes.set_xlabel("number N of private samples")
         axes.set_ylabel(label)
+    figure.suptitle("What more private samples cost, and what they change", fontsize=11)
     save_figure(figure, path)
 
 
@@ -204,8 +210,8 @@ def curves(
         levels: label to a height, as `ylabel` measures it, at which a dashed line stands, to compare the curves with.
     """
     figure, axes = subplots(size=(6, 4))
-    for label, (x, y) in series.items():
-        axes.plot(x, y, label=label)
+    for (label, (x, y)), style in zip(series.items(), itertools.cycle(_STYLES), strict=False):
+        axes.plot(x, y, style, label=label)
     for label, height in (levels or {}).items():
         axes.axhline(height, color="grey", linestyle="--", label=label)
     if log_x:
@@ -233,8 +239,9 @@ def trade_off(
 
     Args:
         path: PNG to write.
-        curves: label to points in the order of strength, each with `accuracy` and `psnr` of the attacker who does not
-            know the defense (dashed), and `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
+        curves: label, for which the legend has the words of `SPOKEN` if it is a defense's name, to points in the order
+            of strength, each with `accuracy` and `psnr` of the attacker who does not know the defense (dashed), and
+            `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
         undefended: (PSNR in dB, accuracy in [0, 1]), a star.
         grey: PSNR of a grey image in dB, where nothing is left to protect.
         title: the figure's title.
@@ -242,7 +249,7 @@ def trade_off(
         ylabel: what the utility is measured in.
     """
     figure, axes = subplots(size=(7, 5))
-    marked: list[tuple[float, float, str]] = []
+    marked: list[tuple[float, float, str, str]] = []
     edge = _outlier_edge(
         [p[name] for points in curves.values() for p in points for name in _LEAKS if _number(p.get(name))]
     )
@@ -256,9 +263,10 @@ def trade_off(
             axes.plot(x, y, style, marker=marker, **look)
             for p, at in zip(shown, zip(x, y, strict=True), strict=True):
                 beyond = f" ({p[name]:.3g} dB, beyond the edge)" if p[name] > edge else ""
-                marked.append((*at, f"{p['strength']:g}{beyond}"))
+                marked.append((*at, f"{p['strength']:g}{beyond}", f"C{number}"))
         trained = any(_number(p.get("accuracy")) for p in points)
-        axes.plot([], [], "o-", label=label if trained else f"{label} (diverged)", **look)
+        said = SPOKEN.get(label, label)
+        axes.plot([], [], "o-", label=said if trained else f"{said} (diverged)", **look)
     if undefended is not None:
         axes.plot(*undefended, "k*", markersize=10, label="no defense", clip_on=False)
     if grey is not None:
@@ -275,10 +283,33 @@ def trade_off(
     axes.set_ylim(low - lacking, high + lacking)
     legend_below(figure, axes)
     figure.draw_without_rendering()  # which settles where the points stand on the page
-    _label(axes, marked)
+    label_points(axes, marked)
     save_figure(figure, path)
 
 
+#: What legends say of a client's defense, by its name.
+SPOKEN = {
+    "soteria": "Soteria (ratio)",
+    "quantization": "quantization (bits per entry)",
+    "encrypt_bottom": "smallest entries encrypted (%)",
+    "encrypt_top": "largest entries encrypted (%)",
+    "sparsification": "sparsification (% sent)",
+    "magnitude_noise": "noise in proportion to the entries",
+    "outpost": "OUTPOST (ratio)",
+    "gaussian": "Gaussian noise (deviation)",
+    "dp_sgd": "DP-SGD (shorthand epsilon)",
+    "dp_soteria": "DP-SGD with Soteria (epsilon)",
+    "error_feedback": "sparsification (% sent), the rest later",
+    "guardian": "Guardian, rebuilt (beta)",
+    "adaptive_dp": "DP-SGD whose noise decays (shorthand epsilon)",
+    "adaptive_dp_soteria": "the same with Soteria (shorthand epsilon)",
+    "dp_update": "DP of the whole update (shorthand epsilon)",
+    "laplace": "Laplace noise (scale)",
+    "cancelling_noise": "noise that clients cancel (relative deviation)",
+    "feature_dropout": "feature dropout (rate)",
+    "stochastic_quantization": "stochastic quantization (bits per entry)",
+    "withhold_top": "largest entries withheld (%)",
+}
 #: The attackers of a trade-off: how their line and their points are drawn.
 _LEAKS = {"psnr": ("--", "o"), "psnr_adaptive": ("-", "s")}
 
@@ -289,33 +320,6 @@ def _outlier_edge(values: Sequence[float]) -> float:
         return max(values, default=np.inf)
     low, high = np.percentile(values, [25, 75])
     return float(max(value for value in values if value <= high + 3 * (high - low)))
-
-
-def _label(axes: "Axes", points: Sequence[tuple[float, float, str]]) -> None:
-    """Write a text beside every point, where it covers no text, point or frame; one without a place is left out."""
-    scale = axes.figure.dpi / 72
-    at = {(x, y): axes.transData.transform((x, y)) / scale for x, y, _ in points}
-    taken = [(x - _POINT, y - _POINT, x + _POINT, y + _POINT) for x, y in at.values()]
-    panel = np.asarray(axes.get_window_extent().extents) / scale
-    for x, y, text in dict.fromkeys(points):
-        across, up = at[x, y]
-        width, height = len(text) * _LETTERS * _LETTER_WIDTH, _LETTERS * 1.1
-        for right, above in _places(width, height):
-            box = (across + right, up + above, across + right + width, up + above + height)
-            inside = panel[0] <= box[0] and panel[1] <= box[1] and box[2] <= panel[2] and box[3] <= panel[3]
-            if inside and all(box[2] < b[0] or b[2] < box[0] or box[3] < b[1] or b[3] < box[1] for b in taken):
-                axes.annotate(text, (x, y), fontsize=_LETTERS, xytext=(right, above), textcoords="offset points")
-                taken.append(box)
-                break
-
-
-def _places(width: float, height: float) -> list[tuple[float, float]]:
-    """Where a text of this size may stand, from its point: the corners, above, below and beside, and then further."""
-    near = _POINT + 1
-    corners = [(near, near), (near, -near - height), (-near - width, near), (-near - width, -near - height)]
-    straight = [(-width / 2, near + 1), (-width / 2, -near - 1 - height), (near + 1, -height / 2)]
-    further = [(near, near + height + 2), (near, -near - 2 * height - 2), (-near - width - 1, -height / 2)]
-    return [*corners, *straight, *further]
 
 
 def _number(value: float | None) -> bool:

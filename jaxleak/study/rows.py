@@ -21,6 +21,7 @@ __all__ = [
     "require_match",
     "require_runs",
     "show_cells",
+    "show_table",
     "value_of",
 ]
 
@@ -82,6 +83,14 @@ def print_grouped(title: str, pairs: Iterable[tuple[str, str]]) -> None:
 def console() -> Console:
     """Where tables are printed: a file or a pipe has as many columns as the narrowest terminal."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, whose rows are as long as the header."""
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def show_cells(rows: Sequence[dict[str, Any]], beside: Mapping[str, Callable[[dict[str, Any]], str]] = {}) -> None:

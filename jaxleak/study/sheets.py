@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from jaxleak import metrics
 from jaxleak.study.files import write_bytes
 
 __all__ = ["FLAG_COLOUR", "comparison_sheet", "contact_sheet"]
@@ -16,6 +17,8 @@ FLAG_COLOUR = (213, 94, 0)
 #: Pixels: of the letters, around every image, and between what does not belong together.
 _TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 17, 13, 11
 _FRAME, _GAP, _MARGIN = 2, 10, 8
+#: Pixels: the longer side of an image at least, and a full row of images about, where the caller names no zoom.
+_LEAST_SIDE, _ROW_WIDTH = 64, 800
 _FLAGGED = "An orange frame around grey: the attack says that it has no answer for this image."
 
 
@@ -29,7 +32,7 @@ def contact_sheet(
     captions: Sequence[str] = (),
     title: str = "",
     columns: int = 20,
-    zoom: int = 2,
+    zoom: int | None = None,
 ) -> None:
     """Rows of private images, each with its reconstruction below.
 
@@ -43,15 +46,16 @@ def contact_sheet(
         captions: one per image, below its reconstruction; lines of one caption are separated by a newline.
         title: what the sheet shows, above it.
         columns: images per row.
-        zoom: every pixel becomes zoom x zoom.
+        zoom: every pixel becomes zoom x zoom; None takes one at which small images can be judged.
     """
+    zoom = zoom or _zoom(truth, columns)
     flagged = np.zeros(len(truth), bool) if unanswered is None else np.asarray(unanswered)
     answer = np.where(flagged[:, None, None, None], 0.5, estimate)
     shown = {"private": truth, "reconstructed": answer}
     if second is not None:
         shown["second start"] = second
     margin = max(_size(label, _TEXT_SIZE)[0] for label in shown) + _GAP
-    tile = max(truth.shape[2] * zoom + 2 * _FRAME, *(_size(text, _SMALL_SIZE)[0] + 4 for text in captions), 1)
+    tile = _tile(truth, zoom, captions)
     strips = [_text(title, _TITLE_SIZE)] if title else []
     for first in range(0, len(truth), columns):
         some = slice(first, first + columns)
@@ -67,7 +71,13 @@ def contact_sheet(
 
 
 def comparison_sheet(
-    path: Path, rows: dict[str, np.ndarray], *, title: str = "", columns: int = 8, zoom: int = 3
+    path: Path,
+    rows: dict[str, np.ndarray],
+    *,
+    title: str = "",
+    columns: int = 8,
+    zoom: int | None = None,
+    truth_first: bool = True,
 ) -> None:
     """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
 
@@ -76,15 +86,46 @@ def comparison_sheet(
         rows: label to images (I, H, W, C) in [0, 1]; all of one size.
         title: what the sheet shows, above it.
         columns: how many images of a row are shown at most.
-        zoom: every pixel becomes zoom x zoom.
+        zoom: every pixel becomes zoom x zoom; None takes one at which small images can be judged.
+        truth_first: whether the first row is the truth; the PSNR in dB then stands below every image of the others,
+            whose values outside [0, 1] are clipped, as they are shown.
     """
+    shown = {label: images[:columns] for label, images in rows.items()}
+    first = next(iter(shown))
+    said: dict[str, list[str]] = {label: [] for label in shown}
+    if truth_first:
+        for label in list(shown)[1:]:
+            said[label] = [_psnr_text(*pair) for pair in zip(shown[first], shown[label], strict=True)]
+    zoom = zoom or _zoom(shown[first], columns)
+    # All rows have one width, so that an image stands below its truth.
+    tile = _tile(shown[first], zoom, [text for captions in said.values() for text in captions])
     strips = [_text(title, _TITLE_SIZE)] if title else []
-    for label, images in rows.items():
-        shown = images[:columns]
+    for label, images in shown.items():
         strips.append(_text(label, _TEXT_SIZE))
-        strips.append(_strip(shown, zoom, shown.shape[2] * zoom + 2 * _FRAME, np.zeros(len(shown), bool)))
+        strips.append(_strip(images, zoom, tile, np.zeros(len(images), bool)))
+        if said[label]:
+            strips.append(_captions(said[label], tile, 0))
         strips.append(Image.new("RGB", (1, _GAP // 2), "white"))
     _save(path, strips)
+
+
+def _psnr_text(truth: np.ndarray, image: np.ndarray) -> str:
+    """The PSNR of one image as it is shown, in words where it has no number."""
+    if not np.isfinite(image).all():
+        return "not finite"
+    psnr = float(metrics.psnr(truth[None], np.clip(image[None], 0, 1))[0])
+    return f"{psnr:.1f} dB" if np.isfinite(psnr) else "exact"
+
+
+def _zoom(images: np.ndarray, columns: int) -> int:
+    """How large a pixel is drawn, so that an image can be judged and a full row has about the width of a page."""
+    height, width = images.shape[1:3]
+    return max(1, -(-_LEAST_SIDE // max(height, width)), _ROW_WIDTH // (columns * width))
+
+
+def _tile(images: np.ndarray, zoom: int, captions: Sequence[str]) -> int:
+    """Pixels from one image to the next: as many as the wider of an image and its caption takes."""
+    return max(images.shape[2] * zoom + 2 * _FRAME, *(_size(text, _SMALL_SIZE)[0] + 4 for text in captions), 1)
 
 
 def _strip(

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxleak import attacks, audit
+from jaxleak import attacks, audit, metrics
 from jaxleak._command.cafe_scale.options import Config
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
@@ -81,8 +81,9 @@ def run(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, fl
     images = problem.assemble(np.asarray(reconstruction.x)[shown])
     if problem.dataset.x.ndim == 4:
         truth = problem.dataset.x[shown]
-        title = f"CAFE by descent on {args.data}: {results['psnr_mean']:.1f} dB on average"
-        sheets.contact_sheet(folder.figure("contact_sheet.png"), truth, images, title=title)
+        captions = [f"{value:.1f} dB" for value in metrics.psnr(truth, images)]
+        title = f"CAFE by descent on {args.data}: PSNR of each image below it, {results['psnr_mean']:.1f} dB on average"
+        sheets.contact_sheet(folder.figure("contact_sheet.png"), truth, images, captions=captions, title=title)
     if tables is not None:
         truth_v = aggregated.true_output_gradients(
             problem.model, problem.params, np.asarray(features), np.asarray(problem.private.y), args.batch_size

@@ -7,8 +7,8 @@ from jaxleak.study import RunFolder
 from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
 
 _CAPTIONS = {
-    "contact_sheet.png": "Private samples above what the attack recovered of them, with the PSNR of each below where "
-    "the exact solver ran. A grey tile in an orange frame is a sample for which the attack says that it has no answer.",
+    "contact_sheet.png": "Private samples above what the attack recovered of them, with the PSNR of each below. A grey "
+    "tile in an orange frame is a sample for which the attack says that it has no answer.",
     "residual_psnr.png": "One point per sample: the certificate that the attacker computes without the truth (further "
     "left is surer; the dotted line is where trust begins) against the PSNR, which needs the truth (higher is "
     "closer to it).",

@@ -16,12 +16,13 @@ from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import RunFolder, sheets
+from jaxleak.study import Progress, RunFolder, sheets
 from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
     build_model,
+    first_distances,
     generator_for,
     own_opinion,
     public_images,
@@ -60,9 +61,10 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     threat = attacker.granted(model)
     print(f"the attacker is granted: {threat}")
     template = Batch(jnp.zeros((case.images, 1, *args.image_shape)), jnp.zeros(case.images, jnp.int32), jnp.zeros(1))
-    with folder.phase("attack"):
+    with Progress() as progress, folder.phase("attack"):
+        progress.begin("attack")
         observation = Observation(jnp.zeros((), jnp.int32), variables, payload)
-        found, run, _ = audit.invert(
+        found, run, infos = audit.invert(
             engine,
             observation,
             audit.template_of(template),
@@ -70,6 +72,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
             iterations=attacker.iterations,
             restarts=case.restarts,
             microbatch=case.microbatch,
+            callbacks=(report.watching(progress, "attack", attacker.iterations),),
             checkpoints=saved,
             devices=devices,
         )
@@ -88,7 +91,8 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         simulated = jax.jit(share)(variables, Batch(found.x, found.y, jnp.arange(case.images)))
         metrics["cosine_distance"] = float(objectives.cosine(payload, where_seen(payload, simulated)))
     title = f"{case.attack} on {case.model}: images that the attack found, in no particular order"
-    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title)
+    sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title, truth_first=False)
+    report.draw_distances(folder, {"the captured update": first_distances(infos)})
     report.write_captured(folder, args, threat, metrics)
     folder.finish(metrics, cells=cells or None)
     print_measures(report.MEASURES_CAPTURED, metrics)

@@ -1,11 +1,12 @@
 """What an inversion leaves as report.md: the answer, its numbers, the pictures in words, and how it was done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxleak._command.invert.options import Args
-from jaxleak.study import RunFolder
+from jaxleak.study import Progress, RunFolder, plots
 from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
 from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome
 
@@ -25,7 +26,9 @@ _CAPTIONS = {
 }
 _CAPTIONS_CAPTURED = {
     "contact_sheet.png": "Images that the attack found, in no particular order, and below them those of the second "
-    "best start, where there is one. No private image is known to compare with."
+    "best start, where there is one. No private image is known to compare with.",
+    "distance.png": "The distance between the captured update and the gradient of the candidate images along the "
+    "search; lower is a closer match, which does not say by itself that the images are right.",
 }
 #: What the report says of a seed, and the terminal of their mean; results.json has all numbers.
 MEASURES = (
@@ -47,6 +50,31 @@ MEASURES_CAPTURED = (
     Measure("the attack's own score (lower is better)", "score", form=".3g"),
     Measure("agreement of two starts, mean", "agreement", form=".2f"),
 )
+
+
+def watching(progress: Progress, phase: str, iterations: int) -> Callable[[int, Any, dict[str, np.ndarray]], None]:
+    """A callback of `audit.invert` that shows the pace, and the distance that the best start has reached."""
+
+    def show(done: int, _: Any, infos: dict[str, np.ndarray]) -> None:
+        progress.update(phase, done, iterations, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
+
+    return show
+
+
+def draw_distances(folder: RunFolder, curves: Mapping[str, np.ndarray]) -> None:
+    """Draw how close the gradient came along the search, as distance.png.
+
+    Args:
+        folder: the run's folder.
+        curves: label to distances (iterations,), which are those of the attack; one without iterations is left out,
+            and without any there is no figure.
+    """
+    series = {label: (np.arange(len(curve)), curve) for label, curve in curves.items() if len(curve)}
+    if series:
+        plots.curves(
+            folder.figure("distance.png"), series, title="How close the gradient came", xlabel="iteration",
+            ylabel="gradient distance (lower is closer)", log_y=True,
+        )  # fmt: skip
 
 
 def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Outcome]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from jaxleak._command.invert.captured import captured, save_payload
 from jaxleak._command.invert.options import Args
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import Progress, RunFolder, default_out, distributed, plots, sheets
+from jaxleak.study import Progress, RunFolder, default_out, distributed, sheets
 from jaxleak.study.files import jsonable, naming
 from jaxleak.study.reports import print_measures
 from jaxleak.study.updates import (
@@ -44,7 +43,10 @@ def main(args: Args) -> dict[str, float]:
     else:
         require_memory_of_update(case, args.image_shape, args.num_classes)
     out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
-    folder = RunFolder(out, "invert", jsonable(asdict(case)) | {"seeds": args.seeds}, fresh=args.fresh)
+    config = jsonable(asdict(case)) | {"seeds": args.seeds}
+    if args.payload is not None:
+        config["data"] = f"not known: images behind the captured update {args.payload}"
+    folder = RunFolder(out, "invert", config, fresh=args.fresh)
     if args.save_payload is not None:
         side = victim(case, args.seeds[0])
         folder.sources.bind(sources_of_update(case, args.seeds[0]))
@@ -72,14 +74,10 @@ def main(args: Args) -> dict[str, float]:
     folder.log_again()
     with Progress() as progress:
         for seed in args.seeds:
-
-            def show(done: int, run: Any, infos: dict[str, np.ndarray], seed: int = seed) -> None:
-                distance = float(np.min(infos["distance"][-1]))
-                progress.update(f"seed {seed}", done, resolved(case).iterations, f"gradient distance {distance:.3g}")
-
+            shown = report.watching(progress, f"seed {seed}", resolved(case).iterations)
             progress.begin(f"seed {seed}")
             with folder.phase("attack"):
-                outcomes.append(attack(case, seed, callbacks=(show,), checkpoints=saved[seed], devices=devices))
+                outcomes.append(attack(case, seed, callbacks=(shown,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
     metrics = summary(outcomes)
     draw(folder, case, args.seeds, outcomes)
@@ -138,13 +136,4 @@ def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Out
         title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image. The attack says of all: {own[0]}"
     zoom = max(4, _LEAST_WIDTH // truth.shape[2])
     sheets.contact_sheet(path, truth, estimate, second=second, captions=texts, title=title, columns=8, zoom=zoom)
-    series = {
-        f"seed {seed}": (np.arange(len(o.curve)), o.curve)
-        for seed, o in zip(seeds, outcomes, strict=True)
-        if len(o.curve)
-    }
-    if series:
-        plots.curves(
-            folder.figure("distance.png"), series, title="How close the gradient came", xlabel="iteration",
-            ylabel="gradient distance", log_y=True,
-        )  # fmt: skip
+    report.draw_distances(folder, {f"seed {seed}": o.curve for seed, o in zip(seeds, outcomes, strict=True)})

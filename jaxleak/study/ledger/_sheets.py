@@ -16,6 +16,10 @@ Pictures = Mapping[str, np.ndarray]
 
 #: Images in a row of a sheet, and rows below the truth.
 COLUMNS, ROWS = 8, 8
+#: Fields of a printed cell that do not say what was run, or that are said first.
+_UNSAID = ("id", "method", "dataset", "value", "unit", "relation", "refers_to")
+#: Names that papers shorten.
+_SPOKEN = {"IG": "Inverting Gradients", "GI": "GradInversion", "fl": "FL", "tv_percentile": "percentile of the TV"}
 #: Larger images would make a sheet that no page shows in full.
 _LARGEST = 64
 
@@ -40,9 +44,9 @@ def draw_sheets(
         title: gives the title of a table's sheet, from the table's name.
     """
     tables: dict[str, dict[str, dict[str, Pictures]]] = {}
-    for label, cell, pictures in _measured(study, ledger, shown):
-        common = tables.setdefault(cell.partition("/")[0], {}).setdefault(_same(pictures), {})
-        common[label] = pictures
+    for entry, pictures in _measured(study, ledger, shown):
+        common = tables.setdefault(entry.table, {}).setdefault(_same(pictures), {})
+        common[row_label(ledger, entry)] = pictures
     written = []
     for table, groups in tables.items():
         rows = max(groups.values(), key=len)
@@ -50,14 +54,31 @@ def draw_sheets(
         images = {"private images": truth} | {label: found["estimate"] for label, found in list(rows.items())[:ROWS]}
         path = folder / f"{ledger.paper}-{table}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        zoom = max(1, _LARGEST // truth.shape[1])
-        sheets.comparison_sheet(path, images, title=title(table), columns=COLUMNS, zoom=zoom)
+        sheets.comparison_sheet(path, images, title=title(table), columns=COLUMNS)
         written.append(path)
     return written
 
 
-def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> Iterator[tuple[str, str, Pictures]]:
-    """A label, the cell and the images of every measurement whose first run is finished here and has images.
+def row_label(ledger: Ledger, entry: Entry) -> str:
+    """What a sheet says of a measurement: method, data and settings in words, the variant, stand-ins, and its number.
+
+    A run on other data than the printed ones says which took their place: the images above its row are theirs.
+    """
+    cell = ledger.printed[entry.cell]
+    data = cell.get("dataset", "")
+    settings = [
+        f"{_SPOKEN.get(name, name.replace('_', ' '))} {said}" for name, said in cell.items() if name not in _UNSAID
+    ]
+    method = _SPOKEN.get(cell.get("method", ""), cell.get("method", ""))
+    what = ", ".join(filter(None, (method, data, *settings))) or entry.cell.partition("/")[2]
+    others = [part.removesuffix(f" for {data}") for part in entry.differs.split("; ") if part.endswith(f" for {data}")]
+    stands_in = f"images of {others[0]} in place of {data}" if data and others else ""
+    kind = ", ".join(filter(None, (entry.variant, entry.name, stands_in)))
+    return f"{what} ({kind}): {entry.value:.1f} {entry.unit}"
+
+
+def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> Iterator[tuple[Entry, Pictures]]:
+    """The entry and the images of every measurement whose first run is finished here and has images.
 
     A run that serves several cells of a table, such as one on CIFAR-10 in place of SVHN, is shown once.
     """
@@ -73,9 +94,7 @@ def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> I
         seen.add(run)
         pictures = study.runner(job, seed).arrays
         if "truth" in pictures and pictures["truth"].shape[1] <= _LARGEST:
-            rest = entry.cell.partition("/")[2]
-            kind = ", ".join(filter(None, (entry.variant, entry.name)))
-            yield f"{rest} ({kind}): {entry.value:.1f} dB", entry.cell, pictures
+            yield entry, pictures
 
 
 def _same(pictures: Pictures) -> str:

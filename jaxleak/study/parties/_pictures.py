@@ -143,7 +143,7 @@ def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> No
         images = np.clip(assembled(arrays[key]), 0, 1)
         rows[f"{label}: mean PSNR {metrics.psnr(truth, images).mean():.1f} dB"] = images
     title = f"The first {SHOWN} images of {case.data} that took part in training (a higher PSNR leaks more)"
-    sheets.comparison_sheet(path, rows, title=title, columns=SHOWN, zoom=max(1, 48 // side))
+    sheets.comparison_sheet(path, rows, title=title, columns=SHOWN)
 
 
 def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
@@ -164,7 +164,8 @@ def draw_strips(path: Path, victims: np.ndarray, estimate: np.ndarray) -> None:
         )
     shown = {"the victim's part of the private images": victims, "what the attack made of the cut gradients": estimate}
     rows = {label: x.reshape(len(x), side, -1, 1) for label, x in shown.items()}
-    sheets.comparison_sheet(path, rows, columns=16)
+    title = "The victim's strips of the first images, and their reconstructions (a higher PSNR leaks more)"
+    sheets.comparison_sheet(path, rows, title=title, columns=SHOWN)
 
 
 def draw_correlations(path: Path, victims: np.ndarray, estimate: np.ndarray, shown: int = 10) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -178,9 +178,14 @@ def answer_to(
     second = None
     if case.restarts > 1:
         second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
+    return Answer(found, first_distances(infos), seconds, second)
+
+
+def first_distances(infos: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Distances >= 0 (iterations,) of the first start, from what `audit.invert` returns; empty for a closed form."""
     distance = np.asarray(infos.get("distance", np.zeros(0)))
     # The distance has one column per restart.
-    return Answer(found, distance[:, 0] if distance.ndim == 2 else distance, seconds, second)
+    return distance[:, 0] if distance.ndim == 2 else distance
 
 
 def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
