@@ -53,13 +53,13 @@ class Args:
     """Which models, at which sharpness, on what."""
 
     rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "resnet10_16-b1")  # type: ignore[valid-type]
-    """A model, the width of a ResNet's first stage where it is not 64, and the batch size."""
+    """Models and their batch sizes: a name, the width of a ResNet's first stage where it is not 64, and the size."""
     data: str = "natural_patches"
-    """Data set, as docs/data.md lists them."""
+    """Data set (docs/data.md lists them)."""
     sharpness: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 120, 300, 1000)
-    """Sharpness of the smoothed kinks, in units of one over the standard deviation of a layer."""
+    """Sharpness of the smoothed kinks (in one over the standard deviation of a layer)."""
     batches: int = 8
-    """How many batches of every seed take their turn as the truth."""
+    """Batches of every seed (that take their turn as the truth)."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of data, weights and noise."""
     compare: Literal["gradients", "row_spaces"] = "gradients"
@@ -69,7 +69,7 @@ class Args:
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
-    """Folder of the run, by default below runs/."""
+    """Folder of the run (by default below runs/)."""
     fresh: bool = False
     """Forget finished runs of this folder."""
 

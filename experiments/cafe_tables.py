@@ -57,19 +57,19 @@ class Args(Options):
     """Which cells to run, and how."""
 
     table: tuple[Literal[NEURIPS + FACES + FIGURES + ICLR], ...] = ("table2", "table3", "table6")  # type: ignore[valid-type]
-    """Tables of the papers; those of the ICLR submission begin with iclr-."""
+    """Tables to run; those of the ICLR submission begin with iclr-."""
     budget: float = 30.0
-    """Minutes on two CPU cores."""
+    """Minutes to spend (on two CPU cores)."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of data, weights, batches and starts."""
     datasets: tuple[Literal[tuple(DATASETS.values())], ...] = tuple(DATASETS.values())  # type: ignore[valid-type]
-    """Run only cells of these data sets."""
+    """Only these data sets."""
     only: str = ""
     """Run only cells whose id contains this."""
     linnaeus5: str | None = None
-    """Data specification of Linnaeus 5, for example folder:DIR?size=32."""
+    """Data specification of Linnaeus 5 (for example folder:DIR?size=32)."""
     out: Path | None = None
-    """Folder of the run, by default below runs/."""
+    """Folder of the run (by default below runs/)."""
     fresh: bool = False
     """Forget finished runs."""
 

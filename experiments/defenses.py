@@ -85,36 +85,36 @@ class Args:
     """Which studies to run, and how large."""
 
     study: tuple[Literal[(*STUDIES, "all")], ...] = ()  # type: ignore[valid-type]
-    """Nothing runs the preset."""
+    """Studies to run; nothing runs the preset."""
     preset: Literal["demo"] = "demo"
-    """Configuration whose values stand where no option is given."""
+    """Preset for options that are not given."""
     out: Path | None = None
-    """Run folder; default runs/defenses/<studies>."""
+    """Folder of the run; default runs/defenses/<studies>."""
     seeds: tuple[int, ...] = (0,)
-    """Each changes data, weights, batch, noise and start together."""
+    """Seeds of data, weights, batch, noise and start."""
     budget: float = 30.0
-    """Minutes, for all studies; each gets an equal share of what is left."""
+    """Minutes for all studies; each gets an equal share of what is left."""
     only: tuple[Literal[ONLY], ...] = ()  # type: ignore[valid-type]
-    """Run only these defenses of the FedLeak studies, and the undefended client."""
+    """Run only these defenses (of the FedLeak studies), and the undefended client."""
     strengths: tuple[str, ...] = ()
-    """In place of a defense's own: soteria=0.1,0.9 and so on."""
+    """Strengths in place of a defense's own: soteria=0.1,0.9 and so on."""
     adaptive: bool = True
-    """Also run the attackers who know the defense."""
+    """The attackers who know the defense."""
     data: str = "digits"
-    """Data set, as docs/data.md lists them."""
+    """Data set (docs/data.md lists them)."""
     model: str = "convnet"
     """Network that is attacked."""
     width: int | None = None
     """Width of a ResNet's first stage (64 in full)."""
     batch_norm: Literal["train", "eval"] = "train"
-    """eval is needed for DP on models with batch normalisation."""
+    """Mode of batch normalisation; eval is needed for DP."""
     iterations: int = 300
-    """Iterations of the attacks, and of CAFE's training under defenses."""
+    """Iterations of the attacks (and of CAFE's training under defenses)."""
     federation: tyro.conf.OmitArgPrefixes[Federation] = field(default_factory=Federation)
     attacked_round: int = 0
-    """Rounds of federated training before the attacked upload; 0 attacks the initial model."""
+    """Rounds before the attacked upload (of training); 0 attacks the initial model."""
     unseen: bool = False
-    """The attacked upload is of test samples, on which that federation did not train."""
+    """Attack an upload of test samples (on which that federation did not train)."""
     labels: str | None = None
     """Labels of the attacked samples: given grants them, joint optimises them, a rule infers them; None keeps those
     of the preset. With granted labels a low leak is not due to failed label inference."""

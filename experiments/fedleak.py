@@ -62,13 +62,13 @@ class Args:
     """Which cells to run, and how."""
 
     table: tuple[Literal[names()], ...] = ()  # type: ignore[valid-type]
-    """Nothing runs the preset."""
+    """Tables and figures to run; nothing runs the preset."""
     preset: Literal["demo", "gpu"] = "demo"
     """What runs without --table: the demonstration, or every table as printed."""
     budget: float | None = None
-    """Minutes; 30 unless the preset has more."""
+    """Minutes to spend; 30 unless the preset has more."""
     seeds: tuple[int, ...] = (0,)
-    """Each changes data, batch, weights and start together."""
+    """Seeds of data, batch, weights and start."""
     only: str = ""
     """Run only cells whose id contains this."""
     fedleak: Literal["fedleak", "fedleak_paper", "fedleak_upstream"] | None = None
@@ -79,19 +79,19 @@ class Args:
     paper's rule (fedleak) with --preset gpu, else by the recommended one (calibrated)."""
     sizes: tyro.conf.OmitArgPrefixes[Replacements] = field(default_factory=Replacements)
     weights: str = "random"
-    """In place of pretrained ones: random, warm, or a safetensors file."""
+    """Weights in place of pretrained ones: random, warm, or a safetensors file."""
     attack_round: tuple[int, ...] = (0,)
-    """FedAvg rounds, at the client learning rate, before the attacked one; of several, the mean over them."""
+    """FedAvg rounds before the attacked one (at the client learning rate); of several, the mean over them."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     pool: int = 512
     """Samples that clients draw from; at most half of the data where the others are for training or public."""
     svhn: str | None = None
-    """Data specification of SVHN, for example tfds:svhn_cropped."""
+    """Data specification of SVHN (for example tfds:svhn_cropped)."""
     lungcolon: str | None = None
-    """Data specification of Lung-Colon Cancer, for example folder:DIR?size=224."""
+    """Data specification of Lung-Colon Cancer (for example folder:DIR?size=224)."""
     out: Path | None = None
-    """Folder of the run, by default below runs/."""
+    """Folder of the run (by default below runs/)."""
     fresh: bool = False
     """Forget finished runs of this folder."""
 

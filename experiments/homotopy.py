@@ -69,29 +69,29 @@ class Args:
     """Which rows and variants, on what."""
 
     rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "convnet-b4")  # type: ignore[valid-type]
-    """What is attacked: a model, the width of a ResNet's first stage where it is not 64, and the batch size."""
+    """Models and their batch sizes: a name, the width of a ResNet's first stage where it is not 64, and the size."""
     variants: tuple[Literal[tuple(VARIANTS)], ...] = ("homotopy", "exact")  # type: ignore[valid-type]
-    """What is compared: the homotopy, exact kinks, and an untrained generator in place of pixels."""
+    """Variants to compare: the homotopy, exact kinks, and an untrained generator in place of pixels."""
     terms: bool = False
-    """Also leave out, or add, FedLeak's terms one by one."""
+    """Also leave out or add terms (FedLeak's, one by one)."""
     data: str = "natural_patches"
-    """Data set, as docs/data.md lists them."""
+    """Data set (docs/data.md lists them)."""
     iterations: int = 400
     """Iterations of every attack."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of data, weights, batches and starts."""
     homotopy: tuple[float, float] | None = None
-    """Sharpness from and to; None takes the row's, mostly the recommended schedule."""
+    """Sharpness at the start and at the end; None takes the row's, mostly the recommended schedule."""
     tv: float | None = None
     """Weight of the total variation; None takes the preset's, see `attacks.client_updates.recommended_tv`."""
     step_size: float | None = None
-    """Step size of Adam, in all variants; None takes the preset's, 0.05."""
+    """Step size of Adam (in all variants); None takes the preset's, 0.05."""
     weights: Literal["random", "warm"] = "random"
     """Weights of the model: random, or trained by FedAvg on samples that the attacked client does not hold (warm)."""
     warm: Training = field(default_factory=Training)
     """How --weights warm trains."""
     out: Path | None = None
-    """Folder of the run, by default below runs/."""
+    """Folder of the run (by default below runs/)."""
     fresh: bool = False
     """Forget finished runs of this folder."""
 

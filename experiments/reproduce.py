@@ -63,9 +63,9 @@ class Args:
     paper: tuple[Literal[tuple(PAPERS)], ...] = tuple(PAPERS)  # type: ignore[valid-type]
     """Papers whose cells are meant."""
     table: tuple[str, ...] = ()
-    """Run only cells of these tables, as in experiments/paper."""
+    """Run only cells of these tables (as in experiments/paper)."""
     cell: tuple[str, ...] = ()
-    """Run only these cells, by their full id."""
+    """Run only these cells (by their full id)."""
     variant: tuple[Literal[tuple(VARIANTS)], ...] = tuple(VARIANTS)  # type: ignore[valid-type]
     """Run only these variants."""
     seeds: tuple[int, ...] = (0,)
@@ -75,21 +75,21 @@ class Args:
     record: bool = False
     """Write what comes of it to the ledger; with --check, beside it."""
     status: bool = False
-    """Print how many cells are met, missed and without a run, of --paper and --table, and run nothing."""
+    """Count cells met, missed and not run; of --paper and --table, and run nothing."""
     json: bool = False
-    """With --status: print it as JSON."""
+    """Print --status as JSON."""
     check: int = 0
-    """Run so many random recorded cells again, of those that the other options name; say whether they agree."""
+    """Run so many recorded cells again (drawn among those that the other options name); say whether they agree."""
     seed: int = 0
     """Seed of the draw of --check."""
     data_sets: bool = False
-    """Compare the data sets at hand with those measured on, and run nothing; --record stores those not stored yet."""
+    """Compare the data sets at hand; with those measured on, and run nothing; --record stores those not stored yet."""
     pages: bool = False
-    """Write the pages of docs/reproduction from the ledger, and run nothing."""
+    """Write the pages of docs/reproduction; from the ledger, and run nothing."""
     sheets: bool = False
-    """Draw a sheet of images per table into docs/figures/reproduction from finished runs, and run nothing."""
+    """Draw a sheet of images per table; from finished runs, into docs/figures/reproduction; run nothing."""
     out: Path | None = None
-    """Folder of the runs, by default runs/reproduce/ledger."""
+    """Folder of the runs (by default runs/reproduce/ledger)."""
 
 
 def main(args: Args) -> int:

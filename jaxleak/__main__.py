@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxleak.study._streams import outlive_readers
+
 #: Commands that read their own options, with the package that has them, and what the list of commands says of each.
 STUDIES = {
     "demo": ("jaxleak._command.cafe_scale", "recover 100 embedded photographs from aggregated gradients"),
@@ -133,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in STUDIES:
         return _study(*words)
+    outlive_readers()
     options = parser().parse_args(words)
     try:
         from jaxleak._compiled import keep_compiled

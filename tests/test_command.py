@@ -241,11 +241,20 @@ def test_what_is_not_said_of_the_normalisation_changes_nothing(given, mean, std)
     assert (model.mean, model.std) == (pytest.approx(mean), pytest.approx(std))
 
 
-def test_without_a_name_all_built_in_models_are_listed_with_a_line_each(capsys):
+def test_without_a_name_all_built_in_models_are_listed_with_a_whole_sentence_each(capsys):
     assert main(["models"]) == 0
     listed = capsys.readouterr().out.partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in listed] == list(CLASSIFIERS)
+    assert [line.split()[0] for line in listed if not line.startswith(" ")] == list(CLASSIFIERS)
     assert all(len(line.split()) > 1 for line in listed)
+    assert not any("..." in line or "*" in line for line in listed)
+
+
+def test_a_reader_who_goes_away_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxleak", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()  # as `jaxleak models | head -1` does once it has its line
+    assert (process.stderr.read(), process.wait()) == ("", 0)
 
 
 def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(tmp_path, capsys):

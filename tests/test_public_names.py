@@ -142,7 +142,7 @@ NAMES = {
     """,
     "jaxleak.study.parties": """
         ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName IMAGE_WIDTHS
-        OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for seconds_of sources_of_parties
+        OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of sources_of_parties
         split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """

@@ -1,11 +1,14 @@
 """Pictures of vertical runs show what the arrays say: pixels at their places, labels over the steps."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from experiments._vfl.study import table_of
 from jaxleak.attacks import party_records
-from jaxleak.study.parties import ADVERSARY, SplitCase, split_problem
+from jaxleak.study.parties import ADVERSARY, SplitCase, score_name, split_problem
 from jaxleak.study.parties import _pictures as pictures
 from jaxleak.study.parties._problem import _rows, _table
 
@@ -79,3 +82,17 @@ def test_one_seed_has_no_spread_and_clocks_and_sizes_are_no_scores():
     once = {"digits": [{"a": 0.5, "seconds_per_step": 1.0}], "adult": [{"b": 0.25, "shadow_records": 9.0}]}
     assert table_of(once) == [["a", "0.5000", "-"], ["b", "-", "0.2500"]]
     assert table_of({"digits": [{"a": 0.5}, {"a": 0.7}]}) == [["a", "0.6000 +- 0.1000"]]
+
+
+def test_scores_have_the_names_that_a_person_would_say():
+    stored = json.loads((Path(__file__).parent.parent / "docs" / "results" / "vflrecon.json").read_text())
+    data = [f"_{name}{end}" for name in ("digits", "breast_cancer") for end in ("", "_std")]
+    kept = [name for name in stored["metrics"] if not name.endswith((*data, "_per_step"))]
+    others = ["label_accuracy_shared_adaptive", "chose_gradient_labels_own_bottom", "task_accuracy_change"]
+    said = {name: score_name(name) for name in [*kept, *others]}
+    assert len(kept) > 12
+    assert len(set(said.values())) == len(said)
+    assert not any("_" in text or text == name.replace("_", " ") for name, text in said.items())
+    assert said["label_accuracy_shared_adaptive"].endswith("all initial parameters, and knows the defense")
+    assert said["feature_mse_free_labels"] == "error of features: regression on own features and recovered labels"
+    assert score_name("some_new_score") == "some new score"

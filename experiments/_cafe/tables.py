@@ -47,7 +47,7 @@ class Options:
     iterations: int = 600
     """Step III iterations of descending attacks."""
     data_learning_rate: float | None = None
-    """Step III learning rate of every descending attack; None takes Table 9's (0.01 to 0.02, for 8,000 iterations)."""
+    """Step III learning rate of descending attacks; None takes Table 9's (0.01 to 0.02, for 8,000 iterations)."""
     images: int = 32
     """Samples that the exact engine's Step III inverts."""
     num_samples: int = 800

@@ -27,20 +27,20 @@ class Job(Inversion):
 
 @dataclass(frozen=True)
 class Replacements:
-    """What the command's options put in place of the printed settings."""
+    """In place of the printed settings: what the command's options change."""
 
     model: Literal[tuple(models.CLASSIFIERS)] | None = None  # type: ignore[valid-type]
-    """Replaces the printed model."""
+    """Model in place of the printed one."""
     width: int | None = None
     """Width of a ResNet's first stage (64 as printed)."""
     activation: Literal[tuple(models.ACTIVATIONS)] | None = None  # type: ignore[valid-type]
-    """Replaces ReLU."""
+    """Activation function in place of ReLU."""
     iterations: int | None = None
-    """Replaces the printed 10,000 iterations."""
+    """Iterations in place of 10,000."""
     batch_size: int | None = None
-    """Replaces the printed batch size."""
+    """Batch size in place of the printed one."""
     homotopy: tuple[float, float] | None = None
-    """Sharpness of FedLeak's smoothed kinks at the start and at the end; None keeps the preset's."""
+    """Sharpness of smoothed kinks: FedLeak's at the start and at the end; None keeps the preset's."""
     exact_kinks: bool = False
     """Run FedLeak without smoothing."""
     idlg_optimizer: Literal["adam"] | None = None
@@ -48,16 +48,16 @@ class Replacements:
     client_learning_rate: float = 1e-4
     """Learning rate of the clients' local steps."""
     estimate: bool = False
-    """With several local steps: match the averaged-gradient estimate instead of the unrolled steps."""
+    """Match an average of several local steps: the averaged-gradient estimate instead of the unrolled steps."""
     federation: int = 100
     """Clients of skewed partitions and of training."""
     microbatch: int | None = None
     """Restarts that are computed at once; None takes all of them."""
     public_data: str | None = None
-    """Data that GGL and ROG train their generators on: held_out (samples of the same data that no client holds),
+    """Data to train GGL's and ROG's generators: held_out (samples of the same data that no client holds),
     synthetic, or a data specification; without it their cells are listed and not run."""
     substitute: str | None = None
-    """Data specification for cells whose own data are not available."""
+    """Data in place of those that are not available (a data specification)."""
 
 
 @dataclass(frozen=True)

@@ -23,26 +23,26 @@ class Args:
     """Options; a list of data sets (default: the demo's) is one case each, repeated for every seed."""
 
     preset: Literal["demo"] = "demo"
-    """Configuration whose values stand where no option is given."""
+    """Preset for options that are not given."""
     table: tuple[Literal[TABLES], ...] = ()  # type: ignore[valid-type]
-    """Tables and figures of the paper, and further tables: fu, ablation, encryption and defender."""
+    """Tables and figures to run: those of the paper, and further ones: fu, ablation, encryption and defender."""
     budget: float = 60.0
-    """Minutes that the cells of `--table` may take on two CPU cores."""
+    """Minutes for the cells of --table (on two CPU cores)."""
     only: str = ""
-    """Run only the cells of `--table` whose id contains this text."""
+    """Run only cells whose id contains this text; with --table."""
     data: tuple[str, ...] = ()
     """Data sets: breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE."""
     shadow_init: tuple[Literal["shared", "own_bottom", "independent"], ...] = STARTS
     """How the shadow run starts; the paper does not say which it used. Tables compare the paper with the first."""
     setup: tyro.conf.OmitArgPrefixes[SplitSetup] = field(default_factory=SplitSetup)
     features: bool = True
-    """Also reconstruct features."""
+    """The reconstruction of features."""
     seeds: int = 1
-    """How many seeds, from 0."""
+    """How many seeds (from 0)."""
     out: Path | None = None
-    """Run folder; default runs/vflrecon/<tables or data>."""
+    """Folder of the run; default runs/vflrecon/<tables or data>."""
     fresh: bool = False
-    """Forget an earlier run's log, timing and finished cases."""
+    """Forget finished runs: an earlier run's log, timing and cases."""
 
     def case(self, data: str) -> SplitCase:
         """The case of one data set."""

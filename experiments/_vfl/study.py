@@ -24,6 +24,7 @@ from jaxleak.study.parties import (
     draw_pictures,
     records_of,
     runs_for,
+    score_name,
     split_problem,
 )
 from jaxleak.study.reports import Section, command_line, write_markdown
@@ -37,8 +38,7 @@ BESIDE_COLUMNS["records"] = lambda row: (
 )
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
-    "the samples that took part. The name's end says how the shadow run starts, or which other attack it is; baseline "
-    "is what the attacker's own features say without any gradient."
+    "the samples that took part. Own features alone are what the attacker could say without any gradient."
 )
 
 
@@ -248,7 +248,7 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str
         return f"{np.mean(values):.4f}{spread}" if values else "-"
 
     names = [name for name in _score_names(runs) if not name.startswith("seconds") and not name.endswith("_records")]
-    return [[name, *(cell([s[name] for s in of if name in s]) for of in runs.values())] for name in names]
+    return [[score_name(name), *(cell([s[name] for s in of if name in s]) for of in runs.values())] for name in names]
 
 
 def _score_names(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:

@@ -27,7 +27,8 @@ def models(options: argparse.Namespace) -> int:
     if options.model is None:
         width = max(map(len, CLASSIFIERS))
         for name, factory in CLASSIFIERS.items():
-            print(f"{name:<{width}}  {textwrap.shorten(_in_a_line(factory), 78 - width, placeholder=' ...')}")
+            lines = textwrap.wrap(_sentence(factory), 78 - width)
+            print(f"{name:<{width}}  {lines[0]}", *(" " * (width + 2) + line for line in lines[1:]), sep="\n")
         print("\n--model NAME prints what one of them expects, --model FILE.py:NAME one of yours.")
         return 0
     model = model_of(options)
@@ -44,10 +45,10 @@ def models(options: argparse.Namespace) -> int:
     return 0
 
 
-def _in_a_line(factory: Callable[..., Classifier]) -> str:
+def _sentence(factory: Callable[..., Classifier]) -> str:
     """What a built-in model is: the first line of its factory's docstring, or the options that tell it from its kin."""
     if not isinstance(factory, functools.partial):
-        return (inspect.getdoc(factory) or "").partition("\n")[0]
+        return (inspect.getdoc(factory) or "").partition("\n")[0].replace("*", "").replace("`", "")
     options = ", ".join(f"{name} {value}" for name, value in factory.keywords.items())
     return f"{factory.func.__name__} with {options}"
 

@@ -1,26 +1,17 @@
 """How a study is a command: options from the command line, and errors that say in one line what to mend."""
 
-import dataclasses
 import signal
 import sys
-import textwrap
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from jaxleak.study._help import Groups, count_options, short_help, summary
 from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
 
-#: With more options than this, --help lists them with their defaults, and --help-verbose explains them.
+#: With more options than this, --help says a few words of each, and --help-verbose explains them.
 MOST_OPTIONS_WITH_TEXT = 12
-#: Lines of examples that --help shows.
-MOST_EXAMPLES = 9
-#: Headings of --help to the options below them, as they are typed, each with a few words or with none.
-Groups = Mapping[str, Mapping[str, str]]
-#: Columns of what --help says.
-_WIDTH = 80
 
 
 def run_command(
@@ -40,8 +31,7 @@ def run_command(
         doc: what --help says.
         name: the command's name in its help; None takes that of the program that runs.
         words: the options as they are typed; None takes those of the command line.
-        groups: how --help sorts the options, each without its dashes, and what it says of those that are used most;
-            options that no group has stand under the name of their dataclass.
+        groups: how --help sorts the options, see `jaxleak.study._help.short_help`.
     """
     import tyro
 
@@ -49,10 +39,9 @@ def run_command(
     try:
         typed = sys.argv[1:] if words is None else list(words)
         whole = not {"-H", "--help-verbose"}.isdisjoint(typed)
-        many = _options(arguments) > MOST_OPTIONS_WITH_TEXT
+        many = count_options(arguments) > MOST_OPTIONS_WITH_TEXT
         if {"-h", "--help"} & set(typed) and many:
-            print(f"usage: {name or _started_as()} [-h] [OPTIONS]\n\n{summary(doc or '')}")
-            print(packed(arguments, groups or {}))
+            print(short_help(name or _started_as(), arguments, doc or "", groups or {}))
             sys.exit(0)
         given = tyro.cli(
             arguments,
@@ -78,110 +67,6 @@ def run_command(
 
         take_back_folders()
         sys.exit(f"error: {message}")
-
-
-def summary(doc: str) -> str:
-    """What --help says of a command: the first sentence, and the first of its examples; --help-verbose says all."""
-    first, *others = doc.strip().split("\n\n")
-    examples = next((part for part in others if part.startswith("    ")), "")
-    lines = [line for command in examples.splitlines() for line in _folded(command)][:MOST_EXAMPLES]
-    while lines and (lines[-1].endswith("\\") or lines[-1].lstrip().startswith("#")):  # what follows would be missing
-        lines.pop()
-    parts = [textwrap.fill(first, _WIDTH), "\n".join(lines)]
-    parts.append("--help-verbose says what each option means and what to expect.")
-    return "\n\n".join(part for part in parts if part)
-
-
-def _folded(command: str) -> list[str]:
-    """A line of an example as lines that fit: a remark above it, and breaks before options as a shell has them."""
-    if len(command) <= _WIDTH:
-        return [command]
-    indent = " " * (len(command) - len(command.lstrip()))
-    command, _, remark = (part.strip() for part in command.partition("  #"))
-    continued, words = command.endswith("\\"), command.removesuffix("\\").strip().split(" --")
-    lines = [f"{indent}# {remark}"] if remark else []
-    lines.append(indent + words[0])
-    for word in words[1:]:
-        if len(lines[-1]) + len(word) + len(" -- \\") <= _WIDTH:
-            lines[-1] += f" --{word}"
-        else:
-            lines[-1] += " \\"
-            lines.append(f"{indent}    --{word}")
-    return [*lines[:-1], lines[-1] + (" \\" if continued else "")]
-
-
-def packed(arguments: type, groups: Groups = MappingProxyType({})) -> str:
-    """The options of a dataclass with their defaults, in groups: those with words in lines of their own, others packed.
-
-    Args:
-        arguments: the dataclass; options of dataclasses in it have groups of their own.
-        groups: see `run_command`.
-
-    Raises:
-        ValueError: if `groups` has an option that there is not.
-    """
-    found = _by_heading(arguments, {}, "", "options")
-    shown = {name: text for options in found.values() for name, text in options.items()}
-    named = {name: words for group in groups.values() for name, words in group.items()}
-    if unknown := sorted(named.keys() - shown.keys()):
-        raise ValueError(f"the groups of the help have options that there are not: {', '.join(unknown)}")
-    parts = {heading: {n: t for n, t in options.items() if n not in named} for heading, options in found.items()}
-    for heading, group in groups.items():
-        parts[heading] = parts.get(heading, {}) | {name: shown[name] for name in group}
-    return "\n".join(_group(heading, options, named) for heading, options in parts.items() if options)
-
-
-def _by_heading(arguments: type, defaults: Mapping[str, Any], prefix: str, heading: str) -> dict[str, dict[str, str]]:
-    """Heading to the options below it, each by its name as it is typed; `defaults` go before those of the dataclass."""
-    kinds = typing.get_type_hints(arguments)
-    own = {"help": "--help", "help-verbose": "--help-verbose"} if heading == "options" else {}
-    found = {heading: own}
-    for field in dataclasses.fields(arguments):
-        name, kind = prefix + field.name.replace("_", "-"), kinds[field.name]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        default = defaults.get(field.name, default)
-        if dataclasses.is_dataclass(kind):
-            hint = typing.get_type_hints(arguments, include_extras=True)[field.name]
-            inner = "" if _without_prefix(hint) else f"{name}."
-            found |= _by_heading(kind, vars(default), inner, f"{field.name.replace('_', ' ')} options")  # type: ignore[arg-type]
-        else:
-            own[name] = _with_default(name, default)
-    return found
-
-
-def _group(heading: str, options: Mapping[str, str], words: Mapping[str, str]) -> str:
-    """One group of --help below its heading."""
-    said = {name: text for name, text in options.items() if words.get(name)}
-    width = max((len(text) for text in said.values()), default=0)
-    lines = [f"  {text:<{width}}  {words[name]}" for name, text in said.items()]
-    # What belongs to one option stays on one line.
-    rest = "  ".join(text.replace(" ", "\0") for name, text in options.items() if name not in said)
-    lines += textwrap.wrap(
-        rest, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-    )
-    return "\n".join([f"\n{heading}, with their defaults:", *lines]).replace("\0", " ")
-
-
-def _without_prefix(kind: typing.Any) -> bool:
-    """Whether the options of a dataclass in a dataclass are typed without the name of its field."""
-    import tyro
-
-    markers = typing.get_args(tyro.conf.OmitArgPrefixes[int])[1:]
-    return bool(set(markers) & set(typing.get_args(kind)[1:]))
-
-
-def _with_default(name: str, default: typing.Any) -> str:
-    if isinstance(default, bool):
-        return f"--no-{name}" if default else f"--{name}"
-    values = default if isinstance(default, (tuple, list)) else [default]
-    return " ".join([f"--{name}", *(str(value) for value in values if value not in (None, ""))])
-
-
-def _options(arguments: type) -> int:
-    """How many options a dataclass gives, those of the dataclasses in it included."""
-    kinds = typing.get_type_hints(arguments)
-    names = [field.name for field in dataclasses.fields(arguments)]
-    return sum(_options(kinds[name]) if dataclasses.is_dataclass(kinds[name]) else 1 for name in names)
 
 
 def _started_as() -> str | None:

@@ -22,18 +22,18 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class Devices:
-    """Where a study runs; without options, in one process on one device."""
+    """Devices and processes: where a study runs; without options, in one process on one device."""
 
     devices: int | None = None
     """Devices of each process that share the work; on CPU, as many virtual devices are created."""
     distributed: bool = False
-    """Run as one process of a Slurm, Open MPI or Kubernetes job, from whose environment JAX reads the rest."""
+    """One process of a cluster's job (Slurm, Open MPI or Kubernetes), from whose environment JAX reads the rest."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, for clusters that JAX does not recognise; with --num-processes and --process-id."""
+    """HOST:PORT of process 0 (for clusters that JAX does not recognise); with --num-processes and --process-id."""
     num_processes: int | None = None
     """Number of processes that share the run; None reads it from the cluster."""
     process_id: int | None = None
-    """Number of this process, from 0; None reads it from the cluster."""
+    """Number of this process from 0; None reads it from the cluster."""
 
 
 def join_devices(options: Devices) -> "Mesh | None":

@@ -1,6 +1,6 @@
 """CAFE at scale: recover hundreds of private samples of a vertical federation from its aggregated gradients.
 
-    jaxleak demo                      # 100 embedded photographs of faces, a few minutes
+    jaxleak demo                      # 100 embedded photographs of faces, about a minute
     jaxleak demo --preset mnist       # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     jaxleak demo --preset cifar10     # N = 800, K = 40; needs JAXLEAK_DATA_DIR
     jaxleak demo --preset scale       # Steps I and II at N = 1,000, 3,000 and 10,000

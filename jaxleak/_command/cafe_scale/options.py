@@ -27,31 +27,31 @@ class Args:
     """Options; those left out come from the preset."""
 
     preset: Literal["demo", "mnist", "cifar10", "paper", "scale"] = "demo"
-    """Configuration whose values stand where no option is given."""
+    """Preset for options that are not given."""
     data: str | None = None
-    """Data specification: lfw_faces, natural_patches, digits, breast_cancer, mnist, tfds:NAME, folder:DIR, npz:FILE."""
+    """Data set: lfw_faces, natural_patches, digits, breast_cancer, mnist, tfds:NAME, folder:DIR, npz:FILE."""
     num_samples: int | None = None
-    """N, size of the private set."""
+    """Size of the private set (N)."""
     batch_size: int | None = None
-    """K, samples per round."""
+    """Samples per round (K)."""
     parties: int = 4
-    """M, a square number for images."""
+    """Number of parties (M); a square number for images."""
     solver: Literal["exact", "nested", "single"] | None = None
-    """The exact solver, or the paper's Algorithm 3 or 4."""
+    """The exact solver or one of the paper's: nested is Algorithm 3, single is Algorithm 4."""
     linear_solver: Literal["auto", "direct", "matrix_free"] = "auto"
     """How Steps I and II are solved: direct factorises, matrix_free iterates; auto factorises up to N = 20,000 on one
     device."""
     images: int | None = None
     """How many samples Step III inverts (the first of the private set)."""
     iterations: int = 800
-    """Gradient steps of the paper's Step III (nested; Steps I and II take ten times as many) or a third of the single
-    loop's."""
+    """Gradient steps of Step III in the paper's solver: nested takes ten times as many for Steps I and II, and single
+    takes three times as many in all."""
     network: Literal["cafe", "cafe-relu", "dense", "logistic"] = "cafe"
     """Network of the vertical federation."""
     seed: int = 0
     """Seed of data, weights and rounds."""
     out: Path | None = None
-    """Run folder; default runs/cafe_scale/<preset>."""
+    """Folder of the run; default runs/cafe_scale/<preset>."""
     fresh: bool = False
     """Start over instead of continuing."""
     where: tyro.conf.OmitArgPrefixes[Devices] = field(default_factory=Devices)

@@ -20,51 +20,24 @@ What the options may name:
 """
 
 
-#: How `jaxleak invert --help` sorts the options, and what it says of those that are used most.
+#: How `jaxleak invert --help` sorts the options.
 GROUPS = {
-    "options": {
-        "seeds": "of data, weights and starts",
-        "payload": "a captured update to attack",
-        "out": "folder of the run",
-        "fresh": "start over",
-    },
-    "data options": {
-        "data": "what the client's images are",
-        "batch-size": "images behind one update",
-        "partition": "whose samples the client has",
-        **dict.fromkeys(("pool", "skip", "federation"), ""),
-    },
-    "model options": {
-        "model": "the network that is trained",
-        "weights": "trained weights, in a file",
-        **dict.fromkeys(("width", "activation", "init", "mean", "std"), ""),
-    },
-    "client options": {
-        "local-steps": "steps before the upload",
-        "clients": "clients behind one sum",
-        **dict.fromkeys(("learning-rate", "batch-norm", "attacked-round"), ""),
-    },
-    "attack options": {
-        "attack": "the method, by its name",
-        "iterations": "how long it searches",
-        "restarts": "independent starts; the best counts",
-        "labels": "rule that infers the labels",
-        "public-data": "images that the attacker has",
-        **dict.fromkeys(
-            (
-                "public-samples", "latent-size", "generator-epochs", "estimate", "microbatch", "homotopy", "finish",
-                "progress-below", "exact-kinks", "tv", "tv-kind", "activation-penalty", "matched-percent",
-                "per-tensor", "blend", "white-point", "probe", "probe-length", "exact-curvature", "reselect",
-                "generator", "optimizer", "step-size", "terms", "granted-statistics", "far", "noise", "noise-scale",
-            ),
-            "",
-        ),
-    },
-    "defense options": {
-        "defense": "what changes the client's update",
-        "strength": "in the defense's own unit",
-        "adaptive": "the attacker knows the defense",
-    },
+    "options": (
+        "seeds", "payload", "out", "fresh", "help", "help-verbose",
+        "image-shape", "num-classes", "save-payload", "save-weights", "devices",
+    ),
+    "data options": ("data", "batch-size", "partition", "pool", "skip", "federation"),
+    "model options": ("model", "weights", "activation", "init", "width", "mean", "std"),
+    "client and defense options": (
+        "local-steps", "learning-rate", "batch-norm", "attacked-round", "clients", "defense", "strength", "adaptive",
+    ),
+    "attack options": (
+        "attack", "iterations", "restarts", "microbatch", "labels", "estimate", "optimizer", "step-size", "terms", "tv",
+        "tv-kind", "white-point", "generator", "noise", "noise-scale", "homotopy", "finish", "progress-below",
+        "exact-kinks", "matched-percent", "per-tensor", "blend", "probe", "probe-length", "exact-curvature", "reselect",
+        "activation-penalty", "granted-statistics", "far",
+    ),
+    "ggl and rog options": ("public-data", "public-samples", "latent-size", "generator-epochs"),
 }  # fmt: skip
 
 
@@ -74,20 +47,20 @@ class Args:
 
     case: tyro.conf.OmitArgPrefixes[Case] = field(default_factory=lambda: Case(data="photographs"))
     seeds: tuple[int, ...] = (0,)
-    """Seeds of data, weights, batches and starts."""
+    """Random seeds (of data, weights, batches and starts)."""
     payload: Path | None = None
-    """A captured update (npz) instead of a simulated client; needs --weights."""
+    """Captured update (npz) instead of a simulated client; needs --weights."""
     image_shape: tuple[int, int, int] = (32, 32, 3)
-    """Height, width, channels behind a captured payload."""
+    """Shape of images (height, width, channels) behind a captured payload."""
     num_classes: int = 10
-    """Classes of the model behind a captured payload."""
+    """Number of classes: of the model behind a captured payload."""
     save_payload: Path | None = None
-    """Write the simulated client's update to this npz file, and stop; a name without .npz gets that ending."""
+    """Write the update: the simulated client's, to this npz file, and stop; a name without .npz gets that ending."""
     save_weights: Path | None = None
-    """With --save-payload: write the weights that the update was computed at to this safetensors file."""
+    """Write its weights: save those at which it was computed, with --save-payload, to this safetensors file."""
     devices: int | None = None
-    """Devices that share the restarts, or the images of a single trial; on CPU, as many virtual devices are created."""
+    """Devices to use: they share the restarts, or the images of one trial; on CPU, as many virtual devices are made."""
     out: Path | None = None
-    """Folder of the run, by default below runs/."""
+    """Folder of the run (by default below runs/)."""
     fresh: bool = False
-    """Forget finished runs of this folder."""
+    """Forget finished runs (of this folder)."""

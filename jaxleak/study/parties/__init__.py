@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         SplitSetup,
     )
     from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
-    from jaxleak.study.parties._pictures import ATTACK_LABELS, draw_correlations, draw_pictures, draw_strips
+    from jaxleak.study.parties._names import ATTACK_LABELS, score_name
+    from jaxleak.study.parties._pictures import draw_correlations, draw_pictures, draw_strips
     from jaxleak.study.parties._problem import (
         ADVERSARY,
         IMAGE_WIDTHS,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitDefenseName", "SplitSetup"), "_case"),
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
-    **dict.fromkeys(("ATTACK_LABELS", "draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
+    **dict.fromkeys(("ATTACK_LABELS", "score_name"), "_names"),
+    **dict.fromkeys(("draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
     **dict.fromkeys(
         (
             "ADVERSARY",
@@ -80,6 +82,7 @@ __all__ = [
     "records_of",
     "run_case",
     "runs_for",
+    "score_name",
     "seconds_of",
     "sources_of_parties",
     "split_problem",

@@ -25,17 +25,17 @@ SHADOW_RECORDS, VICTIM_RECORDS = 1000, 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSetup:
-    """All options of a vertical run except its data. Instances are hashable."""
+    """What is trained and attacked: all options of a vertical run except its data. Instances are hashable."""
 
     share: float = 0.5
-    """The adversary's share of the features, in (0, 1)."""
+    """The adversary's share of the features (in (0, 1))."""
     batch_size: int = 16
     """Samples in a batch."""
     shadow_records: int | None = None
-    """Complete records that the attacker owns, at most a third of the data; None takes 1000, or a third if it is less.
+    """Complete records that the attacker owns: at most a third of the data; None takes 1000, or a third if it is less.
     """
     victim_records: int | None = None
-    """Records of the real run, at most what the shadow records leave; None takes 2000, or all that are left
+    """Records of the real run: at most what the shadow records leave; None takes 2000, or all that are left
     if they are fewer."""
     parties: int = 2
     """Parties that share the features."""
@@ -46,7 +46,7 @@ class SplitSetup:
     scaling: Literal["minmax", "quantile"] = "minmax"
     """How columns are scaled to [0, 1]."""
     balanced: bool = False
-    """Whether equally many samples of every class are drawn."""
+    """Draw equally many samples of every class."""
     cipher: Literal["none", "plain", "ckks"] = "none"
     """Cipher of the top model's first layer: none, plain (the encrypted protocol's algebra without ciphertexts), or
     ckks (real ciphertexts). Rows that a table prints for encryption use ckks unless the quicker plain is given.
@@ -56,15 +56,15 @@ class SplitSetup:
     strength: float = 0.0
     """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
     task_epochs: int = 20
-    """Epochs of training after which the task's accuracy is measured, where a defense is on."""
+    """Epochs before the task's accuracy is measured (where a defense is on)."""
     network_epochs: int = 10
-    """Epochs of training of the reconstruction network R, on the steps of all shadow runs."""
+    """Epochs of the reconstruction network R: its training on the steps of all shadow runs."""
     fields: tuple[FieldName, ...] = ("gradient", "outputs", "inputs")
-    """What a record holds."""
+    """What a record of a step holds."""
     select: Literal["fixed", "validation"] = "fixed"
-    """Fields that R reads: fixed takes `--fields`, validation chooses them on the attacker's own shadow records."""
+    """How the fields are chosen: fixed takes --fields, validation chooses on the attacker's own shadow records."""
     shadow_runs: int = 1
-    """Shadow runs of the same records in other orders, all of which R learns from; few records need several."""
+    """Shadow runs with the records in other orders: R learns from all of them; few records need several."""
 
 
 @dataclass(frozen=True)

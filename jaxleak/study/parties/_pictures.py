@@ -8,17 +8,9 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak.study import plots, sheets
 from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._names import ATTACK_LABELS, attack_name
 from jaxleak.study.parties._problem import ADVERSARY, IMAGE_WIDTHS, split_problem
 
-#: Names of the attacks and of the baselines, as legends show them.
-ATTACK_LABELS = {
-    "shared": "VFLRecon that knows all initial parameters",
-    "own_bottom": "VFLRecon that knows its own initial parameters",
-    "independent": "VFLRecon that knows no initial parameters",
-    "free": "clusters of gradients, without a shadow run",
-    "baseline": "own features alone, the best of several models",
-    "baseline_network": "own features alone, the paper's network",
-}
 #: Pixels per row of the images whose columns are features.
 WIDTHS = IMAGE_WIDTHS | {"digits": 8}
 #: A point of the accuracy over the epoch is a mean over this share of its steps.
@@ -87,7 +79,7 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
         window = max(1, round(WINDOW * len(right)))
         along = np.convolve(right, np.full(window, 1 / window), "valid")
         label = key.removeprefix("right_")
-        series[_called(label)] = (np.arange(window, len(right) + 1), 100 * along)
+        series[attack_name(label)] = (np.arange(window, len(right) + 1), 100 * along)
     baseline = 100 * float(np.mean([of_seed["label_accuracy_baseline"] for of_seed in scores]))
     last = max(int(x[-1]) for x, _ in series.values())
     plots.curves(
@@ -95,12 +87,6 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
         xlabel=f"step of the epoch, which has {last} steps", ylabel="right labels in % (higher leaks more)",
         levels={ATTACK_LABELS["baseline"]: baseline},
     )  # fmt: skip
-
-
-def _called(name: str) -> str:
-    """The attack's name in legends; an attack whose shadow run has the defense knows the defense."""
-    plain = name.removesuffix("_adaptive")
-    return ATTACK_LABELS.get(plain, plain) + (", and knows the defense" if plain != name else "")
 
 
 def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -16,122 +16,123 @@ class Case:
     """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
 
     attack: str = "fedleak"
-    """A preset of jaxleak.attacks.presets, or patch_embedding."""
+    """Name of the attack: a preset of jaxleak.attacks.presets, or patch_embedding."""
     iterations: int = 400
-    """Iterations of the attack."""
+    """Steps of the attack (its iterations)."""
     model: str = "convnet"
-    """A name of jaxleak.models.CLASSIFIERS."""
+    """Name of the network (one of jaxleak.models.CLASSIFIERS)."""
     activation: str | None = None
-    """Replaces the model's non-linearity, for example sigmoid."""
+    """Activation function (in place of the model's own), for example sigmoid."""
     width: int | None = None
-    """Width of a ResNet's first stage (64 in full)."""
+    """Width of first stage: channels of a ResNet's (64 in full)."""
     init: str | None = None
-    """Initialisation of the weights, for example wide_uniform."""
+    """Rule of initialisation: how weights are drawn, for example wide_uniform."""
     mean: tuple[float, ...] | None = None
-    """Per-channel mean, subtracted from the input before the network reads it; for weights trained that way."""
+    """Mean per channel: what is subtracted from the input before the network reads it; for weights trained that way."""
     std: tuple[float, ...] | None = None
-    """Per-channel standard deviation, by which the input is divided after the mean was subtracted."""
+    """Deviation per channel (standard deviation), by which the input is divided after the mean was subtracted."""
     weights: Path | None = None
     """File of weights (safetensors), or a folder that Orbax has written; without it, the weights are drawn."""
     data: str = "natural_patches"
-    """Data set, as docs/data.md lists them."""
+    """Data set: one that docs/data.md lists."""
     pool: int = 256
-    """Size of the data that the client's batch is drawn from."""
+    """Images to draw from: size of the data that the client's batch is drawn from."""
     skip: int = 0
-    """Samples at the start of the data that the pool leaves out, for example because a federation trained on them."""
+    """Images left out: samples at the start of the data, such as those that a federation trained on."""
     partition: str = "iid"
-    """Whose samples the client has: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
+    """Client's samples: iid, label_skew:CLASSES, quantity_skew:SAMPLES, dirichlet:ALPHA, or
     feature_skew:GROUP (0 the smoothest fifth of the images, 4 the busiest)."""
     federation: int = 100
-    """Clients that a skewed partition divides the pool among."""
+    """Clients in all: a skewed partition divides the pool among them."""
     batch_size: int = 1
-    """Images behind one update."""
+    """Images per update."""
     local_steps: int = 1
-    """Steps of gradient descent that a client takes before it uploads."""
+    """Steps per upload: how many of gradient descent a client takes before it uploads."""
     clients: int = 1
-    """Clients behind one secure aggregation."""
+    """Clients per sum: how many stand behind one secure aggregation."""
     learning_rate: float = 1e-4
-    """Learning rate of the client's local steps."""
+    """Size of a step: learning rate of the client's local steps."""
     estimate: bool = False
-    """Attack with the averaged-gradient estimate instead of the unrolled local steps."""
+    """Averaged steps: attack with the averaged-gradient estimate instead of the unrolled local steps."""
     batch_norm: str = "train"
-    """Mode in which the client normalises: train or eval."""
+    """Mode of batch norm: train or eval, as the client normalises."""
     labels: str | None = None
     """Label strategy: given, joint, or a rule; None keeps the preset's."""
     restarts: int = 1
     """Independent starts; the one with the lowest score of the attacker's own is the answer. Two or more also give the
     agreement of the two best."""
     microbatch: int | None = None
-    """Restarts that are computed at once; None takes all of them, and fewer need less memory."""
+    """Restarts at once: how many are computed together; None takes all of them, and fewer need less memory."""
     homotopy: tuple[float, float] | None = None
-    """Sharpness of the smoothed kinks at the start and at the end; None keeps the preset's."""
+    """Smoothed kinks: their sharpness at the start and at the end; None keeps the preset's."""
     finish: float = 0.0
-    """Share of the iterations, at the end of a --homotopy, that run with exact kinks."""
+    """Exact at the end: share of the iterations, at the end of a --homotopy, that run with exact kinks."""
     progress_below: float | None = None
-    """Gradient distance below which the sharpness of a --homotopy rises; above, the sharpness stays."""
+    """When to sharpen: gradient distance below which the sharpness of a --homotopy rises; above, it stays."""
     exact_kinks: bool = False
-    """Attack without smoothing."""
+    """No smoothing: all kinks are exact."""
     tv: float | None = None
-    """Weight of the total variation, which is a mean over differences, or in fedleak_paper their sum."""
+    """Weight of variation (total variation, a mean over differences, or in fedleak_paper their sum)."""
     tv_kind: Literal["anisotropic", "isotropic", "sum", "relative"] | None = None
-    """Form of the total variation that --tv weighs; None keeps the preset's."""
+    """Form of variation (total variation) that --tv weighs; None keeps the preset's."""
     activation_penalty: float | None = None
-    """Weight of the activation penalty, which is the mean absolute activation, or in fedleak_paper the sum."""
+    """Penalty's weight: of the mean absolute activation, or in fedleak_paper of the sum."""
     matched_percent: float | None = None
-    """Percentage of the gradient's entries that are compared, largest first (FedLeak's R); 100 compares all."""
+    """Entries compared: percentage of the gradient's, largest first (FedLeak's R); 100 compares all."""
     per_tensor: bool = False
-    """With --matched-percent: choose that share from every tensor by itself, instead of from all entries together."""
+    """Share per tensor: --matched-percent is then taken of every tensor, not of all entries together."""
     blend: float | None = None
-    """Weight of the second gradient in FedLeak's gradient regularization (lambda')."""
+    """Second gradient: its weight in FedLeak's gradient regularization (lambda')."""
     white_point: float | None = None
-    """Quantile of the answer's pixels that is scaled to 1 where batch normalisation hides the images' scale; 0 scales
-    nothing, None keeps the preset's."""
+    """Quantile made white: that of the answer's pixels which is scaled to 1 where batch normalisation hides the images'
+    scale; 0 scales nothing, None keeps the preset's."""
     probe: str = "ascent"
-    """Point at which --blend takes the second gradient: ascent, descent, or step, where the optimizer would go next."""
+    """Where to take it: the second gradient of --blend, by ascent, descent, or step, where the optimizer would go."""
     probe_length: float = 0.01
-    """Distance (L2 norm over the whole batch, the paper's k) at which --blend takes the second gradient; not read with
-    --probe step."""
+    """How far away: distance (L2 norm over the whole batch, the paper's k) at which --blend takes the second gradient;
+    not read with --probe step."""
     exact_curvature: bool = False
-    """With --blend: use the exact Hessian-vector product instead of a second gradient."""
+    """Exact Hessian: with --blend, the exact Hessian-vector product instead of a second gradient."""
     reselect: bool = False
-    """With --blend: choose the entries that the second gradient compares anew; FedLeak's Algorithm 1 keeps those of the
-    first."""
+    """Entries anew: with --blend, choose anew those that the second gradient compares; FedLeak's Algorithm 1 keeps
+    those of the first."""
     generator: bool = False
-    """Optimise the weights of an untrained generator instead of pixels."""
+    """Untrained generator: its weights are optimised instead of pixels."""
     optimizer: str | None = None
-    """Optimizer in place of the preset's: adam, with cosine decay; annealed, which is Adam whose decay begins anew
-    every 1,000 iterations (FedLeak's Table 11); or descent, which is gradient descent with cosine decay."""
+    """Kind of optimizer: adam, with cosine decay; annealed, which is Adam whose decay begins anew every
+    1,000 iterations (FedLeak's Table 11); or descent, which is gradient descent with cosine decay. None keeps the
+    preset's."""
     step_size: float = 0.05
-    """Step size of --optimizer. Adam moves a pixel by about this much per iteration; descent multiplies the gradient
-    by it."""
+    """Optimizer's step: the step size of --optimizer. Adam moves a pixel by about this much per iteration; descent
+    multiplies the gradient by it."""
     terms: tuple[str, ...] | None = None
-    """Terms of the distance, among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
+    """Terms of distance: among relative_l1, mean_l1, l1, cosine, squared_l2; None keeps the preset's."""
     granted_statistics: bool = False
-    """Grant gradinversion the batch-normalisation statistics of the client's batch, and match them."""
+    """Grant statistics: give gradinversion those of batch normalisation on the client's batch, and match them."""
     far: bool = False
-    """Let row_space try shifts by up to 12 pixels, which takes 4,470 iterations per image instead of 2,250."""
+    """Larger shifts: let row_space try up to 12 pixels, which takes 4,470 iterations per image instead of 2,250."""
     noise: str | None = None
-    """Noise that the attack bayes assumes on the gradient: gaussian or laplace; None keeps the preset's."""
+    """Noise for bayes: what that attack assumes on the gradient, gaussian or laplace; None keeps the preset's."""
     noise_scale: float | None = None
-    """Scale of the noise that the attack bayes assumes; None keeps the preset's."""
+    """Scale of that noise (which the attack bayes assumes); None keeps the preset's."""
     public_data: str = HELD_OUT
-    """Images that ggl and rog are granted and train their generator on: held_out (samples of the same data that no
-    client holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
+    """Public images: what ggl and rog are granted and train their generator on, held_out (samples of the same data that
+    no client holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
     public_samples: int = 2048
-    """Public images that ggl and rog train on, at most."""
+    """Their number: ggl and rog train on so many, at most."""
     latent_size: int = 64
-    """Numbers per image that ggl and rog search for."""
+    """Size of the code: numbers per image that ggl and rog search for."""
     generator_epochs: int = 40
-    """Passes over the public images when ggl and rog train their generator."""
+    """Training passes: over the public images, when ggl and rog train their generator."""
     defense: str | None = None
-    """Defense of the client's upload, by its name; the end of this help lists the names."""
+    """Client's defense: its name; the end of this help lists the names."""
     strength: float = 0.0
-    """Strength of the defense, in the defense's own unit."""
+    """Defense's strength: in its own unit."""
     adaptive: bool = False
-    """The attacker knows the defense and its strength."""
+    """Attacker knows it: the defense and its strength."""
     attacked_round: int = 0
-    """Number of the attacked round. Only defenses whose strength changes over the rounds read it. It does not change
-    the model, which --weights names."""
+    """Which round it is: number of the attacked one. Only defenses whose strength changes over the rounds read it.
+    It does not change the model, which --weights names."""
 
     @property
     def taken(self) -> int:

@@ -39,13 +39,13 @@ class Federation:
     rounds: int = 200
     """Rounds of federated training."""
     learning_rate: float = 0.5
-    """Learning rate of the clients, in training and in the upload under attack."""
+    """Learning rate of the clients (in training and in the upload under attack)."""
     clients: int = 8
     """Clients of the federation."""
     samples: int = 800
     """Training samples of all clients together."""
     batch_size: int = 4
-    """Samples of a client's step, in training and under attack."""
+    """Samples of a client's step (in training and under attack)."""
     test_samples: int = 400
     """Samples on which the accuracy is measured."""
 

@@ -16,6 +16,6 @@ class Training:
     clients_per_round: int = 10
     """Clients that train in a round."""
     local_steps: int = 4
-    """Steps of gradient descent that a client takes before it uploads."""
+    """Steps of a client's upload (of gradient descent)."""
     batch_size: int = 16
     """Samples in a batch."""

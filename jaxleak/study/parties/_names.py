@@ -1,0 +1,58 @@
+"""What reports, tables and legends call the attacks of a vertical run and their scores."""
+
+#: Names of the attacks and of the baselines, as legends show them.
+ATTACK_LABELS = {
+    "shared": "VFLRecon that knows all initial parameters",
+    "own_bottom": "VFLRecon that knows its own initial parameters",
+    "independent": "VFLRecon that knows no initial parameters",
+    "free": "clusters of gradients, without a shadow run",
+    "baseline": "own features alone, the best of several models",
+    "baseline_network": "own features alone, the paper's network",
+}
+#: What a score of an attack measures, by the beginning of the score's name.
+_MEASURED = {
+    "label_accuracy": "labels right",
+    "label_confidence": "confidence in labels",
+    "feature_mse": "error of features",
+}
+#: Names of the attacks that only some runs compare with, besides `ATTACK_LABELS`.
+_COMPARED = {
+    "fu_free_top": "direct attack of Fu et al., a top model without parameters",
+    "fu_completion": "passive attack of Fu et al., a completed bottom model",
+    "li_norm": "norms of gradients, Li et al.",
+    "li_direction": "directions of gradients, Li et al.",
+    "regression_shared": "regression on cut gradients, all initial parameters known",
+    "aligned": "regression on gradients and recovered labels",
+    "free_labels": "regression on own features and recovered labels",
+}
+#: Names of the scores that no attack has.
+_OTHERS = {
+    "feature_variance": "variance of the features",
+    "correlation_original": "correlation of two features, true",
+    "correlation_reconstructed": "correlation of two features, reconstructed",
+    "correlation_error": "error of correlations between features",
+    "task_accuracy": "task's accuracy",
+    "task_accuracy_undefended": "task's accuracy without the defense",
+    "task_accuracy_change": "task's accuracy, change by the defense",
+}
+_ADAPTIVE = "_adaptive"
+
+
+def attack_name(name: str) -> str:
+    """The attack as a person calls it; an attack whose shadow run has the defense too knows the defense."""
+    plain = name.removesuffix(_ADAPTIVE)
+    label = (ATTACK_LABELS | _COMPARED).get(plain, plain.replace("_", " "))
+    return label + (", and knows the defense" if plain != name else "")
+
+
+def score_name(score: str) -> str:
+    """A score of `run_case` as a person calls it, such as `labels right: own features alone, the paper's network`."""
+    if score in _OTHERS:
+        return _OTHERS[score]
+    for beginning, measured in _MEASURED.items():
+        if score.startswith(f"{beginning}_"):
+            return f"{measured}: {attack_name(score.removeprefix(f'{beginning}_'))}"
+    if score.startswith("chose_"):
+        field, task, attack = score.removeprefix("chose_").split("_", 2)
+        return f"{field} read for {task}: {attack_name(attack)}"
+    return score.replace("_", " ")
