@@ -424,6 +424,13 @@ class HeadSquares:
         return client_updates.DataTerm(compare, matched_below=1e-5)
 
 
+def test_more_images_than_the_template_holds_are_refused(model, observed):
+    protocol, _, truth = observed
+    attack = attacks.inversion(model, protocol.share, settings(), batch_size=B + 1)
+    with pytest.raises(ValueError, match="batch_size must be at most the number of images of the template, 2, got 3"):
+        attack.init(jax.random.key(0), audit.template_of(truth))
+
+
 def test_a_new_comparison_needs_nothing_of_the_engine(model, observed):
     own = settings()._replace(compare=HeadSquares())
     protocol, seen, truth = observed
