@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
-    """The distributions (B, C) of labels (B,), integers in [0, C), or of labels (B, C), which are distributions already.
+    """The distributions (B, C) of labels: (B,) integers in [0, C), or (B, C), which are distributions already.
 
     Raises:
         ValueError: if labels (B,) are not integers.
