@@ -120,11 +120,13 @@ def batch_labels(y: Any, samples: int, num_classes: int) -> None:
 
 
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
-    """Raise `ValueError` unless x is (B, 1, H, W, channels): images of one party, as a `Batch` holds them."""
+    """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them."""
     shape, wanted = tuple(x.shape), (1, *image_shape)
     if shape[1:] != wanted:
         hint = ": add the axis of parties, x[:, None]" if shape[1:] == image_shape else ""
         raise ValueError(f"x of a batch must have shape (B, {', '.join(map(str, wanted))}), got {shape}{hint}")
+    if np.dtype(x.dtype).kind in "biu":
+        raise ValueError(f"x of a batch must hold float pixels in [0, 1], got dtype {x.dtype}: divide bytes by 255")
 
 
 def finite(tree: Any, where: str) -> None:

@@ -139,7 +139,9 @@ def client(
         with_statistics: also record the batch's normalisation statistics, for threats that grant them.
 
     Returns:
-        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`.
+        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`. The
+        batch of a transcript is in the order in which the client drew it, so that the truth to compare a reconstruction
+        with is `transcript.private`, and not the data that the round was given.
 
     Raises:
         ValueError: on sizes out of range, secure aggregation of one client, or a defense at a place that this client
