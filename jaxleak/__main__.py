@@ -10,7 +10,7 @@ from jaxleak.study._streams import outlive_readers
 
 #: Commands that read their own options, with the package that has them, and what the list of commands says of each.
 STUDIES = {
-    "demo": ("jaxleak._command.cafe_scale", "recover 100 embedded photographs from aggregated gradients"),
+    "demo": ("jaxleak._command.cafe_scale", "recover 100 built-in photographs from aggregated gradients"),
     "invert": ("jaxleak._command.invert", "invert the gradient of one client, simulated or captured"),
     "sweep": ("jaxleak._command.sweep", "run one line of a file of many runs, or merge what they found"),
 }

@@ -95,12 +95,38 @@ def labels_in_range(y: Any, num_classes: int) -> None:
         raise ValueError(f"y must be in [0, {num_classes}), got labels from {y.min()} to {y.max()}")
 
 
+def batch_labels(y: Any, samples: int, num_classes: int) -> None:
+    """Raise `ValueError` unless y is (samples,) integers in [0, num_classes), or (samples, num_classes) soft labels.
+
+    The values of a traced y are not there to be looked at: only its shape and dtype are checked.
+    """
+    import jax  # for its tracers alone; options are checked before JAX is imported
+
+    if tuple(y.shape) not in ((samples,), (samples, num_classes)):
+        raise ValueError(
+            f"labels must have shape ({samples},), one per image, or ({samples}, {num_classes}) if they are soft, "
+            f"got {tuple(y.shape)}"
+        )
+    if y.ndim == 2:
+        return
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(f"labels must be integers, got dtype {y.dtype}")
+    if isinstance(y, jax.core.Tracer):
+        return
+    values = np.asarray(y)
+    wrong = values[(values < 0) | (values >= num_classes)]
+    if wrong.size:
+        raise ValueError(f"labels must be in [0, {num_classes}), got {wrong[0]}")
+
+
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
-    """Raise `ValueError` unless x is (B, 1, H, W, channels): images of one party, as a `Batch` holds them."""
+    """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them."""
     shape, wanted = tuple(x.shape), (1, *image_shape)
     if shape[1:] != wanted:
         hint = ": add the axis of parties, x[:, None]" if shape[1:] == image_shape else ""
         raise ValueError(f"x of a batch must have shape (B, {', '.join(map(str, wanted))}), got {shape}{hint}")
+    if np.dtype(x.dtype).kind in "biu":
+        raise ValueError(f"x of a batch must hold float pixels in [0, 1], got dtype {x.dtype}: divide bytes by 255")
 
 
 def finite(tree: Any, where: str) -> None:

@@ -148,3 +148,48 @@ def test_a_batch_without_the_axis_of_parties_is_refused():
         got = ", ".join(map(str, shape))
         with pytest.raises(ValueError, match=rf"x of a batch must have shape \(B, 1, 4, 3, 1\), got \({got}\){hint}"):
             share(variables, batch)
+
+
+def test_bytes_are_refused(model):
+    batch = Batch(jnp.zeros((1, 1, *SHAPE), jnp.uint8), jnp.array([0]), jnp.arange(1))
+    with pytest.raises(ValueError, match=r"must hold float pixels in .*got dtype uint8: divide bytes by 255"):
+        protocols.ClientShare(model)(model.init(jax.random.key(5)), batch)
+
+
+class TestLabels:
+    """A label that no class has gives one-hot rows of zeros, hence a gradient of zeros that reads as no leak."""
+
+    def batch(self, y):
+        y = jnp.asarray(y)
+        return Batch(jnp.full((len(y), 1, *SHAPE), 0.5), y, jnp.arange(len(y)))
+
+    @pytest.mark.parametrize("bad", [3, 8, -1])
+    @pytest.mark.parametrize("method", ["__call__", "updates", "example_gradients"])
+    def test_values_out_of_range_are_named(self, bad, method, model):
+        share, variables = protocols.ClientShare(model), model.init(jax.random.key(5))
+        with pytest.raises(ValueError, match=rf"labels must be in \[0, 3\), got {bad}"):
+            getattr(share, method)(variables, self.batch([0, bad]))
+
+    @pytest.mark.parametrize("how", [lambda f: f, jax.jit])
+    @pytest.mark.parametrize(
+        ("y", "message"),
+        [
+            ([0.0, 1.0], "labels must be integers, got dtype float32"),
+            ([0, 1, 2], r"labels must have shape \(2,\), one per image, or \(2, 3\) if they are soft, got \(3,\)"),
+            ([[0], [1]], r"got \(2, 1\)"),
+        ],
+    )
+    def test_other_types_and_shapes_are_refused_traced_or_not(self, y, message, how, model):
+        batch = self.batch([0, 1])._replace(y=jnp.asarray(y))
+        with pytest.raises(ValueError, match=message):
+            how(protocols.ClientShare(model))(model.init(jax.random.key(5)), batch)
+
+    def test_soft_labels_are_left_as_they_are(self, model):
+        share, variables = protocols.ClientShare(model), model.init(jax.random.key(5))
+        hard, soft = (share(variables, self.batch(y)) for y in ([0, 2], [[1.0, 0, 0], [0, 0, 1.0]]))
+        jax.tree.map(np.testing.assert_array_equal, hard, soft)
+
+
+def test_a_loss_refuses_labels_that_are_not_integers():
+    with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
+        objectives.cross_entropy(jnp.zeros((2, 3)), jnp.array([0.0, 1.0]))

@@ -176,6 +176,12 @@ _X, _Y = np.zeros((2, 4, 4, 1)), np.array([0, 1])
         ({"x": _X, "y": np.array([0.0, 1.0])}, "labels must be integers, got dtype float64"),
         ({"x": _X, "y": np.array([0, 2**40])}, "labels must be below the number of classes"),
         ({"x": _X, "y": _Y, "class_names": np.array(["one"])}, "below the number of classes, 1, got 1"),
+        (
+            {"x": np.zeros((2, 3, 4, 5)), "y": _Y},
+            r"channels last.*got \(2, 3, 4, 5\): transpose x by x.transpose\(0, 2,",
+        ),
+        ({"x": np.zeros((2, 1, 8, 8), np.uint8), "y": _Y}, "transpose x"),
+        ({"x": np.zeros((3, 4, 4, 1)), "y": np.array([3, 1, 2])}, "labels must be counted from 0, got 1 to 3"),
         ({"x": _X, "y": _Y, "class_names": np.array([1, 2])}, "class_names must be a list of text"),
     ],
 )
@@ -183,6 +189,15 @@ def test_npz_content_is_checked(tmp_path, arrays, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(_npz(tmp_path, **arrays))
     assert "some.npz" in str(caught.value)
+
+
+def test_what_only_resembles_channels_first_or_a_count_from_one_is_taken(tmp_path):
+    """Images of three rows, a class 0 that has a name but no sample, and labels with gaps."""
+    assert load(_npz(tmp_path, x=np.zeros((2, 3, 5, 3)), y=_Y)).x.shape == (2, 3, 5, 3)
+    named = load(_npz(tmp_path, x=_X, y=np.array([1, 2]), class_names=np.array(["a", "b", "c"])))
+    assert len(named.classes) == 3
+    assert len(load(_npz(tmp_path, x=_X, y=np.array([1, 3]))).classes) == 4
+    assert len(load(_npz(tmp_path, x=_X, y=np.array([1, 1]))).classes) == 2
 
 
 def test_labels_may_be_as_large_as_their_bound(tmp_path):

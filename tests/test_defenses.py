@@ -29,7 +29,7 @@ from jaxleak.defenses import (
     sparsify,
     withhold_top,
 )
-from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise, Replayed
 
 PAYLOAD = {
     "first": {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)},
@@ -95,6 +95,24 @@ def test_chain_applies_members_in_order():
 def test_a_chain_of_several_says_nothing_of_its_output():
     assert chain(sparsify(20), quantize(8)).mechanism is None
     assert chain(sparsify(20)).mechanism == sparsify(20).mechanism
+
+
+@pytest.mark.parametrize(
+    ("place", "transform", "mechanism", "message"),
+    [
+        ("paylod", optax.identity(), None, "place must be one of payload, .*, got 'paylod'"),
+        ("payload", lambda payload: payload, None, "transform must be one of optax"),
+        ("payload", optax.identity(), Replayed(), r"mechanism must be a .*got Replayed\(random=False\)"),
+    ],
+)
+def test_what_is_no_defense_is_refused_when_it_is_made(place, transform, mechanism, message):
+    with pytest.raises(ValueError, match=message):
+        Defense(place, transform, mechanism=mechanism)
+
+
+def test_a_transform_of_optax_that_takes_no_key_is_a_defense():
+    halved = Defense("payload", optax.scale(0.5)).apply(jax.random.key(0), {"w": jnp.array([2.0, 4.0])})
+    np.testing.assert_array_equal(halved["w"], [1.0, 2.0])
 
 
 def test_chain_refuses_nothing_and_mixed_places():

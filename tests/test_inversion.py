@@ -424,6 +424,26 @@ class HeadSquares:
         return client_updates.DataTerm(compare, matched_below=1e-5)
 
 
+def test_more_images_than_the_template_holds_are_refused(model, observed):
+    protocol, _, truth = observed
+    attack = attacks.inversion(model, protocol.share, settings(), batch_size=B + 1)
+    with pytest.raises(ValueError, match="batch_size must be at most the number of images of the template, 2, got 3"):
+        attack.init(jax.random.key(0), audit.template_of(truth))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compare": lambda a, b: 0.0}, "compare must be a Comparison, .* without reads_labels, leaves, term"),
+        ({"priors": (client_updates.variation_prior(),)}, r"priors must be pairs \(weight, prior\)"),
+        ({"priors": ((client_updates.variation_prior(), 0.1),)}, r"priors must be pairs \(weight, prior\)"),
+    ],
+)
+def test_parts_of_the_wrong_kind_are_named(change, message, model, observed):
+    with pytest.raises(ValueError, match=message):
+        engine(model, observed[0], settings()._replace(**change))
+
+
 def test_a_new_comparison_needs_nothing_of_the_engine(model, observed):
     own = settings()._replace(compare=HeadSquares())
     protocol, seen, truth = observed

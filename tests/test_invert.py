@@ -33,7 +33,10 @@ def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
         ({"attack": "guess"}, "attack must be one of dlg, .*patch_embedding, got 'guess'"),
         ({"model": "alexnet"}, "model must be one of lenet"),
         ({"data": "imagenet"}, "a data specification must be one of adult"),
-        ({"data": "digits", "pool": 5000}, "digits has 1797 samples, fewer than the 5000 asked for"),
+        (
+            {"data": "digits", "pool": 5000},
+            "digits has 1797 samples, fewer than the 5000 asked for: choose a smaller --pool",
+        ),
         ({"pool": 0}, "pool must be > 0"),
         ({"local_steps": 0}, "local_steps must be > 0"),
         ({"matched_percent": 200.0}, r"matched_percent must be in \[0, 100\]"),

@@ -80,8 +80,8 @@ NAMES = {
         clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule fake_gradients feature_dropout
         gaussian_noise gaussian_payload_noise guardian HORIZONTAL_PLACES label_dp_scale laplace_noise
         magnitude_noise marvell mechanisms noise_multiplier_for noise_multiplier_of noise_multiplier_shorthand
-        outpost PayloadEncoding quantize Reading SHORTHAND_DELTA soteria sparsify split_defense SPLIT_DEFENSES
-        SPLIT_PLACES SplitDefense SplitRun true_epsilon vfl_defender withhold_top
+        outpost PayloadEncoding per_leaf quantize Reading SHORTHAND_DELTA soteria sparsify split_defense SPLIT_DEFENSES
+        SPLIT_PLACES SplitDefense SplitRun stateless true_epsilon vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
         Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed

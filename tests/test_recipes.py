@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import jaxleak
+from jaxleak._base import Reconstruction
+from jaxleak.defenses.mechanisms import GaussianNoise
 from jaxleak.study.updates._names import names_in
 
 PACKAGE = Path(jaxleak.__file__).parent
@@ -159,3 +161,17 @@ def test_computed_names_are_refused(tmp_path):
     for registry in ("FOUR", "FIVE"):
         with pytest.raises(ValueError, match=f"{registry} in .* must be a dict with names as keys or a tuple of names"):
             names_in(file, registry)
+
+
+def test_the_example_of_a_defense_runs_as_it_is_printed():
+    page = (PACKAGE.parent / "docs" / "defenses_list.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(code, names)  # the page's own example
+    assert isinstance(names["answer"], Reconstruction)
+    assert np.isfinite(names["answer"].score).all()
+    assert names["defense"].mechanism.noise == GaussianNoise(1e-3)
+    noise = jaxleak.defenses.Defense.apply(
+        names["defense"], names["jax"].random.key(0), np.zeros((100, 100), np.float32)
+    )
+    assert abs(float(noise.std()) / 1e-3 - 1) < 0.02

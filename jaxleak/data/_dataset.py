@@ -12,6 +12,14 @@ from jaxleak import _validate
 _MAX_CLASSES = 2**16
 
 
+#: Grey, colour, and colour with transparency.
+_CHANNELS = (1, 3, 4)
+
+
+class TooFewSamplesError(ValueError):
+    """More samples were asked for than a source has."""
+
+
 class Dataset(NamedTuple):
     """Samples with labels, on the host."""
 
@@ -36,10 +44,10 @@ def draw(available: int, n: int | None, seed: int, name: str) -> np.ndarray:
         (n,) int64 positions in [0, available), all different.
 
     Raises:
-        ValueError: if n exceeds `available`.
+        TooFewSamplesError: if n exceeds `available`.
     """
     if n is not None and n > available:
-        raise ValueError(f"{name} has {available} samples, fewer than the {n} asked for")
+        raise TooFewSamplesError(f"{name} has {available} samples, fewer than the {n} asked for")
     return np.random.default_rng(seed).permutation(available)[:n]
 
 
@@ -115,15 +123,23 @@ def build(
         seed: seed of the draw.
 
     Raises:
-        ValueError: if dtype, shape, range or finiteness of an array is wrong, or n is too large.
+        ValueError: if dtype, shape, range or finiteness of an array is wrong, images have their channels first, labels
+            without class names are counted from 1, or n is too large.
     """
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise ValueError(f"{where}: x must be uint8 or float, got dtype {x.dtype}")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise ValueError(f"{where}: x must be (N, H, W, C), (N, H, W) or (N, F), none of them 0, got {x.shape}")
+    if x.ndim == 4 and x.shape[-1] not in _CHANNELS and x.shape[1] in _CHANNELS:
+        raise ValueError(
+            f"{where}: images must have their channels last, (N, H, W, C), got {x.shape}: transpose x by "
+            "x.transpose(0, 2, 3, 1)"
+        )
     if x.dtype != np.uint8 and not np.all(np.isfinite(x)):
         raise ValueError(f"{where}: x holds non-finite values")
     labels = checked_labels(y, len(x), where)
+    if names is None:
+        _check_count_from_zero(labels, where)
     classes = class_names(labels, names, where)
     picks = draw(len(x), n, seed, name)
     if x.ndim == 2:
@@ -141,6 +157,13 @@ def check_request(n: int | None, seed: int) -> None:
             raise ValueError(f"n must be an integer or None, got {n!r}")
         _validate.positive(n=n)
     _validate.seeds(seed=seed)
+
+
+def _check_count_from_zero(y: np.ndarray, where: str) -> None:
+    # Samples may lack the class 0 by chance; only where every class from 1 on is there does the count begin at 1.
+    present = np.unique(y)
+    if len(present) > 1 and np.array_equal(present, np.arange(1, len(present) + 1)):
+        raise ValueError(f"{where}: labels must be counted from 0, got 1 to {present[-1]}: subtract 1 from y")
 
 
 def _check_largest(y: np.ndarray, bound: int, where: str) -> None:

@@ -8,7 +8,15 @@ from jaxleak.defenses._accounting import (
     noise_multiplier_of,
     noise_multiplier_shorthand,
 )
-from jaxleak.defenses._base import HORIZONTAL_PLACES, SPLIT_PLACES, Defense, PayloadEncoding, chain
+from jaxleak.defenses._base import (
+    HORIZONTAL_PLACES,
+    SPLIT_PLACES,
+    Defense,
+    PayloadEncoding,
+    chain,
+    per_leaf,
+    stateless,
+)
 from jaxleak.defenses._client_accounting import true_epsilon
 from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA, ClientDefense, client_defense
 from jaxleak.defenses._composed import composed
@@ -62,10 +70,12 @@ __all__ = [
     "noise_multiplier_of",
     "noise_multiplier_shorthand",
     "outpost",
+    "per_leaf",
     "quantize",
     "soteria",
     "sparsify",
     "split_defense",
+    "stateless",
     "true_epsilon",
     "vfl_defender",
     "withhold_top",

@@ -35,8 +35,19 @@ def dense(encoding: PayloadEncoding) -> PayloadEncoding:
     return PayloadEncoding()
 
 
-class Defense(NamedTuple):
+class _Fields(NamedTuple):
+    place: str
+    transform: optax.GradientTransformationExtraArgs
+    encode: Callable[[PayloadEncoding], PayloadEncoding] = dense
+    one_step: bool = False
+    mechanism: Mechanism | None = None
+
+
+class Defense(_Fields):
     """What a defense is: where it acts, and the transform.
+
+    Making one raises `ValueError` for a place that no protocol has, a transform that is none of optax, and a mechanism
+    that is no `mechanisms.Mechanism`.
 
     place: one of `SPLIT_PLACES` in split vertical training, or of `HORIZONTAL_PLACES`:
 
@@ -50,19 +61,37 @@ class Defense(NamedTuple):
         * "server_view": what the server can read of the payload. The model is updated with the payload itself.
 
         A protocol refuses a defense whose place it does not have.
-    transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`.
+    transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`, or any other
+        transform of optax, which gets no key.
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
     one_step: the payload must be the gradient of a single local step, which the defense computes anew; protocols
         refuse it for several.
-    mechanism: what whoever knows the defense can tell of a payload, for `jaxleak.attacks.adaptive`; None where no
-        attacker of a client's update is known who makes use of it.
+    mechanism: what an attacker who knows the defense can tell about a payload, which `jaxleak.attacks.adaptive` reads.
+        None if no attack on a client's update is known that makes use of it.
     """
 
-    place: str
-    transform: optax.GradientTransformationExtraArgs
-    encode: Callable[[PayloadEncoding], PayloadEncoding] = dense
-    one_step: bool = False
-    mechanism: Mechanism | None = None
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        place: str,
+        transform: optax.GradientTransformation,
+        encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
+        one_step: bool = False,
+        mechanism: Mechanism | None = None,
+    ) -> "Defense":
+        """Check what is known before any payload is."""
+        _validate.one_of(tuple(dict.fromkeys((*HORIZONTAL_PLACES, *SPLIT_PLACES))), place=place)
+        if not isinstance(transform, optax.GradientTransformation | optax.GradientTransformationExtraArgs):
+            raise ValueError(
+                f"transform must be one of optax, such as optax.GradientTransformationExtraArgs, got {transform!r}"
+            )
+        if not (mechanism is None or isinstance(mechanism, Mechanism)):
+            raise ValueError(
+                "mechanism must be a jaxleak.defenses.mechanisms.Mechanism or None, such as "
+                f"Mechanism(simulation=Replayed()), got {mechanism!r}"
+            )
+        return super().__new__(cls, place, optax.with_extra_args_support(transform), encode, one_step, mechanism)
 
     @property
     def in_step(self) -> bool:
@@ -103,7 +132,7 @@ def chain(*defenses: Defense) -> Defense:
     """Apply defenses one after the other, each with a key of its own.
 
     `optax.chain` would hand the same key to every member: two members' noises would be the same noise. A chain of
-    several has no mechanism, since those of its members do not hold for what other members make of their output.
+    several has no mechanism: what a member declares holds for its own output, and later members change that.
 
     Raises:
         ValueError: if the members act at different places, or there is none.
@@ -152,6 +181,9 @@ def stateless(
         encode: see `Defense`.
         one_step: see `Defense`.
         mechanism: see `Defense`.
+
+    Raises:
+        ValueError: on a place or mechanism that `Defense` refuses.
     """
 
     def transform(
@@ -171,7 +203,17 @@ def per_leaf(
     *,
     mechanism: Mechanism | None = None,
 ) -> Defense:
-    """A defense that changes every leaf on its own: `change(key, leaf) -> leaf`, each leaf with a key of its own."""
+    """A defense that changes every leaf on its own, each with a key of its own.
+
+    Args:
+        place: see `Defense`.
+        change: `(key, leaf) -> leaf`, of the same shape.
+        encode: see `Defense`.
+        mechanism: see `Defense`.
+
+    Raises:
+        ValueError: on a place or mechanism that `Defense` refuses.
+    """
 
     def update(key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         del extra

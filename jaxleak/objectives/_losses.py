@@ -5,7 +5,13 @@ import jax.numpy as jnp
 
 
 def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
-    """(B,) integers or (B, C) distributions -> (B, C) distributions."""
+    """The distributions (B, C) of labels: (B,) integers in [0, C), or (B, C), which are distributions already.
+
+    Raises:
+        ValueError: if labels (B,) are not integers.
+    """
+    if y.ndim == 1 and not jnp.issubdtype(y.dtype, jnp.integer):
+        raise ValueError(f"labels must be integers, got dtype {y.dtype}")
     return jax.nn.one_hot(y, num_classes) if y.ndim == 1 else y
 
 

@@ -57,15 +57,19 @@ class ClientShare:
 
         With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
 
+        Labels that are traced, as under `jax.jit`, have no values to look at: only their dtype and shape are checked,
+        and the losses of `jaxleak.objectives` give an image whose label is out of range no gradient.
+
         Raises:
-            ValueError: if `batch.x` has another shape, or is not M * E equal parts.
+            ValueError: if `batch.x` has another shape or is not M * E equal parts, or if `batch.y` does not hold one
+                integer in [0, C) per image, or one distribution (C,).
         """
         updates = self.updates(params, batch, sharpness=sharpness)
         return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
 
     def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> list[PyTree]:
         """Every client's own payload, before they are averaged."""
-        _validate.batch_of_images(batch.x, self.model.image_shape)
+        self._check(batch)
         total = batch.x.shape[0]
         if total % (self.clients * self.local_steps):
             raise ValueError(
@@ -89,7 +93,12 @@ class ClientShare:
 
     def example_gradients(self, params: PyTree, batch: Batch) -> PyTree:
         """The payload of every example by itself, for one step of one client: leaves with a leading axis B."""
+        self._check(batch)  # before `vmap` hides the labels
         return jax.vmap(lambda x, y, i: self(params, Batch(x[None], y[None], i[None])))(*batch)
+
+    def _check(self, batch: Batch) -> None:
+        _validate.batch_of_images(batch.x, self.model.image_shape)
+        _validate.batch_labels(batch.y, batch.x.shape[0], self.model.num_classes)
 
 
 def averaged_share(share: ClientShare) -> ClientShare:
@@ -130,7 +139,9 @@ def client(
         with_statistics: also record the batch's normalisation statistics, for threats that grant them.
 
     Returns:
-        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`.
+        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`. The
+        batch of a transcript is in the order in which the client drew it, so that the truth to compare a reconstruction
+        with is `transcript.private`, and not the data that the round was given.
 
     Raises:
         ValueError: on sizes out of range, secure aggregation of one client, or a defense at a place that this client

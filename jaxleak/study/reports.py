@@ -155,6 +155,7 @@ def write_markdown(
     lines += ["## How it was made", ""]
     for paragraph in method:
         lines += [paragraph, ""]
-    lines += [f"Seeds: {', '.join(map(str, seeds))}. Commit {made['commit']}, {made['device']}.", ""]
+    version = made["commit"].removeprefix("version ")
+    lines += [f"Seeds: {', '.join(map(str, seeds))}. Made by jaxleak {version} on {made['device']}.", ""]
     lines += ["```", command, "```", ""]
     write_text(folder.path / "report.md", "\n".join(lines))

@@ -108,8 +108,9 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
         the model as smoothed, the sharpness, and whether the trial is frozen.
 
     Raises:
-        ValueError: on settings out of range, and, when an observation is first seen, if the threat withholds what the
-            settings read or the payload does not fit the model.
+        ValueError: on settings out of range; by `init`, if the template holds fewer images than B; and, when an
+            observation is first seen, if the threat withholds what the settings read or the payload does not fit the
+            model.
     """
     parts = assemble(model, share, settings, batch_size)
 
@@ -167,6 +168,11 @@ def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:
     s, model = parts.settings, parts.setup.model
     image = (parts.setup.batch_size, *model.image_shape)
     _validate.batch_of_images(template.x, model.image_shape)
+    if template.x.shape[0] < parts.setup.batch_size:
+        raise ValueError(
+            f"batch_size must be at most the number of images of the template, {template.x.shape[0]}, "
+            f"got {parts.setup.batch_size}"
+        )
     label_key, start_key = jax.random.split(key)
 
     def one(key: jax.Array) -> tuple[dict[str, PyTree], PyTree]:

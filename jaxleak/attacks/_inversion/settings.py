@@ -117,6 +117,15 @@ def check_settings(s: Settings) -> None:
     _validate.count(iterations=s.iterations, group=s.group)
     _validate.non_negative(consistency=s.consistency)
     _validate.in_range(0, 1, white_point=s.white_point)
+    missing = [name for name in ("reads_labels", "leaves", "term") if not hasattr(s.compare, name)]
+    if missing:
+        raise ValueError(
+            f"compare must be a Comparison, such as client_updates.Gradients(distance), got {s.compare!r} without "
+            f"{', '.join(missing)}"
+        )
+    for entry in s.priors:
+        if isinstance(entry, Prior) or len(entry) != 2 or not isinstance(entry[1], Prior):
+            raise ValueError(f"priors must be pairs (weight, prior), such as (0.1, variation_prior()), got {entry!r}")
     if s.labels == ("none" if s.compare.reads_labels else "joint"):
         read = "depend" if s.compare.reads_labels else "do not depend"
         raise ValueError(

@@ -69,9 +69,9 @@ def recommended_smoothing(*, batch_norm: bool, batch_size: int) -> Smoothing | N
 
     Batch normalisation couples all pixels of a batch: deep networks with it need a start at which they are nearly
     linear, must not end too sharp, and are hopeless without. (Shallow ones, of two or three convolutions, are better
-    off with exact kinks, which this rule does not ask for.) Networks without it are inverted faster from a sharper
-    start, and a single image best with the exact model (a ConvNet and an MLP; LeNet with ReLUs gains 5 dB from the
-    smoothing that several images get). It is for networks with kinks (`Classifier.has_kinks`):
+    off with exact kinks, which this rule does not ask for.) Without batch normalisation, attacks on several images are
+    faster from a sharper start. For a single image the exact model was best on a ConvNet and an MLP; on LeNet with
+    ReLUs, the smoothing for several images gained 5 dB. The rule is for networks with kinks (`Classifier.has_kinks`):
     without, a schedule changes nothing but the choice of the best iterate, as losses at different sharpness are not
     compared.
     """

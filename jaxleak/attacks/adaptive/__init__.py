@@ -1,9 +1,9 @@
 """What an attacker does who knows the defense and its strength, of a client's update, of rounds or of a vertical run.
 
-`informed` is the one door to updates: from a defense and what the client computes before it to what the attacker takes
-for the client's share, and the settings that it attacks with. `informed_rounds` is the one to the aggregated gradients
-of many rounds, and `informed_party` the one to vertical training: from the defenses of the real run to the protocol of
-the attacker's shadow run.
+For an attack on one client's update, call `informed`. It takes the defense and what the client computes before it. It
+gives the share that the attacker simulates, and the settings with which it attacks. `informed_rounds` is for the
+aggregated gradients of many rounds. `informed_party` is for vertical training: it takes the defenses of the real run
+and gives the protocol of the attacker's shadow run.
 
     defense = defenses.quantize(4)
     known = adaptive.informed(defense, model, share, presets.fedleak(800), batch_size=2)

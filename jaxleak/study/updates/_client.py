@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxleak import data, defenses, models, protocols
 from jaxleak._base import Batch, Protocol, PyTree
+from jaxleak.data._dataset import TooFewSamplesError
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._partitions import client_samples
@@ -33,7 +34,11 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     Raises:
         ValueError: if the data are no images, or too few for the case.
     """
-    dataset = data.load(case.data, case.taken, seed)
+    try:
+        dataset = data.load(case.data, case.taken, seed)
+    except TooFewSamplesError as error:
+        asked = "--pool" if not case.skip else "--skip and --pool together"
+        raise ValueError(f"{error}: choose a smaller {asked}") from error
     if dataset.x.ndim != 4:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
     model, share, protocol = client_of(case, dataset.x.shape[1:], len(dataset.classes))
