@@ -1,6 +1,6 @@
 """Mutation testing: small mistakes are put into the source one at a time, and the tests should notice each of them.
 
-    make mutants                                      # the sample that docs/reliability.md reports
+    make mutants                                      # the sample that docs/reliability/mutants.md reports
     python tests/mutants.py --count 20 --seed 5       # another sample
 
 Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from docs._figures import cafe, defended, fedleak, networks
+from docs._figures import cafe, defended, fedleak, networks, reliability
 from docs._figures import drawn as figures
 from jaxleak.study import plots
 
@@ -214,3 +214,29 @@ def test_smooth_networks_are_named_as_their_runs(drawn):
         assert config["attack"] != "dlg" or str(config["iterations"]) in label
         assert ("four" in label) == (config["batch_size"] == 4)
     assert [bar.get_width() for bar in figure.axes[0].patches] == [run["metrics"]["psnr"] for run in stored]
+
+
+def test_bars_of_mutants_are_what_was_counted_when_they_were_tried(drawn):
+    (first, later, unseen), figure = drawn("mutants")
+    (axes,) = figure.axes
+    samples = {run["command"].split()[-1]: run for run in (first, later, unseen, *unseen["earlier"])}
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    seeds = [label.split()[1] for label in labels]
+    assert seeds == sorted(samples, key=int)  # later samples have higher seeds
+    for row, seed in enumerate(seeds):
+        counted, (noticed, survived, not_judged) = samples[seed]["metrics"], (bars[row] for bars in axes.containers)
+        assert noticed.get_width() == pytest.approx(100 * counted["noticed"] / counted["made"])
+        assert not_judged.get_width() == pytest.approx(100 * counted.get("not_judged", 0) / counted["made"])
+        assert survived.get_x() + survived.get_width() == pytest.approx(not_judged.get_x())
+        assert not_judged.get_x() + not_judged.get_width() == pytest.approx(100)
+
+
+def test_repeated_measurements_are_told_apart_by_whether_they_agree(drawn):
+    stored, figure = drawn("repeated")
+    (axes,) = figure.axes
+    for row, check in enumerate(stored):
+        same, near, far = (bars[row].get_width() * len(check["cells"]) / 100 for bars in axes.containers)
+        assert same + near == pytest.approx(check["agree"])
+        assert far == pytest.approx(sum(not cell["agrees"] for cell in check["cells"]))
+        assert same == pytest.approx(sum(cell["again"] - cell["recorded"] == 0 for cell in check["cells"]))
+    assert len(axes.containers) == len(reliability.REPEATED)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs._figures import audits, cafe, defended, fedleak, networks
+from docs._figures import audits, cafe, defended, fedleak, networks, reliability
 from experiments._ledger.papers import ledger_of
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -26,10 +26,12 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "labels": (networks.labels, ("labels",)),
     "local_steps": (fedleak.local_steps, ("local_exact", "local_smooth")),
     "mistakes": (audits.mistakes, ("mistakes",)),
+    "mutants": (reliability.mutants, ("mutants", "mutants_later", "mutants_unseen")),
     "priors": (
         fedleak.priors,
         tuple(f"prior_{attack}_{noise}" for attack in fedleak.PRIORS for noise in fedleak.NOISE),
     ),
+    "repeated": (reliability.repeated, ("../../experiments/ledger/checked", "check_one_core")),
     "rounds": (defended.rounds, tuple(f"round_{number}" for number in (0, 5, 20, 50, 100, 200))),
     "smooth": (
         fedleak.smooth,
@@ -42,7 +44,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 
 
 def read(name: str) -> Any:
-    """What docs/results has by this name, or else the entries of a paper's ledger."""
+    """What docs/results has by this name or path, or else the entries of a paper's ledger."""
     file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else ledger_of(name).entries
 
