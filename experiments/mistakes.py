@@ -7,7 +7,7 @@ Every draw has weights, images, labels and a batch size of its own. Each kind of
 made once a draw, and the right update is checked beside it, so that false alarms are counted as well. A mistake that no
 check sees goes on to the attacks, and what the verdict says of it is counted: that the update leaks, that it is not
 shown to leak with a warning that the inputs may be mistaken, or the same in silence, which is never right. The first
-line takes about seven minutes on one core and makes some 340 mistakes; the table in docs/audit.md is of such a run.
+line takes about seven minutes on one core and makes some 340 mistakes; its table is in docs/audit_checks.md.
 """
 
 import importlib

@@ -29,10 +29,11 @@ def test_sequences_are_read_side_by_side_to_the_end_of_all():
     ]
     zips = [(file, call) for file, call in calls if getattr(call.func, "id", "") == "zip"]
     short = {(file, ast.unparse(call.args[0])) for file, call in zips if not ast.unparse(call).endswith("strict=True)")}
-    # A program has inputs behind the leaves, a plot more styles than thresholds, and a point one attack or two.
+    # A program has inputs behind the leaves, a plot more styles than it needs, and a point one attack or two.
     assert short == {
         ("facts.py", "program.inputs"),
         ("plots.py", "(':', '-.', '--')"),
+        ("plots.py", "series.items()"),
         ("_trade_offs.py", "_SUFFIXES"),
     }
 

@@ -5,7 +5,7 @@
         if claim := make(client):
             print(name, audit.check_update(**claim))
 
-`python -m experiments.mistakes` does that for five models, and docs/audit.md has what came of it.
+`python -m experiments.mistakes` does that for five models, and docs/audit_checks.md has what came of it.
 """
 
 import functools
