@@ -57,7 +57,17 @@ class Transcript(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What the attacker sees of one round. A field that the threat does not grant is None."""
+    """What the attacker sees of one round. A field that the threat does not grant is None.
+
+    Attributes:
+        round: () int32, which round it is.
+        params: the model's variables at the start of the round, a tree.
+        payload: what the server receives, a tree in units of a gradient.
+        index: (B,) int32, whose samples are in the batch.
+        labels: (B,) int32.
+        statistics: mean and variance of the batch in every normalisation layer, a tree.
+        party: what a party of a vertical federation records.
+    """
 
     round: jax.Array
     params: PyTree = None
@@ -69,18 +79,27 @@ class Observation(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """The attacker's answer for the whole private set, in index order where indices were granted."""
+    """The attacker's answer for the whole private set, in index order where indices were granted.
 
-    x: jax.Array  # (N, P, *slice)
-    y: jax.Array  # (N,) int32
-    score: jax.Array  # (N,) the attacker's own misfit, lower is better; computed without the truth
-    # (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not determined by what
-    # was seen); x and y hold nothing of worth there. True is no claim that the answer is right.
+    Attributes:
+        x: (N, P, *slice), the samples' parts by party.
+        y: (N,) int32, labels.
+        score: (N,) the attacker's own misfit, lower is better; computed without the truth.
+        answered: (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not
+            determined by what was seen); x and y hold nothing of worth there. True is no claim that the answer is
+            right.
+        gradient_matched: (N,) bool, whether the answer reproduces the observed gradient, or None where the attack does
+            not compare the two. True says nothing about whether the sample is right: many different images have nearly
+            the same gradient.
+        diagnosis: what the attack knows of its answer besides, such as the ranks of the systems that it solved; a tree
+            of its own.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    score: jax.Array
     answered: jax.Array
-    # (N,) bool, whether the answer reproduces the observed gradient, or None where the attack does not compare the two.
-    # True says nothing about whether the sample is right: many different images have nearly the same gradient.
     gradient_matched: jax.Array | None = None
-    # What the attack knows of its answer besides, such as the ranks of the systems that it solved; a tree of its own.
     diagnosis: PyTree = None
 
 

@@ -32,7 +32,15 @@ VARIATIONS: tuple[Variation, ...] = ("anisotropic", "isotropic", "sum", "truncat
 
 
 class Evidence:
-    """What a prior may look at: one candidate, and the attacker's copy of the model on it."""
+    """What a prior may look at: one candidate, and the attacker's copy of the model on it.
+
+    Attributes:
+        candidate: how variables become images.
+        observation: what the attacker was granted.
+        variables: what is optimised, a tree.
+        x: (B, H, W, channels), the images in [0, 1].
+        outputs: what the model computes of the images, with smoothed kinks where the attack smooths them.
+    """
 
     def __init__(
         self,
