@@ -291,7 +291,7 @@ def test_named_defenses_are_refused_to_clients_that_have_no_place_for_them():
         ("dp_sgd", 1.0, inside, mixing),
         ("feature_dropout", 0.5, inside, mixing),
         ("dp_soteria", 1.0, inside, mixing),
-        ("dp_update", 1.0, None, "has no epsilon where running statistics"),
+        ("dp_update", 1.0, None, "has no epsilon here, since the client also sends"),
         ("soteria", 0.5, None, None),
         ("gaussian", 0.1, None, None),
     ):

@@ -220,7 +220,7 @@ def _at(attack, problem, x):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"iterations": 18}, "iterations must be > 18, which the shifts of 1 images take"),
+        ({"iterations": 18}, "iterations must be > 18, since the shifts of 1 images take so many"),
         ({"group": 2}, "shifts are tried by one candidate"),
         ({"labels": "joint"}, "RowSpaces do not depend on labels and go without \"joint\"; got labels='joint'"),
         ({"labels": "none", "compare": client_updates.Gradients(objectives.cosine), "shifts": ()}, "got labels='none'"),
