@@ -55,6 +55,12 @@ def test_verdicts_go_by_the_rule(paper, values, how, found):
     assert judge(paper, values, how)[0] == found
 
 
+def test_a_verdict_names_the_spread_where_there_is_one():
+    assert judge(31.83, [13.41], "higher")[1] == "13.41 against at least 31.83"
+    assert judge(0.1, [0.2, 0.4], "lower")[1] == "0.3 with a spread of 0.1 against at most 0.1"
+    assert judge(2.0, [1.5, 2.3], "equal")[1] == "1.9 against 2 within 0.4"
+
+
 def test_entries_survive_the_file(ledger, tmp_path):
     entry = Entry(CELL, "ours", "missed", "why", 31.83, "dB", value=0.0, spread=math.nan, seeds={0: 0.0, 3: math.nan})
     ledger.record([entry])

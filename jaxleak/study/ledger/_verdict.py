@@ -66,10 +66,11 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     mean, spread = mean_and_spread(values)
     if not math.isfinite(mean):
         return "missed", "there is no number: the run diverged or never reached the threshold"
+    ours = f"{mean:.4g}" if len(values) == 1 else f"{mean:.4g} with a spread of {spread:.2g}"
     if how == "higher":
-        met, text = mean + spread >= paper, f"{mean:.4g} + {spread:.2g} against at least {paper:g}"
+        met, text = mean + spread >= paper, f"{ours} against at least {paper:g}"
     elif how == "lower":
-        met, text = mean - spread <= paper, f"{mean:.4g} - {spread:.2g} against at most {paper:g}"
+        met, text = mean - spread <= paper, f"{ours} against at most {paper:g}"
     else:
         allowed = max(spread, TOLERANCE * abs(paper))
         met, text = abs(mean - paper) <= allowed, f"{mean:.4g} against {paper:g} within {allowed:.2g}"
