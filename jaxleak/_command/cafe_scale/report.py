@@ -18,7 +18,7 @@ _CAPTIONS = {
 #: What the report and the terminal say; results.json has all numbers.
 MEASURES = (
     Measure("samples with an answer, of all", "answered_fraction", "%"),
-    Measure("certificates that the attacker trusts, of those to invert", "certified_fraction", "%"),
+    Measure("images that pass their certificate, of those inverted", "certified_fraction", "%"),
     Measure("labels right, of all", "label_accuracy", "%"),
     Measure("PSNR, mean over the samples", "psnr_mean", "dB"),
     Measure("PSNR of the worst sample", "psnr_min", "dB"),
