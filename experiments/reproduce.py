@@ -172,18 +172,18 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
     """
     left, made, asked = 60.0 * args.budget, list[Entry](), 0
     studies = [study_of(ledger.paper, _folder(args, ledger)) for ledger in ledgers]
+    listed = [list(study.measurements()) for study in studies]  # which takes seconds for the largest
     if args.record:
-        every = (m for study in studies for m in study.measurements())
-        if unknown := DataSets(FOLDER).require_for(m for m in every if _asked(args, m.cell, m.variant)):
+        asked_for = (m for measurements in listed for m in measurements if _asked(args, m.cell, m.variant))
+        if unknown := DataSets(FOLDER).require_for(asked_for):
             print(f"no fingerprint is stored of {', '.join(unknown)}; --data-sets --record stores it afterwards")
     with Progress() as progress:
-        for number, (ledger, study) in enumerate(zip(ledgers, studies, strict=True)):
+        for number, (ledger, study, measurements) in enumerate(zip(ledgers, studies, listed, strict=True)):
             folder = _folder(args, ledger)
             queue = Queue(
                 study, ledger, folder, record=args.record,
                 commit=commit(), estimates_for="two CPU cores", command=command,
             )  # fmt: skip
-            measurements = list(study.measurements())
             if args.record:
                 reasons = impossible_entries(study, ledger)
                 ledger.forget_all_but({m.key for m in measurements} | {entry.key for entry in reasons})

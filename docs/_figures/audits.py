@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from docs._figures.lines import shares
 from experiments import agreement as study
 from jaxleak.study import plots
 
@@ -46,16 +47,10 @@ def mistakes(stored: dict[str, Any], path: Path) -> None:
     """What becomes of every kind of mistake in the inputs of an audit, one bar each."""
     kinds = stored["metrics"]["by_mistake"]
     figure, axes = plots.subplots(size=(8, 4.6))
-    places, left = np.arange(len(kinds))[::-1], np.zeros(len(kinds))
-    for name, (label, colour) in OUTCOMES.items():
-        share = np.array([100 * found[name] / found["made"] for found in kinds.values()])
-        total = sum(found[name] for found in kinds.values())
-        axes.barh(places, share, left=left, height=0.7, color=colour, label=f"{label}: {total}")
-        left += share
     names = [name.replace("_", " ").replace("001", "of 0.01") for name in kinds]
-    axes.set_yticks(places, [f"{name} ({of['made']})" for name, of in zip(names, kinds.values(), strict=True)])
-    axes.set_xlim(0, 100)
-    axes.grid(visible=False, axis="y")
+    rows = {f"{name} ({of['made']})": of for name, of in zip(names, kinds.values(), strict=True)}
+    totals = {name: sum(of[name] for of in kinds.values()) for name in OUTCOMES}
+    shares(axes, rows, {name: (f"{label}: {totals[name]}", colour) for name, (label, colour) in OUTCOMES.items()})
     axes.set_xlabel("% of the mistakes of a kind (in brackets: their number)")
     axes.set_title(f"What becomes of {stored['metrics']['made']} mistakes in the inputs of an audit")
     plots.legend_below(figure, axes)

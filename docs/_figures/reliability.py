@@ -1,11 +1,10 @@
 """Figures about how far numbers can be believed: runs that were repeated, and mistakes put into the source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from docs._figures.lines import shares
 from jaxleak.study import plots
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def repeated(*checks: dict[str, Any], path: Path) -> None:
             counts["same" if same else "near" if cell["agrees"] else "far"] += 1
         rows[f"{check['date']}\n({len(check['cells'])} measurements)"] = counts
     figure, axes = plots.subplots(size=(8, 1.2 + 0.6 * len(rows)))
-    _stacked(axes, rows, REPEATED)
+    _counted(axes, rows, REPEATED)
     axes.set_xlabel("% of the measurements of a check (bars: their number)")
     axes.set_title("Random measurements of the papers' tables, run again")
     plots.legend_below(figure, axes)
@@ -50,28 +49,15 @@ def mutants(first: dict[str, Any], later: dict[str, Any], unseen: dict[str, Any]
         outcomes = [mutant["outcome"] for mutant in sample["mutants"]]
         rows[f"seed {seed} ({len(outcomes)} mistakes)"] = {name: outcomes.count(name) for name in MISTAKEN}
     figure, axes = plots.subplots(size=(8, 1.2 + 0.36 * len(rows)))
-    _stacked(axes, rows, MISTAKEN)
+    _counted(axes, rows, MISTAKEN)
     axes.set_xlabel("% of the mistakes of a sample (bars: their number)")
     axes.set_title("Random mistakes in the source: do the tests notice them?")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
 
-def _stacked(axes: "Axes", rows: Mapping[str, Mapping[str, int]], kinds: Mapping[str, tuple[str, str]]) -> None:
-    """One full bar for each row, its parts in the colours of their kinds and with their counts."""
-    places, left = np.arange(len(rows))[::-1], np.zeros(len(rows))
-    totals = np.array([sum(counts.values()) for counts in rows.values()])
-    for kind, (label, colour) in kinds.items():
-        counts = np.array([row[kind] for row in rows.values()])
-        share = 100 * counts / totals
-        bars = axes.barh(places, share, left=left, height=0.7, color=colour, label=label)
-        axes.bar_label(bars, _shown(counts), label_type="center", fontsize=8)
-        left += share
-    axes.set_yticks(places, list(rows))
-    axes.set_xlim(0, 100)
-    axes.grid(visible=False, axis="y")
-
-
-def _shown(counts: Sequence[int] | np.ndarray) -> list[str]:
-    """Counts as labels; a part that is empty has none."""
-    return [str(count) if count else "" for count in counts]
+def _counted(axes: "Axes", rows: Mapping[str, Mapping[str, int]], kinds: Mapping[str, tuple[str, str]]) -> None:
+    """Shares whose parts have their counts on them; a part that is empty has none."""
+    for kind, bars in shares(axes, rows, kinds).items():
+        counts = [str(row[kind] or "") for row in rows.values()]
+        axes.bar_label(bars, counts, label_type="center", fontsize=8)

@@ -103,14 +103,20 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
     facts = update.facts
     if facts.kind == "gradient":
         return tree
-    if facts.learning_rate is None:
-        raise ValueError(f"{update.source}: learning_rate must be given to turn {facts.kind} into a gradient")
     import jax
 
-    scale = 1 / (facts.learning_rate * (facts.local_steps or 1))
+    scale = 1 / (learning_rate_of(update) * (facts.local_steps or 1))
     if facts.kind == "weights":
         return jax.tree.map(lambda before, after: (before - after) * scale, params, tree)
     return jax.tree.map(lambda difference: -difference * scale, tree)
+
+
+def learning_rate_of(update: Update) -> float:
+    """The learning rate behind weights or their difference; `ValueError` if it is not known."""
+    if update.facts.learning_rate is None:
+        what = "a difference of weights" if update.facts.kind == "difference" else "weights"
+        raise ValueError(f"{update.source}: learning_rate must be given: it turns {what} into a gradient")
+    return update.facts.learning_rate
 
 
 def _frozen(update: Any) -> tuple[str, ...] | None:

@@ -82,7 +82,7 @@ class Defense(_Fields):
     ) -> "Defense":
         """Check what is known before any payload is."""
         _validate.one_of(tuple(dict.fromkeys((*HORIZONTAL_PLACES, *SPLIT_PLACES))), place=place)
-        if not isinstance(transform, optax.GradientTransformation | optax.GradientTransformationExtraArgs):
+        if not isinstance(transform, optax.GradientTransformation):
             raise ValueError(
                 f"transform must be one of optax, such as optax.GradientTransformationExtraArgs, got {transform!r}"
             )

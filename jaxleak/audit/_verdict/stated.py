@@ -8,6 +8,7 @@ from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.capture._names import matching
+from jaxleak.capture._update import learning_rate_of
 from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
 from jaxleak.models import Classifier, freeze
 from jaxleak.protocols import ClientShare
@@ -37,7 +38,10 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
         raise ValueError("batch_size must be given: the update does not say how many samples are behind it")
     if known.loss not in (None, "cross_entropy"):
         raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
-    return update._replace(facts=known)
+    update = update._replace(facts=known)
+    if known.kind != "gradient":
+        learning_rate_of(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
+    return update
 
 
 def trained_part(model: Classifier, variables: PyTree, frozen: tuple[str, ...] | None) -> tuple[Classifier, PyTree]:

@@ -88,9 +88,6 @@ def update(
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
     defense = stated_defense(known, share)
-    if known.kind != "gradient" and known.learning_rate is None:
-        what = "a difference of weights" if known.kind == "difference" else "weights"
-        raise ValueError(f"learning_rate must be given: it turns {what} into a gradient")
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
     try:
