@@ -7,6 +7,12 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"<!-- (?P<file>\S+\.jsonl?) (?P<keys>.+?) (?P<format>\S+) -->(?P<shown>.*?)<!-- / -->", re.DOTALL)
+#: What needs no source: marked numbers (those marked as given, too), code, the targets of links, and texts of images.
+_SOURCED = re.compile(r"<!-- (?:given|\S+\.jsonl?) .*?<!-- / -->|```.*?```|`[^`]*`|\]\([^)]*\)|!\[[^\]]*\]", re.DOTALL)
+_NUMBER = r"(?<![\w.])\d*\.?\d+"
+#: What looks like a measurement: dB, a spread, a share such as .97; and in a table any decimal number.
+_MEASURED = re.compile(rf"{_NUMBER}\s+dB\b|{_NUMBER}\**\s*\+-\s*\d*\.?\d+|(?<![\w.])\.\d\d\b")
+_CELL = re.compile(r"(?<![\w.,-])-?\d+\.\d+\b")
 
 
 def fill_pages(*, check: bool) -> list[Path]:
@@ -54,6 +60,16 @@ def fill(text: str, root: Path) -> str:
         return f"{head}{shown}<!-- / -->"
 
     return MARKED.sub(stored, text)
+
+
+def unsourced(text: str) -> list[str]:
+    """What looks like a measurement in a page and comes from no stored result.
+
+    A number that is no measurement, such as a threshold, is marked as given: `<!-- given -->20 dB<!-- / -->`.
+    """
+    left = _SOURCED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    found = [match[0] for match in _MEASURED.finditer(left)]
+    return found + [match[0] for line in left.splitlines() if line.startswith("|") for match in _CELL.finditer(line)]
 
 
 def lookup(path: Path, keys: str) -> float:

@@ -10,6 +10,7 @@ A page marks a number by two comments, which readers of the rendered page do not
 The first comment names a JSON file of this repository, the keys that lead to a number, and a format of Python's
 `format`. Keys are separated by dots; a whole number picks from a list, and `ID@` in front a cell by its id. For
 a ledger (.jsonl) an entry, CELL@VARIANT or CELL@VARIANT@NAME, goes before a field: `table3/cafe/mnist@printed value`.
+A number that was not measured, such as a threshold, is marked as given: `<!-- given -->20 dB<!-- / -->`.
 """
 
 import sys

@@ -82,3 +82,17 @@ def test_the_command_writes_and_checks(root, monkeypatch, capsys):
     assert command.main(command.Args()) == [page]
     assert "30.5" in page.read_text()
     assert command.main(command.Args(check=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("It has <!-- run.json metrics.psnr .1f -->30.5<!-- / --> dB, above <!-- given -->20 dB<!-- / -->.", []),
+        ("It has 30.5 dB, and 8.1 +- 0.3 dB.", ["30.5 dB", "8.1 +- 0.3"]),
+        ("**12** +- 3 and SSIM .97 in 3 rows", ["12** +- 3", ".97"]),
+        ("| `0.01` | 2 runs | **8.25** | -1.5 |", ["8.25", "-1.5"]),
+        ("Version 0.10 of `x 3.5 dB` in [a table](t.97.md)\n```\n30 dB\n```", []),
+    ],
+)
+def test_measurements_without_a_source_are_found(text, left):
+    assert numbers.unsourced(text) == left
