@@ -6,12 +6,11 @@
     # the same on CIFAR-10
     python -m experiments.homotopy --data cifar10 --rows convnet-b1 convnet-b4 \\
         --seeds 3 4 5
-    # five minutes a seed: 28 to 40 dB by how bright the image is, and about
-    # 45 up to one factor, which batch normalisation leaves open
+    # five minutes a seed; the brightness of a single image stays open, so read
+    # the PSNR up to one factor, too
     python -m experiments.homotopy --data cifar10 --rows resnet10-b1 \\
         --iterations 3500 --seeds 3 4 5 --variants homotopy
-    # sixteen images, 15 to 45 minutes on one core; 41 dB for seed 3 with half
-    # the iterations
+    # sixteen images, 15 to 45 minutes on one core
     python -m experiments.homotopy --data cifar10 --rows resnet10-b16 \\
         --iterations 2000 --seeds 4 --variants homotopy
     # FedLeak's own terms, left out or added one by one

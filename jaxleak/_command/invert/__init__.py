@@ -11,7 +11,7 @@
     # such a pair of files, from a simulated client
     jaxleak invert --batch-size 4 --save-payload update.npz \\
         --save-weights model.safetensors
-    # three minutes an image: above 40 dB up to one factor, the brightness
+    # three minutes an image, whose brightness stays open
     jaxleak invert --data cifar10 --model resnet10 --iterations 3500 \\
         --out runs/resnet
     # five seconds an image: 38 to 49 dB, or 24 after the 300 iterations of DLG
@@ -24,11 +24,11 @@
     # a closed form, in seconds, most of them to compile the client: 87 dB
     jaxleak invert --data cifar10 --attack patch_embedding --model vit_tiny \\
         --seeds 0 1 2 3
-    # a deep network, two to four minutes an image: SSIM .34, 1.00 and .93,
+    # a deep network, ten to fifteen minutes an image: SSIM .34, 1.00 and .93,
     # while the PSNR depends on tints
     jaxleak invert --data cifar10 --pool 512 --attack row_space \\
         --model resnet34 --iterations 4250 --seeds 4 5 6
-    # four images behind one of its gradients, half an hour of a core: SSIM .86
+    # four images behind one of its gradients, half an hour of a core
     jaxleak invert --data cifar10 --pool 512 --attack row_space \\
         --model resnet34 --batch-size 4 --far --iterations 20380 --seeds 0
     # attackers with public images, on which they train a generator
