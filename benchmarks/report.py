@@ -153,10 +153,10 @@ def _groups(results: dict) -> dict[str, dict[str, list[dict]]]:
 def summary(results: dict) -> dict[str, Any]:
     """The steps of the summary tables as numbers.
 
-    A cell has the seconds of its forms, where they were timed, those of the operations one by one that went into
-    compiling loops anew, and how many times as long as the fastest compiled form the operations one by one and PyTorch's
-    best take. `least` and `most` are over all cells that were not timed under
-    load. The id of a cell is its group in lower case with hyphens; groups of several devices have the device behind it.
+    A cell has the seconds of its forms, where they were timed, and those of the operations one by one that went into
+    compiling loops anew. It also has how many times as long as the fastest compiled form the operations one by one and
+    PyTorch's best take. `least` and `most` are over all cells that were not timed under load. The id of a cell is its
+    group in lower case with hyphens; groups of several devices have the device behind it.
     """
     devices = _groups(results)
     times = Counter(group for groups in devices.values() for group in groups)
