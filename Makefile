@@ -56,6 +56,7 @@ bits: .venv/installed
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.figure
+	$(BIN)/python -m experiments.numbers
 
 # Builds build/site/index.html without a network; a warning is an error. The variable silences an advertisement.
 docs: .venv/docs

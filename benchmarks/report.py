@@ -1,4 +1,4 @@
-"""Run the benchmarks and write benchmarks/README.md from the stored JSON: `make bench`.
+"""Run the benchmarks and write benchmarks/README.md and summary.json from the stored JSON: `make bench`.
 
 Arguments go to pytest. `python -m benchmarks.report -m ""` adds the sweeps over batch, image size, model and private
 set and the longest compilations; a file or `-k restarts` runs a part, whose tables take the place of those stored for
@@ -6,14 +6,21 @@ the same device. `-m gpu` runs what is for accelerators only.
 """
 
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
+
+#: The steps of the summary tables, whose numbers the pages show.
+SUMMARY = FOLDER / "summary.json"
 
 #: Rounds that must have been timed on a quiet machine for an entry to count as such.
 QUIET_ROUNDS = 2
@@ -84,6 +91,7 @@ def main() -> None:
         results = merged(results, run, entries)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         (FOLDER / "README.md").write_text(table(results))
+        SUMMARY.write_text(json.dumps(summary(results), indent=1) + "\n")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}; the table holds the others")
 
@@ -115,7 +123,7 @@ def table(results: dict) -> str:
     """Markdown with a section per device and in it one table per group."""
     runs, entries = results["runs"], results["benchmarks"]
     lines = [HEADER]
-    for device in dict.fromkeys(run["device"] for run in runs):
+    for device, groups in _groups(results).items():
         mine = [e for e in entries if runs[e["run"]]["device"] == device]
         own = list(dict.fromkeys(_environment(run) for run in runs if run["device"] == device))
         lines += [f"## {device}", "", *[line for text in own if text for line in (text, "")]]
@@ -124,9 +132,6 @@ def table(results: dict) -> str:
             lines += [f"**{loaded} of {len(mine)} entries were timed under load; ratios with them mean nothing.**", ""]
         if any(COMPILING in e["extra_info"] for e in mine):
             lines += [ANEW, ""]
-        groups: dict[str, list[dict]] = {}
-        for entry in mine:
-            groups.setdefault(entry["group"], []).append(entry)
         lines += [*_summary(groups), ""]
         for group, members in groups.items():
             # Entries of a group are of one run: a part that is measured again replaces the whole group.
@@ -136,15 +141,77 @@ def table(results: dict) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _summary(groups: dict[str, list[dict]]) -> list[str]:
-    """One row for each group that compares with op by op or with PyTorch: the fastest compiled form beside both."""
-    rows = []
+def _groups(results: dict) -> dict[str, dict[str, list[dict]]]:
+    """The entries of every group of every device."""
+    runs = results["runs"]
+    groups: dict[str, dict[str, list[dict]]] = {run["device"]: {} for run in runs}
+    for entry in results["benchmarks"]:
+        groups[runs[entry["run"]]["device"]].setdefault(entry["group"], []).append(entry)
+    return groups
+
+
+def summary(results: dict) -> dict[str, Any]:
+    """The steps of the summary tables as numbers.
+
+    A cell has the seconds of its forms, where they were timed, and those of the operations one by one that went into
+    compiling loops anew. It also has how many times as long as the fastest compiled form the operations one by one and
+    PyTorch's best take. `least` and `most` are over all cells that were not timed under load. The id of a cell is its
+    group in lower case with hyphens; groups of several devices have the device behind it.
+    """
+    devices = _groups(results)
+    times = Counter(group for groups in devices.values() for group in groups)
+    cells: list[dict[str, Any]] = []
+    for device, groups in devices.items():
+        for group, forms in _compared(groups).items():
+            timed = {name: entry for name, entry in forms.items() if entry is not None}
+            eager, best, peer = forms["op_by_op"], forms["compiled"], forms["pytorch_best"]
+            ratios = {"over_op_by_op": eager, "over_pytorch": peer}
+            anew = eager["extra_info"].get(COMPILING) if eager else None
+            cells.append(
+                {
+                    "id": _identity(group if times[group] == 1 else f"{group} {device}"),
+                    "group": group,
+                    "device": device,
+                    **{name: seconds_of(entry) for name, entry in timed.items()},
+                    **({"op_by_op_compiling": anew} if anew else {}),
+                    **{name: seconds_of(slow) / seconds_of(best) for name, slow in ratios.items() if slow and best},
+                    "which": {name: entry["name"] for name, entry in timed.items()},
+                    "loaded": any(entry["extra_info"].get("loaded", False) for entry in timed.values()),
+                }
+            )
+    quiet = [cell for cell in cells if not cell["loaded"]]
+    found = {name: [cell[name] for cell in quiet if name in cell] for name in ("over_op_by_op", "over_pytorch")}
+    least = {name: min(values) for name, values in found.items() if values}
+    most = {name: max(values) for name, values in found.items() if values}
+    return {"least": least, "most": most, "cells": cells}
+
+
+def _identity(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _compared(groups: Mapping[str, list[dict]]) -> dict[str, dict[str, Any]]:
+    """Of each group that compares with op by op or with PyTorch: the fastest compiled form and what is beside it."""
+    compared = {}
     for group, members in groups.items():
         eager, peer = _eager(members), _peer(members)
         ours = [e for e in members if not e["name"].startswith("PyTorch") and e["name"] not in EAGER]
         if not ours or (eager is None and peer is None):
             continue
-        best = min(ours, key=seconds_of)
+        compared[group] = {
+            "op_by_op": eager,
+            "compiled": min(ours, key=seconds_of),
+            "pytorch_eager": next((e for e in members if e["name"] == "PyTorch eager"), None),
+            "pytorch_best": peer,
+        }
+    return compared
+
+
+def _summary(groups: Mapping[str, list[dict]]) -> list[str]:
+    """One row for each group that compares with op by op or with PyTorch: the fastest compiled form beside both."""
+    rows = []
+    for group, forms in _compared(groups).items():
+        eager, best, peer = forms["op_by_op"], forms["compiled"], forms["pytorch_best"]
         times = [f"{seconds_of(e):.3g}" if e else "" for e in (eager, best, peer)]
         rows.append([group, *times, best["name"], _ratio(eager, best), _ratio(peer, best)])
     if not rows:

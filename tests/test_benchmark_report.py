@@ -1,5 +1,7 @@
 """The stored timings of several devices and runs, and the table made of them."""
 
+import json
+
 from benchmarks import report
 
 
@@ -60,6 +62,39 @@ def test_the_summary_has_the_fastest_compiled_form_beside_eager_and_peers():
     text = report.table(report.merged(EMPTY, run(), [*members, *peers, *alone]))
     assert "| one | 8 | 2 | 4 | jit | 4.00 | 2.00 |" in text
     assert "| two |" not in text
+
+
+def test_the_summary_as_numbers_is_that_of_the_table():
+    members = [entry("op by op", "A, one step", (16.0,) * 3), entry("jit", "A, one step", (4.0,) * 3)]
+    peers = [entry("PyTorch eager", "A, one step", (9.0,) * 3), entry("PyTorch compile", "A, one step", (8.0,) * 3)]
+    less = [entry("op by op", "two", (6.0,) * 3, **{report.COMPILING: 2.0}), entry("jit", "two", (4.0,) * 3)]
+    noisy = [entry("op by op", "three", (400.0,) * 3, spoiled=2), entry("jit", "three", (4.0,) * 3)]
+    stored = report.merged(EMPTY, run(), [*members, *peers, *less, *noisy, entry("sort", "four")])
+    made = report.summary(stored)
+    assert [cell["id"] for cell in made["cells"]] == ["a-one-step", "two", "three"]
+    found = {name: value for name, value in made["cells"][0].items() if not isinstance(value, (str, dict, bool))}
+    assert found == {
+        "op_by_op": 8, "compiled": 2, "pytorch_eager": 4.5, "pytorch_best": 4, "over_op_by_op": 4, "over_pytorch": 2,
+    }  # fmt: skip
+    assert [cell["loaded"] for cell in made["cells"]] == [False, False, True]
+    assert [cell.get("op_by_op_compiling") for cell in made["cells"]] == [None, 2, None]
+    assert made["least"] == {"over_op_by_op": 1.5, "over_pytorch": 2}
+    assert made["most"] == {"over_op_by_op": 4, "over_pytorch": 2}
+
+
+def test_a_group_of_several_devices_is_named_with_its_device():
+    members = [entry("op by op", "one", (16.0,) * 3), entry("jit", "one", (4.0,) * 3)]
+    stored = report.merged(report.merged(EMPTY, run(), members), run("gpu (H)"), members)
+    assert [cell["id"] for cell in report.summary(stored)["cells"]] == ["one-cpu", "one-gpu-h"]
+    assert report.summary(EMPTY) == {"least": {}, "most": {}, "cells": []}
+
+
+def test_what_is_written_is_up_to_date():
+    stored = json.loads(report.RESULTS.read_text())
+    made = report.summary(stored)
+    assert json.loads(report.SUMMARY.read_text()) == made, "run python -m benchmarks.report"
+    assert (report.FOLDER / "README.md").read_text() == report.table(stored), "run python -m benchmarks.report"
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
 
 
 def test_spoiled_rounds_do_not_count_unless_too_few_are_left():
