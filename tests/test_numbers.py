@@ -96,3 +96,9 @@ def test_the_command_writes_and_checks(root, monkeypatch, capsys):
 )
 def test_measurements_without_a_source_are_found(text, left):
     assert numbers.unsourced(text) == left
+
+
+def test_no_page_has_a_measurement_without_a_source():
+    written = numbers.ROOT / "docs" / "reproduction"  # by a command, from the ledger
+    typed = {page.name: numbers.unsourced(page.read_text()) for page in numbers.pages() if written not in page.parents}
+    assert {page: found for page, found in typed.items() if found} == {}
