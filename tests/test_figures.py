@@ -240,3 +240,11 @@ def test_repeated_measurements_are_told_apart_by_whether_they_agree(drawn):
         assert far == pytest.approx(sum(not cell["agrees"] for cell in check["cells"]))
         assert same == pytest.approx(sum(cell["again"] - cell["recorded"] == 0 for cell in check["cells"]))
     assert len(axes.containers) == len(reliability.REPEATED)
+
+
+def test_the_printed_descent_ends_at_the_number_of_the_ledger(drawn):
+    _, figure = drawn("cafe_printed")
+    entries = figures.read("cafe")
+    ends = [line.get_ydata()[-1] for line in figure.axes[0].lines[::2]]
+    runs = [figures.read(name) for name in figures.DRAWN["cafe_printed"][1]]
+    assert ends == pytest.approx([entries[run["cell"], "printed", ""].value for run in runs], abs=1e-3)

@@ -18,6 +18,9 @@ DESCENTS = {
     "table2/sapag/{}": "SAPAG",
 }
 
+#: Names of data sets in the figures.
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+
 #: Cells of the study of fake gradients, and what the figure calls them.
 SERVERS = {
     "true/cifar10": "no defense",
@@ -29,7 +32,7 @@ SERVERS = {
 def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None:
     """What CAFE's descent and its baselines recover, here and in the paper, beside its equations solved."""
     figure, panels = plots.subplots(1, 2, size=(8, 4))
-    for axes, (data, name) in zip(panels, {"mnist": "MNIST", "cifar10": "CIFAR-10"}.items(), strict=True):
+    for axes, (data, name) in zip(panels, DATA.items(), strict=True):
         found = [entries[cell.format(data), "reduced", ""] for cell in DESCENTS]
         solved, places = entries[f"table2/cafe/{data}", "ours", ""], -np.arange(len(found) + 1)
         axes.barh(places[0], solved.value, 0.4, color="C2", label="CAFE's equations solved (ours), 800 images")
@@ -47,6 +50,23 @@ def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None
         axes.set_title(name)
     figure.suptitle("The descent of CAFE leads its baselines, and falls far short of its equations", fontsize=11)
     plots.legend_below(figure, panels[0])
+    plots.save_figure(figure, path)
+
+
+def cafe_printed(*stored: dict[str, Any], path: Path) -> None:
+    """PSNR along the 8,000 iterations of Step III that the paper prints, and where the paper's descent ends."""
+    figure, axes = plots.subplots(size=(7, 3.4))
+    for color, run in enumerate(stored):
+        iterations, psnr = zip(*run["curve"], strict=True)
+        name = DATA[run["job"]["dataset"]]
+        axes.plot(iterations, psnr, f"C{color}", label=f"{name}, here")
+        axes.axhline(run["paper"], color=f"C{color}", linestyle=":", label=f"{name}, where the paper's ends")
+    axes.set_xlim(0, 8000)
+    axes.set_ylim(0, 50)
+    axes.set_xlabel("iterations of Step III")
+    axes.set_ylabel("PSNR in dB")
+    axes.set_title("The descent as printed levels off below the paper's numbers")
+    plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
 
