@@ -174,12 +174,18 @@ def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run
         assert f"| {row} |" in overview
     assert "exactly as printed are of" not in overview
     committed = pages.pages([ledger_of(paper) for paper in PAPERS])["index.md"]
-    assert "are of [Section 3, footnote 3](fedleak/text-overdetermination.md)" in committed
+    assert "exactly as printed are of [Table 2](cafe/table2.md) (" in committed
+    assert ") and [Section 3, footnote 3](fedleak/text-overdetermination.md) (" in committed
     assert "| yale32 | 165 | " in committed
     assert reproduce.main(reproduce.Args(status=True)) == 0
     said = capsys.readouterr().out
-    assert "5 exactly as printed (of fedleak/text-overdetermination)" in said
-    assert "met, by the variant of a cell's most faithful measurement: 5 of 5 printed, " in said
+    printed = said.partition(" 63 exactly as printed (of ")[2].partition(")")[0].split(", ")
+    assert printed == [
+        *(f"cafe/{table}" for table in ("table2", "table3", "table4", "table5", "table6", "text-fake-gradients")),
+        *(f"fedleak/{table}" for table in ("table11-gd", "table11-psnr", "text-fig1-distance", "text-fig1-element")),
+        *(f"fedleak/{table}" for table in ("text-fig1-psnr", "text-pearson", "text-overdetermination")),
+    ]
+    assert "met, by the variant of a cell's most faithful measurement: 47 of 63 printed, " in said
 
 
 def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
