@@ -1,5 +1,6 @@
 """Settings of the whole suite; they must be made before jax is imported."""
 
+import gc
 import importlib.metadata
 import os
 
@@ -14,10 +15,18 @@ os.environ.setdefault("JAXLEAK_KEEP_COMPILED", "0")
 # Two devices, for what several of them share; everything else runs on the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
-# The older code generator compiles a tiny program in two thirds of the time. An unknown flag would end the process, so
-# this is for releases known to have it.
+# The older code generator compiles a tiny program in two thirds of the time, and a second-order program in one piece
+# takes a tenth less than in parts. An unknown flag would end the process, so this is for releases known to have both.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 
 # Chosen by `--hypothesis-profile deep`, see `fuzzing.fuzz`.
 hypothesis.settings.register_profile("deep")
+
+# Traced programs are many small objects that live long; looking through them all is a twentieth of the suite's time.
+gc.set_threshold(100_000, 50, 50)
+
+
+def pytest_collection_finish():
+    """What was imported stays to the end, so that the collector need not look at it."""
+    gc.freeze()

@@ -92,6 +92,7 @@ def test_the_weights_are_read_where_the_noise_follows_from_them():
     assert not adaptive.reads_weights(defenses.fake_gradients(3))
 
 
+@pytest.mark.slow
 def test_dp_before_soteria_is_both(client):
     model, share, variables, batch = client
     payload = share(variables, batch)

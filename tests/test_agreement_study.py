@@ -144,7 +144,10 @@ def test_every_case_has_two_starts():
     assert {case.restarts for case in study.CASES.values()} == {2}
 
 
-@pytest.mark.parametrize("name", study.SLOW | study.DEEP)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("densenet")) for n in study.SLOW | study.DEEP],
+)
 def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]
     updates.check(case)

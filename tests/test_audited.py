@@ -55,6 +55,7 @@ def test_a_missing_framework_is_named_with_its_extra_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_one_network_has_the_same_gradient_in_flax_and_in_equinox():
     pytest.importorskip("equinox")
     networks = module_at("examples/networks/jax_networks.py")

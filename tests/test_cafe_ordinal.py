@@ -71,12 +71,14 @@ def test_the_order_is_nearly_enough(setting, adaptive):
     assert np.abs(np.asarray(state.attack.H)).max() > 0
 
 
+@pytest.mark.slow
 def test_knowledge_of_the_order_is_what_helps(setting, adaptive):
     # One sweep takes the noise for the gradient, as one does who does not know.
     _, single = recovered(setting, attacks.cafe_ordinal, sweeps=1)
     assert error(adaptive[1], setting[1]) < 0.6 * error(single, setting[1])
 
 
+@pytest.mark.slow
 def test_capped_entries_come_back_by_their_order(setting):
     _, unaware = recovered(setting, attacks.cafe_exact, CAPPED)
     options = {"reading": "clamped", "sweeps": SWEEPS}

@@ -63,6 +63,7 @@ def test_two_starts_give_an_agreement_without_a_truth(arguments, tmp_path):
     assert -1 <= scores["agreement"] < 1
 
 
+@pytest.mark.slow
 def test_another_start_does_not_resume_this_one(arguments, tmp_path):
     first = invert.main(invert.Args(**arguments, out=tmp_path))
     assert invert.main(invert.Args(**arguments, out=tmp_path)) == first

@@ -277,10 +277,11 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
     assert not any(np.isnan(leaf).any() for leaf in after)
 
 
-#: Variants whose steps are made of the same code as another case's: run one operation at a time only with -m slow.
+#: Variants whose steps are made of the same code as another case's, and two whose single operations take longest: run
+#: one operation at a time only with -m slow.
 VARIANTS = (
-    "inversion_idlg", "inversion_gradinversion", "inversion_fedleak_upstream",
-    "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg",
+    "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
+    "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
 )  # fmt: skip
 
 

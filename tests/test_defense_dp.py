@@ -129,6 +129,7 @@ def test_the_true_epsilon_is_that_of_dp_accounting(name):
     assert found == pytest.approx(accountant.get_epsilon(SHORTHAND_DELTA), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_batch_without_replacement_holds_one_example_at_least():
     package = pytest.importorskip("dp_accounting")
     rdp = pytest.importorskip("dp_accounting.rdp")

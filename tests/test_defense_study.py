@@ -78,6 +78,7 @@ def test_the_victims_client_is_defended(name):
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_true_epsilon_is_no_shorthand():
     pytest.importorskip("dp_accounting")
     many, few = (true_epsilon("dp_sgd", 1.0, batch_size=4, own_samples=100, rounds=rounds) for rounds in (16, 4))
@@ -191,6 +192,7 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     args = args_of(defenses.Args, **TINY, out=tmp_path)
     first = defenses.main(args)
@@ -283,6 +285,7 @@ def test_what_does_not_fit_is_listed(tmp_path):
     assert "* `text-secure-aggregation-clients/degraded`: degraded" in text
 
 
+@pytest.mark.slow
 def test_every_study_stays_in_the_log(tmp_path):
     options = TINY | {"study": ("fedleak-fig8", "further"), "only": ("none",), "strengths": ()}
     defenses.main(args_of(defenses.Args, **options, out=tmp_path))

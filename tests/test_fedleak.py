@@ -174,6 +174,7 @@ def digits(monkeypatch):
     monkeypatch.setattr(fedleak, "DATASETS", {"MNIST": "digits", "CIFAR-10": "digits"})
 
 
+@pytest.mark.slow
 def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
     of_cell = lambda: next(p for p in cells("table10", EVERYTHING) if p.id == "table10-lpips/fedleak")  # noqa: E731
     assert of_cell().reason == NO_LPIPS
@@ -203,6 +204,7 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
     assert again["cells"] == stored["cells"]
 
 
+@pytest.mark.slow
 def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
     small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
     monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})
@@ -327,6 +329,7 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
         trained(Case(model="mlp", pool=8), training, 0, tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_are_trained_anew_where_other_samples_have_the_name(tmp_path):
     """The samples that old weights were trained on may be the victim's by now."""
     case = Case(data=f"npz:{tmp_path / 'd.npz'}", model="mlp", pool=8, attacked_round=1)

@@ -86,6 +86,7 @@ def test_the_divergence_keeps_codes_near_the_normal_distribution():
     np.testing.assert_allclose(strict.scale, 1, atol=0.02)
 
 
+@pytest.mark.slow
 def test_cma_es_over_latents_finds_an_image_without_gradients(observed, generator):
     estimate, truth, infos = run(observed, presets.ggl(60, generator=generator, population=12))
     assert infos["distance"][-1] < infos["distance"][0] / 2

@@ -175,6 +175,7 @@ def test_a_public_generators_encoder_by_hand():
     assert (np.abs(expected[:, 3:]) > 10).any()
 
 
+@pytest.mark.slow
 def test_a_public_generator_is_trained_as_by_a_plain_loop():
     """Two epochs of five images in batches of two; one image of each epoch is left out."""
     shape, rate, kl, noise = (5, 4, 1), 0.02, 0.2, 0.4

@@ -92,6 +92,7 @@ def test_restarts_do_not_know_of_each_other(attack, observed):
     np.testing.assert_allclose(together.score[0], scores.min(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_restarts_add_to_fewer(attack, observed):
     runs = {restarts: invert(attack, observed, iterations=5, restarts=restarts) for restarts in (1, 2, 3)}
     single, *more = [runs[restarts][1].attack.best["x"] for restarts in (1, 2, 3)]

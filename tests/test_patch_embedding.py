@@ -76,6 +76,7 @@ def test_what_is_not_one_images_gradient_is_not_answered(problem, observation):
     assert not solve(problem.model, observation._replace(payload=noisy))[0].gradient_matched
 
 
+@pytest.mark.slow
 def test_more_tokens_than_the_width_are_not_answered():
     model = models.vit((4, 4, 1), 3, patch_size=1, width=8, depth=1, heads=2)
     variables = jax.jit(model.init)(jax.random.key(0))
@@ -125,7 +126,12 @@ def foreign(width, side):
 
 
 @pytest.mark.parametrize(
-    ("width", "side", "answered", "error"), [(24, 8, True, 1e-3), (16, 8, False, 0.05), (25, 10, True, 0.05)]
+    ("width", "side", "answered", "error"),
+    [
+        (24, 8, True, 1e-3),
+        (16, 8, False, 0.05),
+        pytest.param(25, 10, True, 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_transformers_of_others_are_solved_wherever_their_positions_stand(width, side, answered, error):
     """With as many patches as numbers in a token, normalisation leaves one direction open, which smoothness fills."""

@@ -42,7 +42,7 @@ ATTACKED = {
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
 }
 #: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation.
-FIRST = ("idlg", "inverting_gradients", "fedleak", "ggl")
+FIRST = ("idlg", "inverting_gradients", "fedleak")
 #: One who averages draws of the defense, and one who makes up clients.
 FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
 
@@ -156,7 +156,7 @@ def _poisoned_victims(problem):
 @pytest.mark.parametrize(
     ("attack", "least"),
     [
-        (all_of(parties_runs.Runs(("own_bottom",), features=False)), 4),
+        pytest.param(all_of(parties_runs.Runs(("own_bottom",), features=False)), 4, marks=pytest.mark.slow),
         (fu_et_al, 2),
         pytest.param(
             all_of(parties_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True)),

@@ -27,7 +27,11 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("name", KILLED)
+#: Whose runs take longest; their seeds are resumed by the same code as those of the others.
+LONG = ("cafe_tables", "mistakes")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in KILLED])
 def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     options, kill_at = KILLED[name]
     studies.draw(name, 0)
@@ -43,6 +47,7 @@ def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     assert "figures/fig6.png" in pictures or name != "vflrecon, tables"
 
 
+@pytest.mark.slow
 def test_curves_of_an_inversion_go_on_where_a_kill_cut_them(tmp_path, monkeypatch):
     """With the attack itself: seed 7 is cut off after 100 of its 150 iterations, when seed 5 is done."""
     args = invert.Args(

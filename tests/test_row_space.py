@@ -172,6 +172,7 @@ def _attack(problem, **changes):
     return attacks.inversion(problem.model, problem.protocol.share, settings._replace(**changes), batch_size=1)
 
 
+@pytest.mark.slow
 def test_descent_explains_the_gradient_and_needs_no_labels(problem):
     state = jax.jit(problem.protocol.init)(jax.random.key(1))
     _, transcript = jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)

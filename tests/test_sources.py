@@ -31,7 +31,11 @@ def _files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in passing}
 
 
-@pytest.mark.parametrize("name", STUDIES)
+#: Whose runs take longest, and which check their data by the same code as the others.
+LONG = ("cafe_scale, exact", "mistakes")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in STUDIES])
 def test_changed_data_are_refused_by_name_and_nothing_is_lost(studies, name):  # noqa: F811
     studies.draw(name, 0)
     studies.run(name)

@@ -81,6 +81,7 @@ def test_a_file_with_weights_after_a_step_is_an_update(perceptron, tmp_path):
         audit.update(model, variables, gradient, batch_size=1, truth=(np.zeros((1, 5, 5, 1)), None))
 
 
+@pytest.mark.slow
 def test_a_search_stops_with_its_budget_and_goes_on(tmp_path, monkeypatch):
     model = models.convnet((4, 4, 1), 10, channels=(4,), strides=(1,))
     variables, _, gradient = _sent(model, images=2)
@@ -159,6 +160,7 @@ def test_an_audit_locks_its_folder(perceptron, tmp_path):
             other.kill()
 
 
+@pytest.mark.slow
 def test_peeling_leaves_an_update_of_the_layers_below():
     from jaxleak.attacks._inversion.peeling import CUT, peel
 
@@ -275,6 +277,7 @@ def test_a_program_is_compiled_at_its_first_call_alone():
     assert seconds[1]["compiling"] == 0
 
 
+@pytest.mark.slow
 def test_verdict_and_report_say_what_compiling_took(perceptron, tmp_path):
     model, variables, _, gradient = perceptron
     jax.clear_caches()
@@ -359,7 +362,11 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
     assert "SSIM" not in _told(far)
 
 
-@pytest.mark.parametrize("frozen", [("conv_0",), ("conv_0", "conv_1"), ("head/kernel",)])
+@pytest.mark.parametrize(
+    "frozen",
+    [pytest.param(("conv_0",), marks=pytest.mark.slow), ("conv_0", "conv_1"), ("head/kernel",)],
+    ids=["first", "both", "kernel"],
+)
 def test_what_the_client_does_not_train_is_a_constant(frozen):
     model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 2))
     variables, batch, gradient = _sent(model)

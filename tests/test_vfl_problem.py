@@ -138,6 +138,7 @@ def test_default_strengths_are_those_of_the_paper_where_it_has_one():
     assert default["marvell"] == 1.0
 
 
+@pytest.mark.slow
 def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
     run = SplitRun(num_classes=3, batch_size=16, num_samples=800, epochs=5)
     places = {name: split_defense(name, 0.0, run).place for name in SPLIT_DEFENSES}
