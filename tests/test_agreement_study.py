@@ -146,7 +146,10 @@ def test_every_case_has_two_starts():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("densenet")) for n in study.SLOW | study.DEEP],
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * n.startswith(("densenet", "mobilenet")))
+        for n in study.SLOW | study.DEEP
+    ],
 )
 def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]

@@ -14,6 +14,7 @@ def _psnr(metrics):
     return {name: row["psnr"] for name, row in metrics["by_case"].items()}
 
 
+@pytest.mark.slow
 def test_results_of_another_seed_budget_or_data_set_are_not_taken_for_this_runs(studies):  # noqa: F811
     studies.draw("audited", 0)
     first = _psnr(studies.audited(out=studies.out))

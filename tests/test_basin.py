@@ -71,6 +71,7 @@ def test_reach_is_the_share_of_the_distance_at_the_best_sharpness():
     assert cell["ours"] == cell["reach"]["30 dB"]
 
 
+@pytest.mark.slow
 def test_rows_are_stored_and_drawn(tmp_path):
     args = basin.Args(rows=("convnet-b4",), data="digits", sharpness=(3.0,), batches=2, seeds=(0, 1), out=tmp_path)
     (cell,) = basin.main(args)

@@ -207,6 +207,7 @@ def test_without_extractor_steps_1_and_2_recover_the_data(network):
     assert answer.score.max() < 1e-3
 
 
+@pytest.mark.slow
 def test_horizontal_rounds_are_recovered_although_shares_are_fixed():
     model = models.all_dense((7,), num_classes=3, width=24, hidden=16)
     problem = _problem(model, jax.random.uniform(jax.random.key(4), (N, 1, 7)))

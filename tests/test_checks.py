@@ -127,6 +127,7 @@ def test_of_two_rounds_updates_the_one_of_these_weights_passes(plain):
         assert any("another round" in f.cause for f in failed(plain.check(wrong, variables=variables)))
 
 
+@pytest.mark.slow
 def test_known_images_may_be_channels_first_and_order_matters_after_several_steps(plain):
     x = np.asarray(plain.batch.x[:, 0])
     found = audit.check_client(

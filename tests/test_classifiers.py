@@ -70,7 +70,7 @@ MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1
         ("resnet18", CIFAR, 11_173_962),
         ("resnet18", IMAGENET, 11_689_512),
         ("resnet34", IMAGENET, 21_797_672),
-        ("densenet121", CIFAR, 6_956_298),
+        pytest.param("densenet121", CIFAR, 6_956_298, marks=pytest.mark.slow),
         pytest.param("densenet121", IMAGENET, 7_978_856, marks=pytest.mark.slow),
         ("mobilenet_v2", IMAGENET, 3_504_872),
         ("vit_tiny", IMAGENET, 5_717_416),

@@ -235,8 +235,17 @@ def marked(slow):
 INFORMED = {name for name in CASES if name.startswith("informed")}
 MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria"}
 
+#: Cases that run the code of another case with other settings; they run with -m slow only.
+OTHER_SETTINGS = {
+    "inversion_idlg",
+    "inversion_gradinversion",
+    "inversion_fedleak_upstream",
+    "cafe_given_labels",
+    "idlg",
+}
 
-@pytest.fixture(scope="module", params=marked(MORE_INFORMED))
+
+@pytest.fixture(scope="module", params=marked(MORE_INFORMED | OTHER_SETTINGS))
 def run(request):
     """Three rounds of one attack, compiled once, initialised from shapes alone."""
     case = CASES[request.param]

@@ -65,7 +65,18 @@ def test_every_defense_is_in_a_study():
 TESTED_ELSEWHERE = ("stochastic_quantization", "withhold_top", "cancelling_noise")
 
 
-@pytest.mark.parametrize("name", [n for n in CLIENT_DEFENSES if n not in TESTED_ELSEWHERE])
+#: One defense of each mechanism; the others run with -m slow, and have their own tests and the common ones.
+ONE_OF_EACH = ("adaptive_dp", "dp_sgd", "encrypt_top", "error_feedback", "outpost", "quantization", "soteria")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in ONE_OF_EACH))
+        for n in CLIENT_DEFENSES
+        if n not in TESTED_ELSEWHERE
+    ],
+)
 def test_the_victims_client_is_defended(name):
     strongest = CLIENT_DEFENSES[name].strengths[-1]
     case = Case(data="digits", model="mlp", batch_size=2, pool=4)

@@ -211,6 +211,7 @@ def test_mean_total_variation_equals_loops(images):
         np.testing.assert_array_equal(jax.grad(o.mean_total_variation)(jnp.ones((1, 3, 3, 1)), kind), 0.0)
 
 
+@pytest.mark.slow
 def test_total_variations_of_the_smallest_images_and_of_tiles():
     x = jnp.array([[0.0, 0.4], [0.3, 0.9]]).reshape(1, 2, 2, 1)
     np.testing.assert_allclose(o.mean_total_variation(x), (0.3 + 0.5) / 2 + (0.4 + 0.6) / 2, rtol=1e-6)

@@ -64,6 +64,7 @@ def test_a_generator_answers_in_the_size_of_large_images():
     assert drawn.shape == (2, 224, 100, 3)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digits):
     assert (generator.losses[-1] < generator.losses[0]).all()
     z = jax.random.normal(jax.random.key(1), (3, 12))

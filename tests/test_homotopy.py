@@ -82,6 +82,7 @@ def test_bad_options_are_refused_at_once(calls, tmp_path, options, message):
     assert not calls
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setitem(homotopy.ROWS, "mlp-b4", Case(model="mlp"))
     options = {"rows": ("mlp-b4",), "seeds": (0,), "iterations": 2, "variants": ("exact",), "data": "digits"}

@@ -112,6 +112,7 @@ def test_devices_share_the_restarts(attack, observed, executor):
     assert all(len(leaf.sharding.device_set) == 2 for leaf in jax.tree.leaves(b.attack))
 
 
+@pytest.mark.slow
 def test_devices_share_the_images_of_a_single_trial(attack, observed):
     alone, a, infos = invert(attack, observed, iterations=3)
     shared, b, shared_infos = invert(attack, observed, iterations=3, devices=jax.devices()[:2])
@@ -323,6 +324,7 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
     np.testing.assert_allclose(info["loss"] - info["distance"], 1e-5 * variation + 1e-4 * hidden.sum(), rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_inferred_labels_are_dealt_out_over_local_steps():
     """Sorted, they would make steps of one class each, which no client's batches are."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))

@@ -67,6 +67,7 @@ def test_only_three_leaves_are_read(problem, observation):
         solve(problem.model, observation._replace(payload={**narrow, "embed": {}}))
 
 
+@pytest.mark.slow
 def test_what_is_not_one_images_gradient_is_not_answered(problem, observation):
     two = reference.client_problem(2, problem.model)
     found, _ = solve(problem.model, view(SERVER_WITHOUT_INDICES, reference.first_transcript(two)))

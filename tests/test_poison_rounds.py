@@ -34,7 +34,7 @@ DESCENTS = {
     # On whole images of two workers.
     "iclr": Setting("single", method="cafe-iclr", **{**TINY, "parties": 1, "workers": 2}),
 }
-FIRST = ("nested", "single", "dlg")
+FIRST = ("single", "dlg")
 
 
 @functools.cache

@@ -57,8 +57,8 @@ MODELS = {
 }
 
 
-#: Of the full size, which takes many seconds to compile.
-LARGE = ("densenet121", "mobilenet_v2", "vit_tiny")
+#: Those that take seconds to compile.
+LARGE = ("densenet121", "mobilenet_v2", "resnet10", "vit_tiny")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in MODELS])

@@ -189,6 +189,7 @@ def test_noise_that_decays_knows_the_step(model, private):
     assert sizes[0] > 0.1 > 1e-4 > sizes[1]
 
 
+@pytest.mark.slow
 def test_dp_sgd_clips_each_examples_gradient_at_its_owner_and_leaves_the_messages(model, private):
     clip = 0.3
     state, after, transcript = _step(

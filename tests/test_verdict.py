@@ -364,7 +364,11 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
 
 @pytest.mark.parametrize(
     "frozen",
-    [pytest.param(("conv_0",), marks=pytest.mark.slow), ("conv_0", "conv_1"), ("head/kernel",)],
+    [
+        pytest.param(("conv_0",), marks=pytest.mark.slow),
+        pytest.param(("conv_0", "conv_1"), marks=pytest.mark.slow),
+        ("head/kernel",),
+    ],
     ids=["first", "both", "kernel"],
 )
 def test_what_the_client_does_not_train_is_a_constant(frozen):

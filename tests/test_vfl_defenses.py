@@ -285,6 +285,7 @@ def test_vfl_defender_acts_in_training():
     np.testing.assert_allclose(kept, plain, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
     """One label holder's defense at a time, on the same shadow records and with the same key."""
     private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))

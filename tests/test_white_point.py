@@ -61,6 +61,7 @@ def test_only_normalisation_by_the_batch_hides_the_scale(case):
     assert (largest < 2e-3) == (float(distance) < 1e-6) == hidden
 
 
+@pytest.mark.slow
 def test_kinks_would_drown_the_answer():
     # In dark images the normalisation's epsilon counts, and flips ReLUs when they are dimmed further.
     model = models.convnet((8, 8, 2), CLASSES, channels=(8,) * 4, strides=(1,) * 4, batch_norm=True)
@@ -79,7 +80,7 @@ def test_kinks_would_drown_the_answer():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("quantile", [0.0, 1.0])
+@pytest.mark.parametrize("quantile", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_answer_is_stretched_where_the_scale_is_hidden_only(case, quantile):
     normalised, mode, hidden = CASES[case]
     model, protocol, seen, truth = observed(normalised, mode)
