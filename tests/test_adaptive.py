@@ -112,6 +112,7 @@ def test_dp_before_soteria_is_both(client):
         defenses.composed(defenses.soteria(0.5), defenses.soteria(0.5))
 
 
+@pytest.mark.slow
 def test_straight_through_has_the_defended_value_and_the_plain_derivative(client):
     _, share, variables, batch = client
     known = informed(client, defenses.quantize(4)).share

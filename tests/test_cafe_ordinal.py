@@ -62,6 +62,7 @@ def test_values_take_the_order_of_what_was_observed():
     np.testing.assert_array_equal(np.sort(out.ravel()), [1.0, 2.0, 4.0, 8.0])
 
 
+@pytest.mark.slow
 def test_the_order_is_nearly_enough(setting, adaptive):
     _, unaware = recovered(setting, attacks.cafe_exact)
     state, knowing = adaptive

@@ -286,11 +286,12 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
     assert not any(np.isnan(leaf).any() for leaf in after)
 
 
-#: Variants whose steps are made of the same code as another case's, and three whose single operations take longest: run
+#: Variants whose steps are made of the same code as another case's, and those whose single operations take longest: run
 #: one operation at a time only with -m slow.
 VARIANTS = (
     "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
     "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
+    "cafe_censored", "cafe_nested", "inversion_row_space",
 )  # fmt: skip
 
 

@@ -187,6 +187,7 @@ def test_lpips_is_read_off_the_images(tmp_path, monkeypatch):
     assert row["ours"] == pytest.approx(np.abs(images["truth"] - images["estimate"]).mean())
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeypatch, digits):
     args = args_of(fedleak.Args, **TINY, seeds=(0, 1), out=tmp_path)
     found = fedleak.main(args)

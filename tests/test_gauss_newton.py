@@ -92,6 +92,7 @@ def _slow_run(weights, h, start, key, options):
     return best, float(least), steps, restarts, events
 
 
+@pytest.mark.slow
 def test_what_is_done_between_the_steps():
     rng, seen = np.random.default_rng(1), set()
     noise = np.repeat([0.0, 2e-4, 1.0], 4)[:, None]

@@ -94,6 +94,7 @@ def test_cma_es_over_latents_finds_an_image_without_gradients(observed, generato
     assert metrics.psnr(truth, estimate) > metrics.grey_psnr(truth) + 3
 
 
+@pytest.mark.slow
 def test_rog_enhances_what_it_found(observed, generator):
     chosen = presets.rog(150, generator=generator)
     estimate, truth, infos = run(observed, chosen)

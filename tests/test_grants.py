@@ -80,6 +80,7 @@ def test_an_inversion_sees_no_more_than_it_is_granted(attack):
     assert not all(withheld)
 
 
+@pytest.mark.slow
 def test_statistics_are_seen_where_they_were_asked_for():
     case = Case(attack="gradinversion", model="resnet10", width=2, data="digits", pool=2, granted_statistics=True)
     assert seen(observe(case, 0, victim(case, 0))[0]) == {"round", "params", "payload", "statistics"}

@@ -225,6 +225,7 @@ def test_devices_share_the_images(tmp_path):
         invert.main(invert.Args(replace(args.case, batch_size=3), devices=2, out=tmp_path / "three"))
 
 
+@pytest.mark.slow
 def test_no_more_of_the_update_is_granted_than_the_attack_reads():
     case = Case(attack="row_space", model="convnet", data="digits", pool=8, iterations=2300, labels="none")
     side = victim(case, 0)

@@ -36,8 +36,8 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
     [
         (False, "relu", "train", 0.1),
         (True, "relu", "train", 0.3),
-        (True, "relu", "eval", 0.1),
-        (True, "sigmoid", "train", 0.1),
+        pytest.param(True, "relu", "eval", 0.1, marks=pytest.mark.slow),
+        pytest.param(True, "sigmoid", "train", 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_norm, activation, mode, weight):

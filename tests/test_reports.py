@@ -132,6 +132,7 @@ def test_an_inversion_leaves_a_report(studies):  # noqa: F811
     assert re.findall(r"^\| (\d) \|", text, re.MULTILINE) == ["5", "7"]
 
 
+@pytest.mark.slow
 def test_an_inversion_of_a_captured_update_leaves_a_report_without_a_truth(tmp_path):
     weights, payload, out = tmp_path / "w.safetensors", tmp_path / "p.npz", tmp_path / "out"
     case = Case(data="digits", model="mlp", pool=8, iterations=2)

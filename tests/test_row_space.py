@@ -190,6 +190,7 @@ def test_descent_explains_the_gradient_and_needs_no_labels(problem):
     np.testing.assert_allclose(scores, 0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_few_layers_of_the_payload_suffice(problem):
     """The rest may be encrypted, frozen or lost; with labels by a rule the head is read too."""
     transcript = reference.first_transcript(problem)

@@ -168,6 +168,7 @@ def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
         assert largest == pytest.approx(3.0 / 16, rel=0.01)
 
 
+@pytest.mark.slow
 def test_only_the_adaptive_shadow_has_the_defense_and_seeds_share_what_is_compiled():
     case = SplitCase("breast_cancer", shadow_records=48, victim_records=48, defense="noise_cut", strength=1.0)
     problem, again = split_problem(case, seed=0), split_problem(case, seed=1)
