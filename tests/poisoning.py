@@ -1,12 +1,6 @@
 """What the poison tests share: once a round has been seen, nothing private may change an attack's answer."""
 
 import numpy as np
-import pytest
-
-
-def slow_but(names, first):
-    """All names as test parameters; those that are not among `first` run with -m slow only."""
-    return [pytest.param(name, marks=[] if name in first else [pytest.mark.slow]) for name in names]
 
 
 def same(one, other):

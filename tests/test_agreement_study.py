@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from slowness import slow_among
 
 from experiments import agreement as study
 from jaxleak import metrics, protocols
@@ -144,13 +145,7 @@ def test_every_case_has_two_starts():
     assert {case.restarts for case in study.CASES.values()} == {2}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * n.startswith(("densenet", "mobilenet")))
-        for n in study.SLOW | study.DEEP
-    ],
-)
+@pytest.mark.parametrize("name", slow_among(study.SLOW | study.DEEP, ("densenet121-b1", "mobilenet_v2-b1")))
 def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]
     updates.check(case)

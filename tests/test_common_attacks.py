@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from slowness import slow_among
 
 from jaxleak import attacks, defenses, models
 from jaxleak._base import Attack, Batch, Transcript
@@ -226,11 +227,6 @@ class Run(NamedTuple):
     infos: list
 
 
-def marked(slow):
-    """All cases by name; those among `slow` run with -m slow only."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in CASES]
-
-
 #: Who knows a defense runs the engine on another share or distance: by default one case of either, and of leaving out.
 INFORMED = {name for name in CASES if name.startswith("informed")}
 MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria"}
@@ -245,7 +241,7 @@ OTHER_SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=marked(MORE_INFORMED | OTHER_SETTINGS))
+@pytest.fixture(scope="module", params=slow_among(CASES, MORE_INFORMED | OTHER_SETTINGS))
 def run(request):
     """Three rounds of one attack, compiled once, initialised from shapes alone."""
     case = CASES[request.param]
@@ -295,7 +291,7 @@ VARIANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("run", marked(INFORMED | set(VARIANTS)), indirect=True)
+@pytest.mark.parametrize("run", slow_among(CASES, INFORMED | set(VARIANTS)), indirect=True)
 def test_eager_equals_compiled(run):
     # Adam divides by gradients that may be rounding noise; where it does, one step of its rate may differ.
     with jax.disable_jit():

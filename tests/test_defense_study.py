@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from slowness import slow_but
 from tiny_studies import args_of
 
 from experiments import defenses
@@ -70,12 +71,7 @@ ONE_OF_EACH = ("adaptive_dp", "dp_sgd", "encrypt_top", "error_feedback", "outpos
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in ONE_OF_EACH))
-        for n in CLIENT_DEFENSES
-        if n not in TESTED_ELSEWHERE
-    ],
+    "name", slow_but([name for name in CLIENT_DEFENSES if name not in TESTED_ELSEWHERE], ONE_OF_EACH)
 )
 def test_the_victims_client_is_defended(name):
     strongest = CLIENT_DEFENSES[name].strengths[-1]

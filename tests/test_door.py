@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from slowness import slow_among
 
 from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
 from jaxleak.attacks import presets
@@ -111,7 +112,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("fedleak", marks=pytest.mark.slow), "row_space", "inverting_gradients"])
+@pytest.mark.parametrize("name", slow_among(ATTACKS, ("fedleak",)))
 def test_an_attack_takes_the_same_first_steps_through_the_door(convnets, name):
     built_in, twin, variables = convnets
     settings, steps, count = ATTACKS[name]

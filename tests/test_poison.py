@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from poisoning import same, slow_but, tell
+from poisoning import same, tell
+from slowness import slow_but
 
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
@@ -42,7 +43,7 @@ ATTACKED = {
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
 }
 #: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation.
-FIRST = ("idlg", "inverting_gradients", "fedleak")
+FIRST = ("idlg", "inverting_gradients", "fedleak", "ggl")
 #: One who averages draws of the defense, and one who makes up clients.
 FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
 
@@ -156,7 +157,7 @@ def _poisoned_victims(problem):
 @pytest.mark.parametrize(
     ("attack", "least"),
     [
-        pytest.param(all_of(parties_runs.Runs(("own_bottom",), features=False)), 4, marks=pytest.mark.slow),
+        (all_of(parties_runs.Runs(("own_bottom",), features=False)), 4),
         (fu_et_al, 2),
         pytest.param(
             all_of(parties_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True)),

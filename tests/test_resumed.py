@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from slowness import slow_among
 from tiny_studies import Killed, left_by, studies  # noqa: F401
 
 from experiments import invert
@@ -31,7 +32,7 @@ KILLED = {
 LONG = ("cafe_tables", "mistakes")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in KILLED])
+@pytest.mark.parametrize("name", slow_among(KILLED, LONG))
 def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     options, kill_at = KILLED[name]
     studies.draw(name, 0)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from slowness import slow_among
 
 from jaxleak import _tree, attacks, audit, models, objectives
 from jaxleak._base import Batch
@@ -61,7 +62,7 @@ MODELS = {
 LARGE = ("densenet121", "mobilenet_v2", "resnet10", "vit_tiny")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in MODELS])
+@pytest.mark.parametrize("name", slow_among(MODELS, LARGE))
 def test_gradients_of_kernels_lie_in_the_rows(name):
     """Of every layer that is reported: the gradient is the rows' transpose times something."""
     model = models.build(name, (16, 16, 3), CLASSES, **MODELS[name])

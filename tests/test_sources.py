@@ -6,6 +6,7 @@ import subprocess
 
 import jax
 import pytest
+from slowness import slow_among
 from tiny_studies import TINY, Killed, killed, studies, write_images  # noqa: F401
 
 from experiments import cafe_scale, invert
@@ -35,7 +36,7 @@ def _files(folder):
 LONG = ("cafe_scale, exact", "mistakes")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in STUDIES])
+@pytest.mark.parametrize("name", slow_among(STUDIES, LONG))
 def test_changed_data_are_refused_by_name_and_nothing_is_lost(studies, name):  # noqa: F811
     studies.draw(name, 0)
     studies.run(name)
