@@ -1,0 +1,82 @@
+"""Runs that the pages cite are copied whole, with their command, and only if they are the ones that are recorded."""
+
+import json
+
+import numpy as np
+import pytest
+from fake_study import CELL, FakeStudy, measurement, run
+
+from docs import _storing as storing
+from experiments._ledger.papers import ledger_of
+from jaxleak.study.runner import Result
+
+
+class CurveStudy(FakeStudy):
+    """As `FakeStudy`, with a curve and the name of the job."""
+
+    jobs = type("Jobs", (), {"identity": staticmethod(lambda job, seed: {"job": job, "seed": seed})})()
+
+    def __call__(self, job, seed):
+        return Result(super().__call__(job, seed).scores, {"curve": np.asarray([[0, 1.0], [25, 2.123456]])})
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    study, ledger = CurveStudy(measurement(CELL, 40.0)), ledger_of("cafe", tmp_path)
+    run(study, ledger, tmp_path, seeds=(0, 1))
+    monkeypatch.setattr(storing, "study_of", lambda paper, folder: study)
+    monkeypatch.setattr(storing, "ledger_of", lambda paper: ledger)
+    return study, tmp_path / "cafe"
+
+
+def test_a_finished_run_is_copied_without_its_folder(tmp_path):
+    content = {"status": "complete", "config": {"seeds": [0], "out": "/home/me"}, "metrics": {"psnr": 1.5}}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    path = storing.store_run(tmp_path, "kept", tmp_path)
+    assert json.loads(path.read_text()) == content | {"config": {"seeds": [0], "out": None}}
+
+
+def test_a_run_that_was_stopped_is_refused(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"status": "interrupted", "config": {}}))
+    with pytest.raises(ValueError, match="the run is interrupted; run its command to the end"):
+        storing.store_run(tmp_path, "kept", tmp_path)
+    assert not (tmp_path / "kept.json").exists()
+
+
+def test_a_cell_is_stored_with_the_scores_of_its_seed(recorded, tmp_path):
+    _, runs = recorded
+    stored = json.loads(storing.store_cell(runs, f"{CELL}@printed", seed=1, name="kept", results=tmp_path).read_text())
+    assert stored["metrics"] == {"value": 41.0}
+    assert stored["job"] == {"job": 40.0, "seed": 1}
+    assert stored["curve"] == [[0.0, 1.0], [25.0, 2.1235]]
+    assert stored["cell"] == CELL
+    assert stored["paper"] == 31.83
+    assert "--seeds 0 1 --record" in stored["command"]
+    assert stored["provenance"]["machine"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "seed", "message"),
+    [
+        (f"{CELL}@ours", 0, "is no measurement of cafe"),
+        (f"{CELL}@printed", 2, "was not measured with seed 2"),
+    ],
+)
+def test_a_cell_that_was_not_measured_is_refused(recorded, tmp_path, cell, seed, message):
+    with pytest.raises(ValueError, match=message):
+        storing.store_cell(recorded[1], cell, seed=seed, name="kept", results=tmp_path)
+
+
+def test_a_run_that_is_not_the_recorded_one_is_refused(recorded, tmp_path):
+    study, runs = recorded
+    study.own = (measurement(CELL, 40.5),)
+    with pytest.raises(ValueError, match="does not hold the run"):
+        storing.store_cell(runs, f"{CELL}@printed", seed=0, name="kept", results=tmp_path)
+    study.ran.append((40.5, 0))
+    with pytest.raises(ValueError, match="holds another run"):
+        storing.store_cell(runs, f"{CELL}@printed", seed=0, name="kept", results=tmp_path)
+
+
+def test_a_folder_of_no_paper_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="name of the folder of runs must be one of cafe, cafe-iclr"):
+        storing.store_cell(tmp_path / "runs", f"{CELL}@printed", seed=0, name="kept", results=tmp_path)
