@@ -10,7 +10,7 @@ import pytest
 from fake_study import CELL, OTHER, THIRD, FakeStudy, measurement, run
 from tiny_studies import Killed
 
-from experiments._ledger.papers import PAPERS, in_sheets, ledger_of, sheet_title
+from experiments._ledger.papers import DIRECTIONS, PAPERS, in_sheets, ledger_of, sheet_title
 from jaxleak.study import sheets as image_sheets
 from jaxleak.study.ledger import (
     Directions,
@@ -18,6 +18,8 @@ from jaxleak.study.ledger import (
     Ledger,
     agrees,
     as_record,
+    beyond,
+    beyond_counts,
     cell_status,
     commit_of,
     draw_sheets,
@@ -53,6 +55,28 @@ def ledger(tmp_path):
 )
 def test_verdicts_go_by_the_rule(paper, values, how, found):
     assert judge(paper, values, how)[0] == found
+
+
+@pytest.mark.parametrize(
+    ("paper", "value", "spread", "how", "found"),
+    [
+        (30.0, 31.6, 0.0, "higher", True),  # more than 5 %
+        (30.0, 31.4, 0.0, "higher", False),
+        (30.0, 31.6, 1.7, "higher", False),  # within the spread
+        (30.0, 28.0, 0.0, "higher", False),
+        (0.1, 0.09, 0.0, "lower", True),
+        (0.1, 0.096, 0.0, "lower", False),
+        (0.1, 0.2, 0.0, "lower", False),
+        (2.0, 9.0, 0.0, "equal", False),
+    ],
+)
+def test_a_number_lies_beyond_by_more_than_spread_and_tolerance(paper, value, spread, how, found):
+    assert beyond(paper, value, spread, how) is found
+
+
+def test_prints_of_attacks_that_fail_are_not_met_by_attacks_that_succeed():
+    for cell in ("table11-psnr/bayes/none/mnist", "table11-gd/ig/none/mnist", "text-fig1-psnr/idlg/low"):
+        assert DIRECTIONS.of(cell, "dB") == "equal"
 
 
 def test_a_verdict_names_the_spread_where_there_is_one():
@@ -217,6 +241,8 @@ def test_a_cells_status_is_that_of_its_most_faithful_measurement(ledger, tmp_pat
     found = summary([ledger])
     assert (found["cells"], found["met"], found["missed"], found["impossible"]) == (186, 1, 1, 1)
     assert (found["measured"], found["paper_algorithm"], found["as_printed"]) == (2, 1, 0)
+    assert (found["beyond"], found["variants"]["ours"]["beyond"]) == (1, 1)  # 9 dB, where DLG is printed with 7.96 dB
+    assert beyond_counts(ledger, ["table2"]) == {"table2": 1}
     assert sum(found[name] for name in ("met", "missed", "impossible", "no entry")) == 186
 
 

@@ -134,9 +134,9 @@ NAMES = {
         write_bytes write_json write_npz write_text
     """,
     "jaxleak.study.ledger": """
-        agrees as_record Better cell_status commit_of DATA_FILE data_of DataSet DataSets Directions draw_entries
-        draw_sheets Entry from_record impossible_entries judge Ledger mean_and_spread MEASURED Measurement named
-        NO_ENTRY printed_cells Queue Recheck recheck RECHECKS_FILE record_rechecks require_measured
+        agrees as_record Better beyond beyond_counts cell_status commit_of DATA_FILE data_of DataSet DataSets Directions
+        draw_entries draw_sheets Entry from_record impossible_entries judge Ledger mean_and_spread MEASURED
+        Measurement named NO_ENTRY printed_cells Queue Recheck recheck RECHECKS_FILE record_rechecks require_measured
         require_printed RULE Status status_table status_text STATUSES Study summary table_counts TOLERANCE
         TOO_COSTLY Variant variant_counts VARIANTS
     """,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxleak.study.ledger._sheets import draw_sheets
     from jaxleak.study.ledger._status import (
         NO_ENTRY,
+        beyond_counts,
         cell_status,
         status_table,
         status_text,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         Better,
         Directions,
         agrees,
+        beyond,
         judge,
         mean_and_spread,
         printed_cells,
@@ -62,12 +64,21 @@ _MODULE_OF = {
     **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries", "require_measured"), "_queue"),
     "draw_sheets": "_sheets",
     **dict.fromkeys(
-        ("NO_ENTRY", "cell_status", "status_table", "status_text", "summary", "table_counts", "variant_counts"),
+        (
+            "NO_ENTRY",
+            "beyond_counts",
+            "cell_status",
+            "status_table",
+            "status_text",
+            "summary",
+            "table_counts",
+            "variant_counts",
+        ),
         "_status",
     ),
     **dict.fromkeys(("Ledger", "require_printed"), "_store"),
     **dict.fromkeys(
-        ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "judge", "mean_and_spread", "printed_cells"),
+        ("RULE", "TOLERANCE", "Better", "Directions", "agrees", "beyond", "judge", "mean_and_spread", "printed_cells"),
         "_verdict",
     ),
 }
@@ -95,6 +106,8 @@ __all__ = [
     "Variant",
     "agrees",
     "as_record",
+    "beyond",
+    "beyond_counts",
     "cell_status",
     "commit_of",
     "data_of",

@@ -37,6 +37,16 @@ def table_counts(ledger: Ledger, tables: Collection[str] = ()) -> dict[str, Coun
     return counts
 
 
+def beyond_counts(ledger: Ledger, tables: Collection[str] = ()) -> Counter[str]:
+    """Cells whose number lies beyond the printed one (see `RULE`), by table; `tables` as in `table_counts`."""
+    counts: Counter[str] = Counter()
+    for cell in ledger.printed:
+        table, (_, shown) = cell.partition("/")[0], cell_status(ledger, cell)
+        if shown is not None and (not tables or table in tables):
+            counts[table] += ledger.beyond(shown)
+    return counts
+
+
 def summary(ledgers: list[Ledger], tables: Collection[str] = ()) -> dict[str, Any]:
     """Counts over all papers, and per paper and table; for programs.
 
@@ -52,9 +62,11 @@ def summary(ledgers: list[Ledger], tables: Collection[str] = ()) -> dict[str, An
         own = sum(counted.values(), Counter())
         total += own
         papers[ledger.paper] = {"cells": sum(own.values()), **_named(own), **_measured(ledger, tables)}
+        papers[ledger.paper]["beyond"] = beyond_counts(ledger, tables).total()
         papers[ledger.paper]["tables"] = {name: _named(counts) for name, counts in counted.items()}
     faithful = {
-        name: sum(paper[name] for paper in papers.values()) for name in ("measured", "paper_algorithm", "as_printed")
+        name: sum(paper[name] for paper in papers.values())
+        for name in ("measured", "beyond", "paper_algorithm", "as_printed")
     }
     by_variant = {"variants": variant_counts(ledgers, tables)}
     return {"cells": sum(total.values()), **_named(total), **faithful, **by_variant, "papers": papers}
@@ -81,8 +93,8 @@ def variant_counts(ledgers: Iterable[Ledger], tables: Collection[str] = ()) -> d
         tables: names of the tables that are counted, all by default.
 
     Returns:
-        For every variant the numbers of cells `measured`, `met` and `missed`, and `tables`: (paper, table) of these
-        cells in print order.
+        For every variant the numbers of cells `measured`, `met`, `beyond` (which are part of those met) and `missed`,
+        and `tables`: (paper, table) of these cells in print order.
     """
     counts = {name: Counter[str]() for name in VARIANTS}
     of: dict[str, dict[tuple[str, str], None]] = {name: {} for name in VARIANTS}
@@ -91,22 +103,27 @@ def variant_counts(ledgers: Iterable[Ledger], tables: Collection[str] = ()) -> d
             table = cell.partition("/")[0]
             status, shown = cell_status(ledger, cell)
             if shown is not None and status in MEASURED and (not tables or table in tables):
-                counts[shown.variant].update(("measured", status))
+                counts[shown.variant].update(("measured", status, *["beyond"] * ledger.beyond(shown)))
                 of[shown.variant][ledger.paper, table] = None
     return {
-        name: {**{n: counts[name][n] for n in ("measured", *MEASURED)}, "tables": list(of[name])} for name in VARIANTS
+        name: {**{n: counts[name][n] for n in ("measured", "met", "beyond", "missed")}, "tables": list(of[name])}
+        for name in VARIANTS
     }
 
 
 def status_text(found: dict[str, Any]) -> str:
     """The counts of `summary` in two sentences: how faithful the measurements are, and which of them are met."""
     variants = found["variants"]
-    by_variant = [f"{counts['met']} of {counts['measured']} {name}" for name, counts in variants.items()]
+    by_variant = [
+        f"{counts['met']} of {counts['measured']} {name} ({counts['beyond']} beyond)"
+        for name, counts in variants.items()
+    ]
     where = ", ".join("/".join(table) for table in variants["printed"]["tables"])
     return (
         f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
         f"paper's own algorithm, {found['as_printed']} exactly as printed{f' (of {where})' if where else ''}\n"
-        f"met, by the variant of a cell's most faithful measurement: {', '.join(by_variant)}"
+        f"met, by the variant of a cell's most faithful measurement: {', '.join(by_variant)}; beyond: better for the "
+        "attacker than printed by more than the spread and 5 %"
     )
 
 

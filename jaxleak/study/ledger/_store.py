@@ -9,7 +9,7 @@ from typing import Any
 from jaxleak import _validate
 from jaxleak.study.files import jsonable, write_text
 from jaxleak.study.ledger._entry import VARIANTS, Entry, as_record, from_record
-from jaxleak.study.ledger._verdict import Directions
+from jaxleak.study.ledger._verdict import Directions, beyond
 
 
 class Ledger:
@@ -46,6 +46,12 @@ class Ledger:
     def of(self, cell: str) -> list[Entry]:
         """The entries of a cell, measured ones first and the most faithful before others."""
         return sorted((e for e in self.entries.values() if e.cell == cell), key=lambda entry: entry.faithfulness)
+
+    def beyond(self, entry: Entry) -> bool:
+        """Whether the entry's number leaks more than the printed one by more than its spread and 5 % (see `RULE`)."""
+        if entry.value is None or entry.spread is None:
+            return False
+        return beyond(entry.paper, entry.value, entry.spread, self.directions.of(entry.cell, entry.unit))
 
     def forget_all_but(self, keys: Collection[tuple[str, str, str]]) -> None:
         """Drop entries of measurements that no study has any more; `record` writes the file."""

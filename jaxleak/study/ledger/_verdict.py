@@ -19,9 +19,12 @@ RULE = (
     "A cell of an attack is met if the mean over the seeds and their standard deviation together reach the printed "
     "number: the mean plus the deviation where more is better for the attacker (PSNR, accuracy of labels), the mean "
     "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
-    "accuracy of the task, correlations, and what leaks through a defense) is met if it differs from the printed one "
-    f"by at most one deviation or {TOLERANCE:.0%} of the printed number, whichever is more. One seed has no deviation. "
-    "A run without a number, because it diverged or never reached a threshold, misses."
+    "accuracy of the task, correlations, what leaks through a defense, and prints of how an attack fails) is met if it "
+    f"differs from the printed one by at most one deviation or {TOLERANCE:.0%} of the printed number, whichever is "
+    "more. One seed has no deviation. A run without a number, because it diverged or never reached a threshold, misses. "
+    "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
+    f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
+    "repeat its number."
 )
 
 
@@ -75,6 +78,19 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
         allowed = max(spread, TOLERANCE * abs(paper))
         met, text = abs(mean - paper) <= allowed, f"{mean:.4g} against {paper:g} within {allowed:.2g}"
     return ("met" if met else "missed"), text
+
+
+def beyond(paper: float, value: float, spread: float, how: Better) -> bool:
+    """Whether a number is better for the attacker than the printed one by more than its spread and `TOLERANCE`.
+
+    Args:
+        paper: the printed number, in the unit of the cell.
+        value: the mean over the seeds, in the same unit.
+        spread: their standard deviation.
+        how: see `Directions`; no number lies beyond one that is neither better when higher nor when lower.
+    """
+    gain = {"higher": value - paper, "lower": paper - value, "equal": 0.0}[how]
+    return gain > max(spread, TOLERANCE * abs(paper))
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
