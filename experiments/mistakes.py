@@ -4,10 +4,9 @@
     python -m experiments.mistakes --draws 1 --minutes 0 --out runs/quick
 
 Every draw has weights, images, labels and a batch size of its own. Each kind of mistake that applies to the model is
-made once a draw, and the right update is checked beside it, so that false alarms are counted as well. A mistake that no
-check sees goes on to the attacks, and what the verdict says of it is counted: that the update leaks, that it is not
-shown to leak with a warning that the inputs may be mistaken, or the same in silence, which is never right. The first
-line takes about seven minutes on one core and makes some 340 mistakes; its table is in docs/audit_checks.md.
+made once a draw, and the right update is checked beside it for false alarms. Where no check fails, the attacks follow,
+and the verdict is counted: *leaks*, or *not shown to leak* with a warning that the inputs may be mistaken, or the same
+in silence, which is wrong. The first line takes half an hour on one core; its table is in docs/audit_checks.md.
 """
 
 import importlib

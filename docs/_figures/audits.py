@@ -12,7 +12,8 @@ from jaxleak.study import plots
 #: What becomes of a mistake, from the best on: its name in the results, what a reader is told, and its colour.
 OUTCOMES = {
     "failed": ("the verdict is 'inputs inconsistent'", "C0"),
-    "suspicious": ("a check calls the inputs suspicious", "C5"),
+    "suspicious_leaks": ("a check calls the inputs suspicious, and the update leaks", "C5"),
+    "suspicious_not_shown": ("a check calls them suspicious, 'not shown to leak'", "C3"),
     "leaks": ("no check sees it, and the update leaks all the same", "C2"),
     "warned": ("'not shown to leak', with a warning", "C4"),
     "silent": ("'not shown to leak', in silence: a wrong answer", "C1"),

@@ -24,19 +24,18 @@ TITLES = {
 #: Which way numbers are better, by names of tables and cells. These names differ between papers: one rule serves all.
 DIRECTIONS = Directions(
     lower=(
-        "text-claims/others-below", "table10-lpips",
-        "table4-participants-feature", "table4-partition-feature", "table4-optimizer-feature",
-        "text-abstract-feature", "text-fig5", "text-fig7-feature", "text-fig8", "table5-feature", "table6-feature",
-        "text-defender-intro-feature",
+        "text-claims/others-below", "table10-lpips", "table4-participants-feature", "table4-partition-feature",
+        "table4-optimizer-feature", "text-abstract-feature", "text-fig5", "text-fig7-feature", "text-fig8",
+        "table5-feature", "table6-feature", "text-defender-intro-feature",
     ),
     lower_units=("iterations", "iterations/image", "epoch"),
-    # For training losses, the task's accuracy and correlations no number is better than the printed one, nor where
-    # the print shows how attacks fail (FedLeak's Figure 1 and its Table 11): one that succeeds contradicts it.
+    # For training losses, the task's accuracy and correlations no number is better than the printed one, nor where the
+    # print shows how attacks fail (FedLeak's Figure 1 and Table 11).
     equal=(
-        "table11-gd", "table11-psnr", "text-fig1-distance", "text-fig1-element",
-        "table8-loss", "table8-accuracy", "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy",
-        "text-combined-defence", "text-fig6", "text-fig7-drop", "table5-utility", "table6-utility",
-        "text-defender-gain", "text-defence-utility", "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
+        "table11-gd", "table11-psnr", "text-fig1-distance", "text-fig1-element", "table8-loss", "table8-accuracy",
+        "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy", "text-combined-defence", "text-fig6",
+        "text-fig7-drop", "table5-utility", "table6-utility", "text-defender-gain", "text-defence-utility",
+        "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
     ),
     # In cells with a defense neither direction is better.
     equal_parts=(

@@ -1,4 +1,4 @@
-"""Makes every mistake, checks it, attacks those that no check sees, and counts what the verdicts say."""
+"""Makes every mistake, checks it, attacks where no check fails, and counts what the verdicts say."""
 
 from collections import defaultdict
 from dataclasses import asdict
@@ -14,8 +14,9 @@ from jaxleak.study.files import read_lines
 from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
-#: What becomes of a mistake: a check fails; a check is suspicious; or none is, and the verdict is one of the others.
-_FIELDS = ("made", "failed", "suspicious", "leaks", "warned", "silent", "not_attacked")
+#: What becomes of a mistake: a check fails or is suspicious, or none is. What only is "suspicious" was not attacked.
+_CHECKED = ("made", "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown")
+_FIELDS = (*_CHECKED, "leaks", "warned", "silent", "not_attacked")
 #: Keys of metrics have no dots, which separate them.
 _AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 
@@ -95,10 +96,10 @@ def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], str]:
 
 
 def _status(claim: Claim, minutes: float) -> str:
-    """One of `_FIELDS`: what the checks say, and where they are silent what the verdict does."""
+    """One of `_FIELDS`: what the checks say, and where none fails what the verdict does."""
     statuses = {finding.status for finding in audit.check_update(**claim)}
-    found = next((status for status in ("failed", "suspicious") if status in statuses), None)
-    if found is not None or not minutes:
+    found = next((status for status in ("failed", "suspicious") if status in statuses), "")
+    if found == "failed" or not minutes:
         return found or "not_attacked"
     share = claim["share"]
     verdict = audit.update(
@@ -106,8 +107,10 @@ def _status(claim: Claim, minutes: float) -> str:
         batch_norm=share.batch_norm, minutes=minutes,
     )  # fmt: skip
     if verdict.verdict == "leaks":
-        return "leaks"
-    return "warned" if any(reason.startswith("Warning") for reason in verdict.reasons) else "silent"
+        return "suspicious_leaks" if found else "leaks"
+    if not any(reason.startswith("Warning") for reason in verdict.reasons):
+        return "silent"
+    return "suspicious_not_shown" if found else "warned"
 
 
 def table(rows: dict[str, dict[str, int]]) -> str:
