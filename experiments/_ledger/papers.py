@@ -29,8 +29,7 @@ DIRECTIONS = Directions(
         "table5-feature", "table6-feature", "text-defender-intro-feature",
     ),
     lower_units=("iterations", "iterations/image", "epoch"),
-    # For training losses, the task's accuracy and correlations no number is better than the printed one, nor where the
-    # print shows how attacks fail (FedLeak's Figure 1 and Table 11).
+    # Nothing is better than the printed number of losses, the task's accuracy, correlations, and attacks that fail.
     equal=(
         "table11-gd", "table11-psnr", "text-fig1-distance", "text-fig1-element", "table8-loss", "table8-accuracy",
         "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy", "text-combined-defence", "text-fig6",
