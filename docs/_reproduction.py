@@ -46,6 +46,8 @@ _NAMES = {
     "algebra": "no ciphertexts",
     "narrow": "narrower network",
     "reduced": "smaller problem",
+    "authors-adam": "the Adam of the authors' code",
+    "descent-stopped": "the descent, Step II at its best",
 }
 
 #: Longer tables are folded.

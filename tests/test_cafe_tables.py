@@ -10,10 +10,11 @@ import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import tables
-from experiments._cafe.cells import CafeJobs, at_iteration, iterations_to, seconds, setting_of
+from experiments._cafe.cells import CafeJobs, seconds, setting_of
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, Reconstruction
 from jaxleak.study import rounds
+from jaxleak.study.cells import curve_at, iterations_to
 from jaxleak.study.files import write_json
 from jaxleak.study.rounds import _settings
 from jaxleak.study.rounds import runs as cafe_runs
@@ -252,7 +253,7 @@ def test_bad_options_are_refused(tmp_path, options, message):
 
 def test_curves_are_read_at_the_last_point_before():
     results = [Result({}, {"curve": np.array([(25, 8.0), (50, 20.0), (75, 31.0)])})]
-    assert at_iteration(60, 1)(results) == 20.0
+    assert curve_at(60, 1)(results) == 20.0
     assert iterations_to(30.0)(results) == 75
     assert np.isnan(iterations_to(40.0)(results))
 
@@ -267,7 +268,7 @@ def test_steps_end_at_the_first_iteration_below_their_threshold():
     assert by_id["table5/nested/step1/mnist"].read(history) == 102
     assert by_id["table5/nested/step2/mnist"].read(history) == 102
     longer = [Result({}, {"f_history": np.array([*points[:3], (40_000, 1.0, 1.0)])})]  # Step II begins after 20,000
-    assert by_id["table5/nested/step2/linnaeus5"].read(longer) == 20_000  # none of them was below the threshold
+    assert np.isnan(by_id["table5/nested/step2/linnaeus5"].read(longer))  # none of them was below the threshold
     assert setting_of(by_id["table5/single/linnaeus5"]).iterations == 20_000
 
 
@@ -441,3 +442,39 @@ def test_training_alone_is_watched_from_its_start():
     assert curve[0][1] == pytest.approx(loss, abs=1e-4)
     right = np.asarray(problem.model.apply(problem.params, problem.held_out.x)).argmax(axis=1) == problem.held_out.y
     assert curve[0][2] == pytest.approx(float(np.mean(right)))
+
+
+@pytest.mark.parametrize("steps", ["adam", "stopped"])
+def test_step_two_may_end_where_its_own_loss_was_smallest(monkeypatch, steps):
+    losses = {5: jnp.inf, 10: jnp.inf, 15: 2.0, 20: 1.0, 25: 3.0}  # ten rounds of Step I go before
+
+    def told(problem, features, *, callbacks, **_):
+        for done, loss in losses.items():
+            own = SimpleNamespace(F2=jnp.float32(loss), V=jnp.full((2, 1, 1), done), H=jnp.full((2, 1, 1), done))
+            infos = {"F1": np.ones(5), "F2": np.full(5, loss)}
+            for callback in callbacks:
+                callback(done, SimpleNamespace(attack=own), infos)
+        return cafe_runs.Tables(own.V, own.H)
+
+    monkeypatch.setattr(_settings, "CAP", 10)
+    monkeypatch.setattr(cafe_runs, "forward_features", lambda problem: np.full((2, 1, 1), 20.0))
+    monkeypatch.setattr(cafe_runs, "steps_one_and_two", told)
+    found = cafe_runs.nested_tables(Setting("descent", steps=steps), None)
+    assert found.values.H.ravel().tolist() == [{"adam": 25, "stopped": 20}[steps]] * 2
+    assert found.feature_error == pytest.approx({"adam": 0.25, "stopped": 0.0}[steps])
+    assert [point[0] for point in found.history] == list(losses)
+
+
+def test_the_authors_steps_take_the_authors_adam():
+    assert not _settings.step_options(Setting("descent"))
+    assert not _settings.step_options(Setting("descent", steps="stopped"))
+    optimizers = _settings.step_options(Setting("descent", steps="authors"))["optimizers"]
+    state = optimizers.feature(0.01).init(jnp.zeros((3, 2)))
+    assert type(state).__name__ == "TwiceCorrectedState"
+    assert type(optimizers.data(0.01).init(jnp.zeros((3, 2)))) is type(state)
+
+
+def test_runs_from_before_there_were_readings_keep_their_names():
+    jobs = CafeJobs({"mnist": "mnist"})
+    assert "steps" not in jobs.identity(Setting("descent"), 0)
+    assert jobs.identity(Setting("descent", steps="authors"), 0)["steps"] == "authors"

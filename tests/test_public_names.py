@@ -124,7 +124,7 @@ NAMES = {
         finish_cells write_cells write_rows
     """,
     "jaxleak.study.cells": """
-        best_match Budget Cell Results run_cells score_named
+        best_match Budget Cell curve_at iterations_to Results run_cells score_named
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together
@@ -169,7 +169,7 @@ NAMES = {
     """,
     "jaxleak.study.rounds.runs": """
         CAP cap defense_named descent exact FAKE nested_tables NestedTables PICTURE_KEY pictures PICTURES Setting single
-        THRESHOLDS training
+        STEPS THRESHOLDS training
     """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable

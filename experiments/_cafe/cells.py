@@ -40,6 +40,7 @@ ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
 NARROW_ROUND = 0.01
 
 
+_ADAM = ("steps", "adam")
 #: Curves (points, iteration and values), and the first images: `index` (I,), `truth` and `estimate` (I, H, W, C).
 ARRAYS = ("curve", "f_history", "index", "truth", "estimate")
 
@@ -53,8 +54,9 @@ class CafeJobs:
         self._tables: dict[Setting, NestedTables] = {}  # V and H by what they depend on
 
     def identity(self, setting: Setting, seed: int) -> dict[str, Any]:
-        """The setting and its data."""
-        return asdict(replace(setting, seed=seed)) | {"data": self.specs[setting.dataset]}
+        """The setting and its data. Results from before there were readings of the steps keep their names."""
+        kept = {name: value for name, value in asdict(replace(setting, seed=seed)).items() if (name, value) != _ADAM}
+        return kept | {"data": self.specs[setting.dataset]}
 
     def sources(self, setting: Setting, seed: int) -> Arrays:
         """The private and held-out samples that the results come from."""
@@ -151,25 +153,6 @@ def seconds(setting: Setting) -> float:
         else 0.0
     )
     return steps_one_two + rounds * max(ROUND_AT_LEAST, STEP_THREE_PER_ROUND * setting.batch_size / 40)
-
-
-def at_iteration(iteration: int, column: int) -> Callable[[Results], float]:
-    """Read a run's curve at the last point not after `iteration`."""
-
-    def read(results: Results) -> float:
-        return float([point for point in results[0].arrays["curve"] if point[0] <= iteration][-1][column])
-
-    return read
-
-
-def iterations_to(threshold: float) -> Callable[[Results], float]:
-    """First recorded iteration at which the truth-side PSNR reaches `threshold`; NaN if it never does."""
-
-    def read(results: Results) -> float:
-        reached = [iteration for iteration, value in results[0].arrays["curve"] if value >= threshold]
-        return float(reached[0]) if reached else float("nan")
-
-    return read
 
 
 #: The final mean PSNR.

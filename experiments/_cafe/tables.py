@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments import _paper
-from experiments._cafe.cells import DATASETS, at_iteration, cell_of, iterations_to, psnr, setting_of
+from experiments._cafe.cells import DATASETS, cell_of, psnr, setting_of
 from jaxleak.attacks import adaptive
-from jaxleak.study.cells import Cell, Results
+from jaxleak.study.cells import Cell, Results, curve_at, iterations_to
 from jaxleak.study.rounds.runs import CAP, FAKE, THRESHOLDS, Setting, cap, defense_named
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
@@ -126,7 +126,7 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             )
         else:
             step = int(cell["id"].split("/")[2].removeprefix("step"))
-            most = f"capped at {cap(dataset)}"
+            most = f"NaN: not reached in {cap(dataset)} iterations"
             yield cell_of(*base, _descent(options, dataset=dataset), _step_iterations(step), most)
     elif table == "table6":
         parties = int(cell["id"].split("/")[2].removeprefix("m"))
@@ -144,16 +144,16 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             "iterations": 20_000,
         }
         if table == "table8-psnr":
-            yield cell_of(*base, Setting("single", **adam), at_iteration(iteration, 1))
+            yield cell_of(*base, Setting("single", **adam), curve_at(iteration, 1))
         else:
             column = 1 if table == "table8-loss" else 2
-            yield cell_of(*base, Setting("training", **adam), at_iteration(iteration, column))
+            yield cell_of(*base, Setting("training", **adam), curve_at(iteration, column))
     elif table == "table10":
         rounds = cell["epoch"] * 800 // cell["batch_size"]
         setting = Setting(
             "descent", dataset=dataset, batch_size=cell["batch_size"], iterations=350 * 800 // cell["batch_size"]
         )
-        yield cell_of(*base, setting, at_iteration(rounds, 1))
+        yield cell_of(*base, setting, curve_at(rounds, 1))
     elif table == "text-yale":
         size = SAMPLES_AT_MOST["yale32"]
         yield cell_of(
@@ -184,7 +184,7 @@ def _figure7(options: Options) -> Iterator[Cell]:
             continue
         for defense in ("none", "fake-capped"):
             setting = replace(_training(options, defense), dataset=dataset, num_samples=options.num_samples)
-            read = at_iteration(options.iterations, 1)
+            read = curve_at(options.iterations, 1)
             yield cell_of(f"fig7/{dataset}/{defense}", None, "loss", setting, read, "quarter of the channels")
 
 
@@ -211,7 +211,7 @@ def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str
         suffix = f"#{defense}" if row == "fake" else ""
         note = "quarter of the channels; delta 1e-5" if row.startswith("dp") else "quarter of the channels"
         if cell["iterations"] <= options.iterations:
-            read = at_iteration(cell["iterations"], 1)
+            read = curve_at(cell["iterations"], 1)
             yield cell_of(base[0] + suffix, base[1], base[2], _training(options, defense), read, note)
 
 
@@ -263,7 +263,7 @@ def _iclr_descent(options: Options, **fields: Any) -> Setting:
 
 
 def _step_iterations(step: int) -> Callable[[Results], float]:
-    """Iterations of Step I or II until its threshold, or all of them; both steps take equally many."""
+    """Iterations of Step I or II until its threshold, or NaN; both steps take equally many."""
 
     def read(results: Results) -> float:
         history = results[0].arrays["f_history"]
@@ -274,6 +274,6 @@ def _step_iterations(step: int) -> Callable[[Results], float]:
             for point in history
             if begin < point[0] <= begin + most and point[step] < THRESHOLDS[step - 1]
         ]
-        return float(reached[0]) if reached else float(most)
+        return float(reached[0]) if reached else float("nan")
 
     return read

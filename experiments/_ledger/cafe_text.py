@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from experiments._cafe.cells import iterations_to, psnr
+from experiments._cafe.cells import psnr
 from experiments._cafe.tables import SAMPLES_AT_MOST
-from jaxleak.study.cells import Results, score_named
+from jaxleak.study.cells import Results, iterations_to, score_named
 from jaxleak.study.ledger import Measurement
 from jaxleak.study.rounds.runs import Setting
 

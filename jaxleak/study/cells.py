@@ -16,6 +16,8 @@ __all__ = [
     "Cell",
     "Results",
     "best_match",
+    "curve_at",
+    "iterations_to",
     "run_cells",
     "score_named",
 ]
@@ -37,6 +39,25 @@ def score_named(name: str, factor: float = 1.0) -> Callable[[Results], float]:
 def best_match(results: Results) -> float:
     """PSNR in dB of a cell's first job, every image matched to its best reconstruction, as most papers report it."""
     return results[0].scores["psnr_best_match"]
+
+
+def curve_at(iteration: int, column: int) -> Callable[[Results], float]:
+    """How a cell reads the curve of its first job: the value in a column at the last point not after `iteration`."""
+
+    def read(results: Results) -> float:
+        return float([point for point in results[0].arrays["curve"] if point[0] <= iteration][-1][column])
+
+    return read
+
+
+def iterations_to(threshold: float) -> Callable[[Results], float]:
+    """How a cell reads when the curve of its first job first reaches `threshold`: the iteration, or NaN if never."""
+
+    def read(results: Results) -> float:
+        reached = [iteration for iteration, value in results[0].arrays["curve"] if value >= threshold]
+        return float(reached[0]) if reached else float("nan")
+
+    return read
 
 
 @dataclass(frozen=True)

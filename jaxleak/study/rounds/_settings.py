@@ -24,6 +24,14 @@ CAP = 8_000
 THRESHOLDS = (1e-9, 5e-9)
 
 
+#: Readings of the three steps. The paper prints learning rates and no optimisers.
+STEPS = {
+    "adam": "SGD in Step I, and Adam with a state per sample in Steps II and III",
+    "authors": "SGD in Step I, and in Steps II and III the Adam of the authors' code, which corrects its bias twice",
+    "stopped": "as adam, with H of the time in Step II at which its own running loss F2 was smallest",
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """One configuration to run. The defaults come from NeurIPS 2021, Table 2."""
@@ -44,6 +52,8 @@ class Setting:
     defense: str = "none"
     adaptive: bool = False  # whether the exact engine's attacker knows the defense
     network: Literal["cafe", "cafe-small"] = "cafe"
+    # What the paper does not print of its descent, see `STEPS`.
+    steps: Literal["adam", "authors", "stopped"] = "adam"
     seed: int = 0
 
 
@@ -56,6 +66,14 @@ def table9_row(setting: Setting) -> str:
     """Name of the row of Table 9 that has the setting's hyper-parameters."""
     # CIFAR-100, a data set of the ICLR submission, has no row and takes the row of CIFAR-10.
     return setting.dataset if setting.dataset in aggregated.TABLE9 else "cifar10"
+
+
+def step_options(setting: Setting) -> dict[str, Any]:
+    """Options of `attacks.cafe` that the setting's reading of the steps asks for."""
+    if setting.steps != "authors":
+        return {}
+    adam = aggregated.twice_corrected_adam
+    return {"optimizers": aggregated.CafeOptimizers(optax.sgd, adam, adam)}
 
 
 def optimizer_of(setting: Setting) -> optax.GradientTransformation | None:

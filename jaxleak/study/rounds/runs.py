@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import attacks, audit, models, threats
@@ -19,11 +20,13 @@ from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_fe
 from jaxleak.study.rounds._settings import (
     CAP,
     FAKE,
+    STEPS,
     THRESHOLDS,
     Setting,
     cap,
     defense_named,
     optimizer_of,
+    step_options,
     table9_row,
 )
 from jaxleak.study.rounds._training import training
@@ -33,6 +36,7 @@ __all__ = [
     "FAKE",
     "PICTURES",
     "PICTURE_KEY",
+    "STEPS",
     "THRESHOLDS",
     "NestedTables",
     "Setting",
@@ -118,23 +122,35 @@ class NestedTables:
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """Run Steps I and II by gradient descent. Each step takes as many batches as the data set's cap.
 
+    With the setting's `steps` "stopped", H is that of the end of a tenth of Step II at which F2 was smallest.
+
     Args:
         setting: a setting of kind "descent"; its method and the options of Step III are not read.
         problem: the attacked federation, of the setting's sizes.
     """
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
+    best: list[tuple[float, Tables]] = []  # F2, which the attacker knows, and what it had then; one at most
+
+    def keep(done: int, state: audit.RunState, infos: dict[str, np.ndarray]) -> None:
+        history.extend(_passing(done, infos))
+        own = state.attack
+        if done > cap(setting.dataset) and (not best or float(own.F2) < best[0][0]):
+            best[:] = [(float(own.F2), Tables(*(jnp.array(table, copy=True) for table in (own.V, own.H))))]
+
     values = steps_one_and_two(
         problem,
         features,
         iterations=cap(setting.dataset),
         batch_size=setting.batch_size,
         key=jax.random.key(setting.seed),
-        options=aggregated.published_hyperparameters(table9_row(setting))._asdict(),
+        options=aggregated.published_hyperparameters(table9_row(setting))._asdict() | step_options(setting),
         workers=setting.workers,
         defense=defense_named(setting.defense),
-        callbacks=[lambda done, _, infos: history.extend(_passing(done, infos))],
+        callbacks=[keep],
     )
+    if setting.steps == "stopped":
+        values = best[0][1]
     error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
     return NestedTables(values, history, float(np.median(error)))
 
@@ -162,6 +178,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
     options = {
         **aggregated.published_hyperparameters(table9_row(setting))._asdict(),
         **dict(setting.overrides),
+        **step_options(setting),
     }
     defense = defense_named(setting.defense)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
