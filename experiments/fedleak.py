@@ -38,13 +38,13 @@ import tyro
 
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak.cells import cells, names, over_rounds
+from experiments._fedleak.cells import cells, names
 from experiments._fedleak.jobs import DATASETS, Replacements, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate, attacks
 from jaxleak.study import Progress, RunFolder, default_out, run_command
 from jaxleak.study.cell_reports import finish_cells
-from jaxleak.study.cells import Budget, Cell, Results, run_cells
+from jaxleak.study.cells import Budget, Cell, Results, over_rounds, run_cells
 from jaxleak.study.files import jsonable
 from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match
 from jaxleak.study.runner import runner_in

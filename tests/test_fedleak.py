@@ -11,11 +11,12 @@ from tiny_studies import args_of, write_images
 from experiments import _paper, fedleak
 from experiments._fedleak import demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak.cells import NOT_MEASURED, cells, names, over_rounds
+from experiments._fedleak.cells import NOT_MEASURED, cells, names
 from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
+from jaxleak.study.cells import over_rounds
 from jaxleak.study.runner import Result, runner_in
 from jaxleak.study.sources import unavailable
 from jaxleak.study.updates import (

@@ -375,7 +375,7 @@ def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
         seen_with_labels = seen._replace(labels=truth.y)
         _, info = jax.jit(attack.step)(jax.random.key(4), state, seen_with_labels)
         losses.append(float(info["loss"]))
-    spread = float(objectives.group_consistency(state.variables["x"]))
+    spread = float(objectives.group_distance(state.variables["x"]))
     assert spread > 0.1
     assert losses[1] - losses[0] == pytest.approx(2.0 * spread / 2, rel=1e-4)
 

@@ -24,6 +24,10 @@ def tiles():
 @pytest.mark.parametrize(
     ("name", "slow"),
     [
+        (
+            "layer_norms",
+            lambda a, b: sum(reference.squared_distance([p], [q]) ** 0.5 for p, q in zip(a, b, strict=True)),
+        ),
         ("squared_l2", reference.squared_distance),
         ("l1", lambda a, b: sum(np.abs(p - q).sum() for p, q in zip(a, b, strict=True))),
         ("cosine", reference.cosine_distance),
@@ -43,7 +47,7 @@ def test_gaussian_kernel_with_a_given_variance(trees):
     np.testing.assert_allclose(objectives.gaussian_kernel(a, b, variance=50.0), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["squared_l2", "l1", "cosine", "gaussian_kernel"])
+@pytest.mark.parametrize("name", ["squared_l2", "layer_norms", "l1", "cosine", "gaussian_kernel"])
 def test_distances_and_gradients_are_finite_at_zero_trees(trees, name):
     zero = jax.tree.map(np.zeros_like, trees[0])
     for observed, simulated in [(zero, zero), (zero, trees[1]), (trees[0], zero)]:
@@ -84,6 +88,9 @@ def test_regularizers_equal_their_formulas():
     slow = sum(((candidate - group.mean(axis=0)) ** 2).sum() for candidate in group)
     np.testing.assert_allclose(objectives.group_consistency(group), slow, rtol=1e-5)
     np.testing.assert_allclose(objectives.group_consistency(group[:1]), 0, atol=1e-12)
+    norms = sum(np.linalg.norm(candidate - group.mean(axis=0)) for candidate in group)
+    np.testing.assert_allclose(objectives.group_distance(group), norms, rtol=1e-5)
+    assert np.isfinite(jax.grad(objectives.group_distance)(np.broadcast_to(group[:1], group.shape).copy())).all()
 
 
 def test_f3_is_the_weighted_sum_of_its_terms(trees, tiles):

@@ -94,7 +94,7 @@ DISTANCES = {
     "idlg": objectives.squared_l2,
     "inverting_gradients": objectives.cosine,
     "sapag": objectives.gaussian_kernel,
-    "gradinversion": lambda a, b: 1e-3 * objectives.squared_l2(a, b),
+    "gradinversion": lambda a, b: 1e-3 * objectives.layer_norms(a, b),
     "bayes": objectives.gaussian_likelihood(0.01),
     "fedleak": lambda a, b: objectives.relative_l1(a, b) + objectives.cosine(a, b),
     "fedleak_paper": lambda a, b: objectives.l1(a, b) + objectives.cosine(a, b),

@@ -104,8 +104,8 @@ NAMES = {
         activation_penalty activation_statistics_distance apply_mask batch_norm_distance bn_objective
         cafe_objective cosine cosine_tv_objective cross_entropy Distance dlg_objective
         double_softmax_cross_entropy feature_distance fixed_share gaussian_kernel gaussian_likelihood
-        gc_objective gradient_regularization GradientRegularization group_consistency l1 l2_prior
-        laplace_likelihood layer_weighted matching_objective MatchingObjective mean_l1 mean_total_variation
+        gc_objective gradient_regularization GradientRegularization group_consistency group_distance l1 l2_prior
+        laplace_likelihood layer_norms layer_weighted matching_objective MatchingObjective mean_l1 mean_total_variation
         partial_distance Quantities regularized_gradient relative_l1 relative_total_variation row_space_distance
         sapag_objective SelectBy Selection soft_labels squared_l2 summed_total_variation TERMS top_share
         total_variation truncated_tv weighted
@@ -124,7 +124,7 @@ NAMES = {
         finish_cells write_cells write_rows
     """,
     "jaxleak.study.cells": """
-        best_match Budget Cell curve_at iterations_to Results run_cells score_named
+        best_match Budget Cell curve_at iterations_to over_rounds Results run_cells score_named
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together

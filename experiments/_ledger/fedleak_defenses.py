@@ -33,7 +33,7 @@ def measurements() -> Iterator[Measurement]:
         "quantization/steps1": replace(base, defense="quantization", strength=1.0),
     }
     for name, case in cases.items():
-        bits = "; 1 bit, the paper does not say how many" if case.defense else ""
+        bits = "; unrolled" if case.local_steps > 1 else "; 1 bit, unprinted" if case.defense else ""
         yield Measurement(
             f"text-fig4-accuracy/{name}", "stand-in", _SETTING + bits, (utility_of(case),),
             score_named("test_accuracy", 100), (DATA,),

@@ -26,7 +26,8 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` (B, H, W, channels) and `y`.
 
     Raises:
-        ValueError: if the members act elsewhere; when applied without those keywords.
+        ValueError: if the members act elsewhere; when applied without those keywords, or to a model whose batch
+            normalisation mixes examples.
     """
     _validate.one_of(("per_example_gradient",), first_place=per_example.place)
     _validate.one_of(("representation",), second_place=representation.place)
@@ -46,6 +47,8 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         del payload, extra
         name = "a defense of examples and representation"
         (model, x), y = needs_batch(name, model, variables, x), needs_labels(name, y)
+        if model.mixes_images(mode):
+            raise ValueError(f"{name} takes examples one by one, which batch normalisation mixes: take mode 'eval'")
 
         def gradient(image: jax.Array, label: jax.Array) -> PyTree:
             def loss(weights: PyTree) -> jax.Array:

@@ -24,9 +24,24 @@ def absolute(x: jax.Array) -> jax.Array:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
+def root(square: jax.Array) -> jax.Array:
+    """Square root whose gradient at zero is zero instead of infinite."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
+
+
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term): () in [0, inf)."""
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
+
+
+def layer_norms(observed: PyTree, simulated: PyTree) -> jax.Array:
+    """Sum over leaves of the L2 norm of their difference (GradInversion, Yin et al. 2021, equation 2): () in [0, inf).
+
+    A norm keeps its pull however small the difference becomes; a leaf that agrees exactly has gradient 0.
+    """
+    norms = jax.tree.map(lambda a, b: root(jnp.sum((a - b) ** 2)), observed, simulated)
+    return sum(jax.tree.leaves(norms), jnp.zeros(()))
 
 
 def l1(observed: PyTree, simulated: PyTree) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
-from jaxleak.objectives._distances import absolute
+from jaxleak.objectives._distances import absolute, root
 
 
 def total_variation(x: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
         return absolute(jnp.diff(x, axis=-3)).mean() + absolute(jnp.diff(x, axis=-2)).mean()
     corner = x[..., :-1, :-1, :]
     square = (x[..., 1:, :-1, :] - corner) ** 2 + (x[..., :-1, 1:, :] - corner) ** 2
-    return _safe_sqrt(square).mean()
+    return root(square).mean()
 
 
 def relative_total_variation(x: jax.Array) -> jax.Array:
@@ -194,13 +194,30 @@ def l2_prior(x: jax.Array) -> jax.Array:
     Returns:
         () >= 0; the gradient of an image of zeros is 0.
     """
-    return _safe_sqrt(jnp.sum(x**2, axis=tuple(range(1, x.ndim)))).mean()
+    return root(jnp.sum(x**2, axis=tuple(range(1, x.ndim)))).mean()
+
+
+def group_distance(candidates: jax.Array) -> jax.Array:
+    """Summed distance of each candidate to the mean of its group (GradInversion, Yin et al. 2021, equation 12).
+
+    GradInversion registers the candidates to each other before averaging, which is left out. A norm, not its square:
+    a square would outweigh every other term while the candidates are far from each other.
+
+    Args:
+        candidates: (G, B, ...), G reconstructions of the same batch.
+
+    Returns:
+        () >= 0; 0 for a single candidate.
+    """
+    squares = jnp.sum((candidates - candidates.mean(axis=0)) ** 2, axis=tuple(range(1, candidates.ndim)))
+    return root(squares).sum()
 
 
 def group_consistency(candidates: jax.Array) -> jax.Array:
-    """Summed squared distance of each candidate to the mean of its group (GradInversion, Yin et al. 2021).
+    """Summed squared distance of each candidate to the mean of its group: CAFE's baseline of group consistency.
 
-    GradInversion registers the candidates to each other before averaging; index alignment makes that unnecessary.
+    CAFE does not print its form. GradInversion itself adds norms (`group_distance`), and registers the candidates to
+    each other before averaging, which index alignment makes unnecessary.
 
     Args:
         candidates: (G, B, ...), G reconstructions of the same batch.
@@ -209,9 +226,3 @@ def group_consistency(candidates: jax.Array) -> jax.Array:
         () >= 0; 0 for a single candidate.
     """
     return jnp.sum((candidates - candidates.mean(axis=0)) ** 2)
-
-
-def _safe_sqrt(square: jax.Array) -> jax.Array:
-    """Square root whose gradient at zero is zero instead of infinite."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)

@@ -1,7 +1,7 @@
 """Cells of a paper's tables: what is run for them within a budget, and the rows that come of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "best_match",
     "curve_at",
     "iterations_to",
+    "over_rounds",
     "run_cells",
     "score_named",
 ]
@@ -71,6 +72,26 @@ class Cell:
     read: Callable[[Results], float] = best_match
     note: str = ""  # how it is run
     reason: str = ""  # why it has no jobs
+
+
+def over_rounds(same: Sequence[Cell]) -> Cell:
+    """The mean of one cell over several attacked rounds, given the cell of each of them."""
+    first = same[0]
+    if len(same) == 1 or first.reason or all(cell.jobs == first.jobs for cell in same):
+        return first
+    size = len(first.jobs)
+
+    def read(results: Results) -> float:
+        own = [results[size * number : size * (number + 1)] for number in range(len(same))]
+        return float(np.mean([cell.read(part) for cell, part in zip(same, own, strict=True)]))
+
+    notes = dict.fromkeys(part for cell in same for part in cell.note.split("; "))
+    return replace(
+        first,
+        jobs=tuple(job for cell in same for job in cell.jobs),
+        read=read,
+        note="; ".join(filter(None, (*notes, f"mean over {len(same)} rounds"))),
+    )
 
 
 @dataclass

@@ -25,7 +25,7 @@ from jaxleak.attacks._inversion.white_point import SOFT, hides_scale, stretch
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
 from jaxleak.models._activations import Sharpness
-from jaxleak.objectives import group_consistency, regularized_gradient
+from jaxleak.objectives import group_distance, regularized_gradient
 
 #: `(variables, constants, mask or None) -> (loss, Compared)`
 Objective = Callable[[dict[str, PyTree], PyTree, PyTree], tuple[jax.Array, Compared]]
@@ -78,7 +78,7 @@ class Parts(NamedTuple):
             # The mask's own None is a tree without leaves, which vmap passes on.
             losses, found = jax.vmap(one)(variables, constants, mask)
             images = jax.vmap(s.candidate.decode)(variables["x"], constants)
-            total = losses.sum() + s.consistency * group_consistency(images)
+            total = losses.sum() + s.consistency * group_distance(images)
             return total / s.group, Compared(found.mask, found.distance.mean(), found.misfit.mean())
 
         return together

@@ -15,12 +15,16 @@ Better = Literal["higher", "lower", "equal"]
 #: How far a number may be from one that is neither better when higher nor when lower, as a share of the printed one.
 TOLERANCE = 0.05
 
+#: The largest share of the printed number that the spread over the seeds may excuse.
+EXCUSED = 0.25
+
 RULE = (
     "A cell of an attack is met if the mean over the seeds and their standard deviation together reach the printed "
     "number: the mean plus the deviation where more is better for the attacker (PSNR, accuracy of labels), the mean "
     "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
-    "accuracy of the task, correlations, what leaks through a defense, and prints of how an attack fails) is met if it "
-    f"differs from the printed one by at most one deviation or {TOLERANCE:.0%} of the latter, whichever is more. "
+    "accuracy of the task, correlations, what leaks through a defense, and the attacks that a paper compares its own "
+    "with or shows to fail) is met if it differs from the printed one by at most one deviation or "
+    f"{TOLERANCE:.0%} of the latter, whichever is more. A deviation counts up to {EXCUSED:.0%} of the printed number. "
     "One seed has no deviation. A run without a number, because it diverged or never reached a threshold, misses. "
     "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
     f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
@@ -70,6 +74,7 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     if not math.isfinite(mean):
         return "missed", "there is no number: the run diverged or never reached the threshold"
     ours = f"{mean:.4g}" if len(values) == 1 else f"{mean:.4g} with a spread of {spread:.2g}"
+    spread = min(spread, EXCUSED * abs(paper))
     if how == "higher":
         met, text = mean + spread >= paper, f"{ours} against at least {paper:g}"
     elif how == "lower":
