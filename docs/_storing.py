@@ -3,7 +3,7 @@
     python -m docs._storing --run runs/homotopy/trained
     python -m docs._storing --run runs/reproduce/ledger/cafe --cell table2/cafe/mnist@printed --name cafe_printed_mnist
 
-The first command copies the `results.json` of a finished run. The second writes the scores and the curve of one seed of
+The first command copies the `results.json` of a finished run. The second writes the scores and the curves of one seed of
 a ledger's cell, from the folder that `python -m experiments.reproduce` kept its runs in, with the command that made it.
 """
 
@@ -22,6 +22,9 @@ from jaxleak.study.files import jsonable, read_json, write_text
 from jaxleak.study.ledger import MEASURED, Entry
 
 RESULTS = Path(__file__).parent / "results"
+
+#: What a run stores along its iterations: the PSNR, and rounds with the losses F1 and F2 of CAFE's first two steps.
+CURVES = ("curve", "f_history")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
 
 
 def store_cell(runs: Path, cell: str, *, seed: int, name: str, results: Path = RESULTS) -> Path:
-    """Write the scores and the curve of one seed of a cell of a ledger, with the entry's command and origin.
+    """Write the scores and the curves of one seed of a cell of a ledger, with the entry's command and origin.
 
     Args:
         runs: what `python -m experiments.reproduce` had as `--out`, with PAPER behind it.
@@ -102,14 +105,14 @@ def store_cell(runs: Path, cell: str, *, seed: int, name: str, results: Path = R
     content = _origin(entry) | {
         "job": jsonable(dict(study.runner.jobs.identity(job, seed))),
         "metrics": dict(result.scores),
-        "curve": np.asarray(result.arrays["curve"]).round(4).tolist() if "curve" in result.arrays else [],
+        **{name: np.asarray(result.arrays[name]).tolist() for name in CURVES if name in result.arrays},
     }
     return _write(results / f"{name}.json", json.dumps(jsonable(content)))
 
 
 def _origin(entry: Entry) -> dict[str, Any]:
     return {
-        "experiment": "a cell of the ledger: scores and curve of its file in the run folder",
+        "experiment": "a cell of the ledger: scores and curves of its file in the run folder",
         "cell": entry.cell,
         "paper": entry.paper,
         "command": entry.command,

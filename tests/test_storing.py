@@ -48,7 +48,7 @@ def test_a_cell_is_stored_with_the_scores_of_its_seed(recorded, tmp_path):
     stored = json.loads(storing.store_cell(runs, f"{CELL}@printed", seed=1, name="kept", results=tmp_path).read_text())
     assert stored["metrics"] == {"value": 41.0}
     assert stored["job"] == {"job": 40.0, "seed": 1}
-    assert stored["curve"] == [[0.0, 1.0], [25.0, 2.1235]]
+    assert stored["curve"] == [[0.0, 1.0], [25.0, 2.123456]]
     assert stored["cell"] == CELL
     assert stored["paper"] == 31.83
     assert "--seeds 0 1 --record" in stored["command"]
