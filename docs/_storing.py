@@ -3,8 +3,9 @@
     python -m docs._storing --run runs/homotopy/trained
     python -m docs._storing --run runs/reproduce/ledger/cafe --cell table2/cafe/mnist@printed --name cafe_printed_mnist
 
-The first command copies the `results.json` of a finished run. The second writes the scores and the curves of one seed of
-a ledger's cell, from the folder that `python -m experiments.reproduce` kept its runs in, with the command that made it.
+The first command copies the `results.json` of a finished run. The second writes the scores and the curves of one seed
+of a ledger's cell, with the command that made it, from the folder that `python -m experiments.reproduce` kept its runs
+in.
 """
 
 import json

@@ -219,7 +219,7 @@ def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, caps
     for figure in ("contact_sheet", "distance"):
         assert (tmp_path / "figures" / f"{figure}.png").exists()
         assert f"](figures/{figure}.png)" in report.replace(f"![{figure}.png]", "")  # with a caption of its own
-    assert report.splitlines()[2].startswith("**FedLeak reconstructs 4 images")
+    assert report.splitlines()[2].startswith("**FedLeak (our settings) reconstructs 4 images")
     assert "python -m experiments.fedleak --iterations 2" in report
     assert "iDLG" in capsys.readouterr().out
 

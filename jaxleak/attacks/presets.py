@@ -84,7 +84,12 @@ def step_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTran
 
 
 def dlg(iterations: int = 300) -> Settings:
-    """Deep leakage from gradients (Zhu et al. 2019): squared L2, L-BFGS, labels optimised jointly, free pixels."""
+    """Deep leakage from gradients (Zhu et al. 2019): squared L2, L-BFGS, labels optimised jointly, free pixels.
+
+    Args:
+        iterations: steps of L-BFGS with a line search each. The authors' code takes 300 calls of PyTorch's L-BFGS, of
+            up to 20 steps each: compare at 6,000.
+    """
     return Settings(pixels("normal", box=None), Gradients(squared_l2), optax.lbfgs(), iterations, labels="joint")
 
 
@@ -268,8 +273,9 @@ def ggl(
     GRANT: public data. The generator was trained on images of the victim's kind, none of them the victim's; say which
     beside every result. A defense's transform that the attacker estimates is part of the `share` that `inversion` gets.
 
-    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1), whose distance is
-    divided by the number of tensors. Their labels come from iDLG's rule for one image; another rule serves batches.
+    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1). It divides the distance
+    by the number of tensors, so that the prior weighs less here, and its search by CMA-ES passes the latents through
+    tanh and has no prior. Their labels come from iDLG's rule for one image; another rule serves batches.
 
     Args:
         iterations: generations, or steps of Adam (2,500 there).
