@@ -24,8 +24,8 @@ def parser() -> argparse.ArgumentParser:
         "audit",
         usage="%(prog)s --model MODEL --weights WEIGHTS --update UPDATE --out OUT [OPTION ...]",
         help="attack one client's update and say whether it leaks",
-        description="Attack one client's update with what applies and say whether it leaks. Exit status 0 where there "
-        "is a verdict, 3 where the inputs contradict each other, 1 where an input is unusable.",
+        description="Attack one client's update with what applies and say whether it leaks. Exit status: 0 a verdict, "
+        "1 an unusable input, 3 inputs that contradict each other, 4 no attack within --minutes.",
     )
     _model_options(audit)
     _client_options(audit)
@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
     audit.add_argument("--fresh", action="store_true", help="start over, whatever an earlier audit left in the folder")
+    audit.add_argument("--fail-on-leak", action="store_true", help="exit status 5 if the update leaks")
     shown = commands.add_parser(
         "models",
         help="print the names and shapes that a model expects",

@@ -57,6 +57,8 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     assert "http" not in report  # opens offline
     with np.load(tmp_path / "run" / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 4, 4, 1)
+    again = [*command, str(tmp_path / "run"), "--truth", str(folder / "truth.npz"), "--fail-on-leak"]
+    assert main(again) == 5  # of the same audit, which is finished
 
 
 def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
@@ -86,7 +88,7 @@ def test_a_report_of_what_is_not_certified_says_so(tmp_path):
 
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
     _, command = files
-    assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1"]) == 3
+    assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1", "--fail-on-leak"]) == 3
     assert json.loads((tmp_path / "results.json").read_text())["metrics"]["verdict"] == "inputs inconsistent"
     assert "Likeliest cause" in (tmp_path / "report.html").read_text()
 

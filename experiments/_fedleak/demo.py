@@ -92,8 +92,8 @@ def main(args: Any) -> dict[str, float]:
     draw_reconstructions(folder.figure("contact_sheet.png"), first)
     draw_distances(folder.figure("distance.png"), first, relative=True)
     answer = (
-        f"FedLeak (our settings) reconstructs {BATCH} images from one gradient at {ours['psnr']:.1f} dB, and the best of "
-        f"the others at {metrics['psnr_best_baseline']:.1f} dB, where grey images have {ours['psnr_grey']:.1f} dB."
+        f"FedLeak (our settings) reconstructs {BATCH} images from one gradient at {ours['psnr']:.1f} dB, and the best "
+        f"of the others at {metrics['psnr_best_baseline']:.1f} dB, where grey images have {ours['psnr_grey']:.1f} dB."
     )
     rows = [{"attack": name} | {SHOWN[key][0]: value for key, value in mean.items()} for name, mean in means.items()]
     title = "FedLeak beside other attacks on the same images"

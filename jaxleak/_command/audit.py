@@ -25,6 +25,9 @@ from jaxleak.models import Classifier
 from jaxleak.study import Progress, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 
+#: Exit status of an update that leaks where a script asked for one of its own.
+LEAK_STATUS = 5
+
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -92,7 +95,7 @@ def audit(options: argparse.Namespace) -> int:
     report = write_report(options.out / "report.html", verdict, provenance)
     print(f"  The report is {report}.")
     del lock
-    return EXIT_STATUS[verdict.verdict]
+    return LEAK_STATUS if options.fail_on_leak and verdict.verdict == "leaks" else EXIT_STATUS[verdict.verdict]
 
 
 def read_weights(path: Path, model: Classifier) -> PyTree:

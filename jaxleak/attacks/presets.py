@@ -273,9 +273,9 @@ def ggl(
     GRANT: public data. The generator was trained on images of the victim's kind, none of them the victim's; say which
     beside every result. A defense's transform that the attacker estimates is part of the `share` that `inversion` gets.
 
-    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1). It divides the distance
-    by the number of tensors, so that the prior weighs less here, and its search by CMA-ES passes the latents through
-    tanh and has no prior. Their labels come from iDLG's rule for one image; another rule serves batches.
+    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1). It divides the
+    distance by the number of tensors, so that the prior weighs less here, and its search by CMA-ES passes the latents
+    through tanh and has no prior. Their labels come from iDLG's rule for one image; another rule serves batches.
 
     Args:
         iterations: generations, or steps of Adam (2,500 there).
