@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--seed", type=int, default=0, help="seed of the searches (default 0)")
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
-    audit.add_argument("--fresh", action="store_true", help="start over, whatever an earlier audit left in the folder")
+    audit.add_argument("--fresh", action="store_true", help="start over in this folder")
     audit.add_argument("--fail-on-leak", action="store_true", help="exit status 5 if the update leaks")
     shown = commands.add_parser(
         "models",
