@@ -138,7 +138,9 @@ sheets.comparison_sheet(Path("pictures/defended.png"), rows, title="What both at
 #
 # ![The private digits and what both attackers make of every upload](pictures/defended.png)
 #
-# To an attacker who does not know it, Soteria leaves as little as a grey image; to one who knows it, everything.
+# To an attacker who does not know it, Soteria leaves as little as a grey image; to one who knows it, everything. It
+# changes the gradient of the last layer, which has half of this network's entries. Where it has 1 % of them Soteria
+# hides nothing ([Defenses](../defenses.md)): which defense is best depends on the network.
 # Without the second attacker the table would have been read the wrong way round.
 #
 # One upload and one seed show how to choose and are too few to choose by: `python -m experiments.defenses` does the
