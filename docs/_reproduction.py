@@ -45,6 +45,7 @@ _NAMES = {
     "six-items": "the paper's six items",
     "algebra": "no ciphertexts",
     "narrow": "narrower network",
+    "entry-scales": "a scale for every entry",
     "reduced": "smaller problem",
     "authors-adam": "the Adam of the authors' code",
     "descent-stopped": "the descent, Step II at its best",

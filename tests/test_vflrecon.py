@@ -10,6 +10,7 @@ from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
 from jaxleak.attacks._vertical import reconstruction_net
+from jaxleak.attacks._vertical import vflrecon as vflrecon_module
 from jaxleak.threats import party_view
 
 THREAT = party_view(0)
@@ -277,3 +278,25 @@ def test_so_many_of_the_largest_norms_are_the_rare_class(share, labels):
     assert certain.tolist() == [True, False, False]
     anchors = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # what is orthogonal is not of the anchor's class
     np.testing.assert_array_equal(party_records.direction_labels(anchors, anchors[0]), [1, 0, 0])
+
+
+def test_an_item_has_one_scale_where_that_is_asked_for():
+    rng = np.random.default_rng(0)
+    steps = jnp.asarray(rng.standard_normal((5, 4, 6)) * [1, 1, 1, 1e-3, 2e-3, 3e-3] + [0, 1, 2, 7, 8, 9], jnp.float32)
+    targets = jnp.asarray(rng.random((5, 4, 2)), jnp.float32)
+    options = {"hidden": (3,), "task": "features", "epochs": 1, "steps_per_batch": 2, "optimizer": optax.sgd(0.1)}
+    record = lambda step: step  # noqa: E731
+    net = reconstruction_net.train_network(jax.random.key(0), steps, targets, record, items=(3, 3), **options)
+    for item in (slice(0, 3), slice(3, 6)):
+        entries = np.asarray(steps)[..., item]
+        np.testing.assert_allclose(net.mean[item], entries.mean(), rtol=1e-5)
+        np.testing.assert_allclose(net.scale[item], entries.std(), rtol=1e-4)
+    alone = reconstruction_net.train_network(jax.random.key(0), steps, targets, record, **options)
+    np.testing.assert_allclose(alone.scale, np.asarray(steps).std(axis=(0, 1)), rtol=1e-2)
+
+
+def test_items_are_those_of_the_record():
+    b, theta = np.ones((1, 3, 2)), {"w": jnp.ones((1, 2, 5)), "b": jnp.ones((1, 5))}
+    steps = jax.tree.map(jnp.asarray, PartyRecord(np.ones((1, 3, 4)), theta, theta, None, b, b, b))
+    fields = ("gradient", "outputs", "parameters", "inputs")
+    assert vflrecon_module._item_widths(steps, fields) == (2, 2, 2, 15, 15, 4)  # the paper's six

@@ -1,12 +1,12 @@
 """The runs behind the cells of the VFLRecon paper."""
 
+import operator
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from experiments import _paper
 from experiments._vfl.cells import BATCH_SIZES, TABLES
@@ -30,6 +30,10 @@ START = "the shadow run starts where the attacked one did, which the paper leave
 THREE_ITEMS = (
     "a record without the parameters of the bottom model before and after the step, which the paper's six items hold"
 )
+SCALES = {
+    "item": "one scale for each item of a record, which the paper does not print",
+    "entry": "a scale for each entry of a record, which the paper does not print",
+}
 ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
 
 #: Factor in time for a record of six items where the bottom model has hundreds of inputs; a rough guess.
@@ -97,8 +101,7 @@ def _reader(draft: _Draft, factor: float) -> Callable[[Results], float]:
     return read
 
 
-def _first(values: Sequence[float]) -> float:
-    return values[0]
+_first = operator.itemgetter(0)
 
 
 def _of_tables() -> Iterator[_Draft]:
@@ -124,23 +127,23 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "") -> Iterat
         yield from _records(cell, case, metric, name, "; ".join(notes), ours=ours)
     else:
         yield from _records(cell, replace(case, cipher="ckks"), metric, name, "; ".join(notes), ours=ours)
-        algebra = "-".join(filter(None, (name, "algebra")))
-        yield from _records(
-            cell, replace(case, cipher="plain"), metric, algebra, "; ".join([*notes, ALGEBRA]), ours=ours
-        )
+        said = "; ".join([*notes, ALGEBRA])
+        yield from _records(cell, replace(case, cipher="plain"), metric, _join(name, "algebra"), said, ours=ours)
     if metric == f"{LABEL}_shared":
         clear = case if case.cipher == "none" else replace(case, cipher="plain")
         free = "; ".join([FEWER, "no shadow run: the directions of the cut gradients are clustered"])
-        found = "-".join(filter(None, (name, "initialisation-free")))
-        yield _Draft(cell, "ours", free, (Scored(clear, f"{LABEL}_free"),), _first, found)
+        yield _Draft(cell, "ours", free, (Scored(clear, f"{LABEL}_free"),), _first, _join(name, "initialisation-free"))
 
 
 def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
     # Where validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
-        printed = replace(case, fields=party_records.PAPER_FIELDS)
         variant: Variant = "ours" if ours else "reduced"
-        yield _Draft(cell, variant, notes, (Scored(printed, metric),), _first, _join(name, "six-items" if ours else ""))
+        named = _join(name, "six-items" if ours else "")
+        for scales, suffix in (("item", ""), ("entry", "entry-scales")):
+            printed = replace(case, fields=party_records.PAPER_FIELDS, scales=scales)  # type: ignore[arg-type]
+            said = f"{notes}; {SCALES[scales]}"
+            yield _Draft(cell, variant, said, (Scored(printed, metric),), _first, _join(named, suffix))
         notes = f"{notes}; {THREE_ITEMS}"
     yield _Draft(cell, "ours", notes, (Scored(case, metric),), _first, name)
 
@@ -177,31 +180,25 @@ def _of_text() -> Iterator[_Draft]:
     shares = tuple(replace(sensorless, share=share) for share in (0.25, 0.15))
     yield from _both("text-fig7-drop/25-to-15", shares, label, lambda v: v[0] - v[1])
     sizes = tuple(replace(sensorless, batch_size=size) for size in BATCH_SIZES)
-    yield from _both(
-        "text-fig8/most", sizes, feature, lambda v: float(np.median(v)), "; the median over the batch sizes"
-    )
+    yield from _both("text-fig8/most", sizes, feature, statistics.median, "; the median over the batch sizes")
     yield from _variants("text-fig8/b128", replace(sensorless, batch_size=128, cipher="plain"), feature)
     optimizers = tuple(replace(sensorless, optimizer=name) for name in ("adam", "sgd", "adadelta"))  # type: ignore[arg-type]
-    yield from _both("text-optimizer/all", optimizers, label, _mean)
+    yield from _both("text-optimizer/all", optimizers, label, statistics.fmean)
     known = tuple(dataset_case(SplitCase("sensorless"), name) for name in AVERAGED)
     some = f"; the mean over {', '.join(AVERAGED)}, the ones at hand of six"
     for encryption in ("enc", "plain"):
         cipher = "plain" if encryption == "enc" else "none"
         cases = tuple(replace(case, cipher=cipher) for case in known)  # type: ignore[arg-type]
         note = some + (f"; {ALGEBRA}" if encryption == "enc" else "")
-        yield from _both(f"text-fig3/average/{encryption}", cases, label, _mean, note, stand_in=True)
-        yield from _both(f"text-fig5/average/{encryption}", cases, feature, _mean, note, stand_in=True)
+        yield from _both(f"text-fig3/average/{encryption}", cases, label, statistics.fmean, note, stand_in=True)
+        yield from _both(f"text-fig5/average/{encryption}", cases, feature, statistics.fmean, note, stand_in=True)
     least = f"; the least of {', '.join(AVERAGED)}, the ones at hand of six"
     yield from _both("text-fig3/all-six", known, label, min, least, stand_in=True)
     two = known[1:3]
     both = "; the mean over criteo and avazu, the ones at hand of three"
-    yield from _both("table3/vflrecon/average", two, label, _mean, both, stand_in=True)
+    yield from _both("table3/vflrecon/average", two, label, statistics.fmean, both, stand_in=True)
     li = tuple(Scored(case, f"{LABEL}_li_norm") for case in two)
-    yield _Draft("table3/li/average", "stand-in", FEWER + both, li, _mean)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    yield _Draft("table3/li/average", "stand-in", FEWER + both, li, statistics.fmean)
 
 
 def _both(
@@ -215,8 +212,11 @@ def _both(
 ) -> Iterator[_Draft]:
     """A number of several cases, with the paper's record and with ours."""
     notes = f"{FEWER}; {START}{note}"
-    printed = tuple(Scored(replace(case, fields=party_records.PAPER_FIELDS), metric) for case in cases)
-    yield _Draft(cell, "stand-in" if stand_in else "reduced", notes, printed, combine)
+    for scales, name in (("item", ""), ("entry", "entry-scales")):
+        six: dict[str, Any] = {"fields": party_records.PAPER_FIELDS, "scales": scales}
+        printed = tuple(Scored(replace(case, **six), metric) for case in cases)
+        said = f"{notes}; {SCALES[scales]}"
+        yield _Draft(cell, "stand-in" if stand_in else "reduced", said, printed, combine, name)
     yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple(Scored(case, metric) for case in cases), combine)
 
 

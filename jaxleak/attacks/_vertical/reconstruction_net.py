@@ -71,6 +71,7 @@ def train_network(
     steps_per_batch: int,
     optimizer: optax.GradientTransformation,
     weights: jax.Array | None = None,
+    items: tuple[int, ...] | None = None,
 ) -> ReconstructionNet:
     """Train on stacked steps; all epochs are one compiled scan.
 
@@ -89,19 +90,23 @@ def train_network(
         optimizer: any.
         weights: (T, B) of every sample in the loss, >= 0; None counts all alike. A sample of weight 0 still takes part
             in the standardisation of the inputs, which reads no target.
+        items: widths of the parts of a record that have one mean and one scale each, which add up to its width; None
+            gives every entry its own.
 
     Raises:
         FloatingPointError: if the loss is not finite.
     """
     size = min(steps_per_batch, targets.shape[0])
     widths = (*hidden, targets.shape[-1])
-    params, mean, scale, loss = _train(key, steps, targets, record, widths, task, epochs, size, optimizer, weights)
+    params, mean, scale, loss = _train(
+        key, steps, targets, record, widths, task, epochs, size, optimizer, items, weights
+    )
     if not jnp.isfinite(loss):
         raise FloatingPointError("the reconstruction network's loss is not finite")
     return ReconstructionNet(params, mean, scale, loss, widths, record, task == "features")
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8))
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8, 9))
 def _train(
     key: jax.Array,
     steps: PyTree,
@@ -112,6 +117,7 @@ def _train(
     epochs: int,
     size: int,
     optimizer: optax.GradientTransformation,
+    items: tuple[int, ...] | None,
     weights: jax.Array | None,
 ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
     count, net = targets.shape[0], Mlp(widths)
@@ -132,8 +138,10 @@ def _train(
         return (carry[0] + r.mean(axis=0) / count, carry[1] + (r**2).mean(axis=0) / count), None
 
     (shift, square), _ = jax.lax.scan(moments, (jnp.zeros(width), jnp.zeros(width)), steps)
-    mean = centre + shift
-    scale = jnp.maximum(jnp.sqrt(jnp.maximum(square - shift**2, 0.0)), 1e-8)
+    mean, variance = centre + shift, jnp.maximum(square - shift**2, 0.0)
+    if items is not None:
+        mean, variance = _of_items(mean, variance, items)
+    scale = jnp.maximum(jnp.sqrt(variance), 1e-8)
 
     params = net.init(jax.random.fold_in(key, 0), jnp.zeros((1, width)))["params"]
 
@@ -155,3 +163,15 @@ def _train(
     keys = jax.random.split(jax.random.fold_in(key, 1), epochs)
     (params, _), losses = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
     return params, mean, scale, losses[-1]
+
+
+def _of_items(mean: jax.Array, variance: jax.Array, items: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of all entries of each item together, for every one of its entries."""
+    means, variances, begin = [], [], 0
+    for width in items:
+        own, spread = mean[begin : begin + width], variance[begin : begin + width]
+        common = own.mean()
+        means.append(jnp.full(width, common))
+        variances.append(jnp.full(width, (spread + (own - common) ** 2).mean()))
+        begin += width
+    return jnp.concatenate(means), jnp.concatenate(variances)

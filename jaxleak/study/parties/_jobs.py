@@ -44,7 +44,10 @@ class SplitJobs:
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """What a stored result belongs to: the case, the runs and the seed."""
-        return {"case": dataclasses.asdict(job.case), "runs": job.runs._asdict(), "seed": seed}
+        case = dataclasses.asdict(job.case)
+        if case["scales"] == "entry":  # what results had before there was a choice, and their names with them
+            del case["scales"]
+        return {"case": case, "runs": job.runs._asdict(), "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:
         """The data from which the case draws records."""

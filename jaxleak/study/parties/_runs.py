@@ -227,7 +227,9 @@ def _vflrecon(
     nets = {}
     joined = party_records.join_runs(shadows)
     for task in tasks:
-        options: dict[str, Any] = {"party": ADVERSARY, "task": task, "epochs": case.network_epochs}
+        options: dict[str, Any] = {
+            "party": ADVERSARY, "task": task, "epochs": case.network_epochs, "scales": case.scales
+        }  # fmt: skip
         fields[task] = case.fields
         if case.select == "validation":
             fields[task] = party_records.select_fields(
