@@ -359,9 +359,23 @@ class TestHead:
         assert "0.00 from whole numbers" in head._counts(self.of_batch(labels, 1, features), 3).evidence
         odd = head._counts(self.of_batch(labels, 0.55, features), 3)
         assert odd.status == "suspicious"
-        assert odd.cause.startswith("momentum, a wrong learning rate")
+        assert "momentum, a wrong learning rate" in odd.cause
+        turned = head._counts(self.of_batch(labels, -1, features), 3)
+        assert (turned.status, turned.cause) == ("failed", "the sign of the update is reversed")
+        assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
         # Of twice as many samples as classes, mean features say too little.
         assert head._counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
+
+    def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
+        """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""
+        right, turned = (self.of_batch([0, 0, 2], scale) for scale in (1, -1))
+        assert head._reversed_fits(turned, 3)
+        assert not head._reversed_fits(right, 3)
+        if head._counts(turned, 3).status == "suspicious":
+            assert not head.labels_of(turned, 3).proven.any()
+        assert head.labels_of(right, 3).proven.any()
+        assert not head._reversed_fits(right._replace(bias_gradient=None), 3)
+        assert not head._reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
 
 
 class TestContents:

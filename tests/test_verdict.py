@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.update import _identity, _told
-from jaxleak.audit._verdict.verdict import Answer, best_of
+from jaxleak.audit._verdict.verdict import Answer, best_of, contradicted, out_of_range
 
 
 def _sent(model, images=1, seed=1):
@@ -29,6 +30,11 @@ def _sent(model, images=1, seed=1):
     x = jax.random.uniform(jax.random.key(seed), (images, 1, *model.image_shape))
     batch = Batch(x, jnp.arange(images, dtype=jnp.int32) + 3, jnp.arange(images))
     return variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
+
+
+def _pictures(count):
+    """Images (count, 4, 4, 1) that are not flat."""
+    return np.broadcast_to(np.linspace(0, 1, 16).reshape(1, 4, 4, 1), (count, 4, 4, 1))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +134,7 @@ def test_damaged_files_of_an_audit_are_named_and_can_be_started_afresh(tmp_path)
             Store(tmp_path, {"seed": 0}, 1.0)
         assert Store(tmp_path, {"seed": 0}, 1.0, fresh=True).answer("peeling") is None
     notes.write_text(json.dumps(good))
-    x, y = np.zeros((2, 4, 4, 1)), np.zeros(2, int)
+    x, y = _pictures(2), np.zeros(2, int)
     np.savez(tmp_path / "good.npz", x=x, y=y)
     np.savez(tmp_path / "short.npz", x=x, y=y[:1])
     np.savez(tmp_path / "without.npz", x=x)
@@ -194,7 +200,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     from jaxleak.audit._checks.symmetry import SYMMETRIES
     from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
 
-    x, y, nothing = np.zeros((2, 4, 4, 1)), np.zeros(2, int), Labels.none(10)
+    x, y, nothing = _pictures(2), np.zeros(2, int), Labels.none(10)
     far = Answer("far", x, y, misfit=0.7, cosine_distance=0.3, agreement=np.ones(2))
     near = Answer("near", x, y, misfit=0.05, cosine_distance=0.001, agreement=np.array([0.94, 0.96]))
     assert not far.shown.any()  # starts that agree on an image whose gradient is another one's show nothing
@@ -224,7 +230,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
 def test_what_shows_an_image_is_said_in_words_and_rounding_is_no_distance(fields, said):
     from jaxleak.audit._verdict.verdict import Answer, decide
 
-    image, nothing = np.zeros((1, 4, 4, 1)), Labels.none(10)
+    image, nothing = _pictures(1), Labels.none(10)
     found = Answer(**{"attack": "dense_inputs", "x": image, "y": np.zeros(1, int), "misfit": 0.0} | fields,
                    cosine_distance=-1.2e-07)  # fmt: skip
     _, (reason,) = decide([], nothing, found, [], [])
@@ -402,7 +408,7 @@ def test_a_defended_update_is_attacked_with_and_without_knowing_how(perceptron, 
 
 def _answer(attack="fedleak_400", distance=1e-9, **fields):
     fields = {"misfit": 0.1} | fields
-    return Answer(attack, np.zeros((2, 1, 1, 1)), np.zeros(2), cosine_distance=distance, **fields)
+    return Answer(attack, _pictures(2), np.zeros(2), cosine_distance=distance, **fields)
 
 
 SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
@@ -586,3 +592,64 @@ def test_scores_are_of_the_truth_in_the_answers_order():
     assert found["label_accuracy"] == 0.5
     assert 0.5 < found["ssim"] < 1
     assert "label_accuracy" not in scores((x, None), answer)[0]
+
+
+def test_certified_images_that_contradict_the_proven_labels_take_the_proof_away():
+    answer = Answer("dense_inputs", _pictures(2), np.array([0, 4]), 0.0, 0.0, solved=True)
+    labels = Labels(np.eye(10, dtype=int)[0] + np.eye(10, dtype=int)[3], np.zeros(10, int), 2)
+    (found,) = contradicted(answer, labels)
+    assert "1 of class 0, 1 of class 4; the head's gradient would prove 1 of class 0, 1 of class 3" in found.evidence
+    assert "label smoothing" in found.cause
+    assert contradicted(answer, labels._replace(proven=np.eye(10, dtype=int)[4])) == []
+    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # not certified
+    assert contradicted(None, labels) == []
+
+
+def test_inputs_outside_of_the_range_of_pixels_are_named():
+    answer = Answer("dense_inputs", 3 * _pictures(1) - 1, np.zeros(1, int), 0.0, 0.0, solved=True)
+    (found,) = out_of_range(answer)
+    assert "are -1 to 2, and not in [0, 1]" in found.evidence
+    assert found.option == "--mean, --std"
+    assert out_of_range(answer._replace(x=1.009 * _pictures(1))) == []
+    assert out_of_range(None) == []
+
+
+def test_starts_that_agree_on_a_flat_image_certify_nothing():
+    agreed = {"agreement": np.array([1.0]), "cosine_distance": 0.0, "misfit": 0.0, "y": np.zeros(1, int)}
+    flat = Answer("peeling", 0.3 + 0.02 * _pictures(1), **agreed)
+    assert not flat.shown.any()
+    assert flat._replace(solved=True).shown.all()
+    assert Answer("peeling", 0.3 + 0.2 * _pictures(1), **agreed).shown.all()
+
+
+def test_an_image_that_was_normalised_before_the_network_is_read_in_its_own_unit():
+    model = models.mlp((4, 4, 1), 3, widths=(24,))
+    variables = model.init(jax.random.key(0))
+    x = 2 * jax.random.normal(jax.random.key(1), (1, 1, 4, 4, 1))
+    gradient = protocols.ClientShare(model)(variables, Batch(x, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5)
+    np.testing.assert_allclose(verdict.best.x, x[:, 0], atol=1e-3)
+    assert verdict.headline == "leaks images and labels"
+    assert any("input range: suspicious" in reason for reason in verdict.reasons)
+
+
+def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, use_bias=False)(nn.relu(nn.Dense(6)(x.reshape(len(x), -1))))
+
+    model, variables = models.from_flax(
+        Net(), Net().init(jax.random.key(0), jnp.zeros((1, 4, 4, 1))), image_shape=(4, 4, 1)
+    )
+    x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
+    gradient = protocols.ClientShare(model)(variables, Batch(x, jnp.array([0, 2], jnp.int32), jnp.arange(2)))
+    assert audit.update(model, variables, gradient, batch_size=2, minutes=1e-3).verdict in ("not attacked", "leaks")
+
+
+def test_a_table_of_several_samples_is_refused_at_once():
+    model = models.mlp((1, 8, 1), 3, widths=(6,))
+    variables = model.init(jax.random.key(0))
+    gradient = jax.tree.map(jnp.ones_like, variables["params"])
+    with pytest.raises(ValueError, match="image_shape must have at least 2x2 pixels for a batch of 2"):
+        audit.update(model, variables, gradient, batch_size=2)

@@ -5,6 +5,7 @@ p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.at
 the following are exact for every network below, and for several local steps with n the samples of all of them.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -109,7 +110,8 @@ def labels_of(head: Head, samples: int, *, stated_scale: bool = False) -> Labels
 
     The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch. How
     often it is grows with n, of which the rank of the kernel's gradient is a lower bound that nobody has to state. It
-    also grows with the update's scale. Where that is in doubt, every class that is in the batch counts once.
+    also grows with the update's scale. Where that is in doubt, every class that is in the batch counts once. Where
+    label counts are not whole numbers and those of the reversed update are nearer to them, nothing is proven.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss.
@@ -120,6 +122,8 @@ def labels_of(head: Head, samples: int, *, stated_scale: bool = False) -> Labels
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])
     at_least, counts = _rank_of(head), _counts(head, samples) if samples > 1 else None
+    if counts is not None and counts.status == "suspicious" and _reversed_fits(head, samples):
+        return Labels.none(head.kernel.shape[1])
     if counts is not None and (counts.status == "suspicious" or (stated_scale and _many(head, samples))):
         present = (head.bias_gradient < -head.slack(1)).astype(int)
         return Labels(present, present, samples, counted=False)
@@ -264,21 +268,38 @@ def _counts(head: Head, samples: int) -> Finding:
     if p is None:
         return Finding(name, "not applicable", "The head's bias gradient is zero.")
 
-    def error(gradient: np.ndarray) -> float:
-        counts = samples * (p - gradient)
-        return float(np.abs(counts - np.maximum(np.round(counts), 0)).max())
-
-    here = error(db)
+    error = functools.partial(_counts_error, p, samples)
+    here, backwards = error(db), error(-db)
     evidence = f"The bias gradient and the mean features give label counts that are {here:.2f} from whole numbers"
     if here < 0.35 or _many(head, samples):
         return Finding(name, "passed", evidence + ".")
+    if backwards < 0.15:
+        evidence += f"; with its sign reversed they are {backwards:.2f} from whole numbers"
+        return Finding(name, "failed", evidence + ".", "the sign of the update is reversed", "--kind difference")
     smaller = {s: error(db * s) for s in (1 / samples, samples)}
     best = min(smaller, key=lambda s: smaller[s])
     if smaller[best] < 0.15:
         cause = "the loss is a sum over the batch" if best < 1 else "the update was divided by the batch size twice"
         return Finding(name, "suspicious", f"{evidence}; scaled by {best:.3g} they would be.", cause, "--reduction")
     cause = "momentum, a wrong learning rate, number of steps or batch size, other weights, or clipping"
+    if backwards < here:
+        cause = f"a reversed sign, {cause}"
     return Finding(name, "suspicious", evidence + ".", cause, "--learning-rate, --local-steps, --batch-size, --weights")
+
+
+def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:
+    """How far the label counts of a bias gradient are from whole numbers >= 0, at most, with mean outputs p (C,)."""
+    counts = samples * (p - gradient)
+    return float(np.abs(counts - np.maximum(np.round(counts), 0)).max())
+
+
+def _reversed_fits(head: Head, samples: int) -> bool:
+    """Whether the counts of the reversed gradient are nearer to whole numbers than those of the gradient."""
+    db = head.bias_gradient
+    p = None if db is None else _predicted(head, db)
+    if db is None or p is None:
+        return False
+    return _counts_error(p, samples, -db) < _counts_error(p, samples, db)
 
 
 def _many(head: Head, samples: int) -> bool:

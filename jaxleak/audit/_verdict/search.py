@@ -58,8 +58,13 @@ def _misfits(share: ClientShare, variables: PyTree, payload: PyTree, x: jax.Arra
 
 
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
-    """An answer with its misfit: x (B, H, W, channels) and labels y (B,)."""
-    x = np.clip(np.asarray(x, np.float32), 0, 1)
+    """An answer with its misfit: x (B, H, W, channels), kept in [0, 1], and labels y (B,)."""
+    return graded_inputs(case, name, np.clip(np.asarray(x), 0, 1), y, **fields)
+
+
+def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
+    """As `graded`, of inputs in whatever range equations gave them."""
+    x = np.asarray(x, np.float32)
     misfit, cosine = _misfits(
         case.share, case.observation.params, case.observation.payload, jnp.asarray(x)[:, None], jnp.asarray(y)
     )

@@ -12,9 +12,9 @@ from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
 from jaxleak.audit._invert import invert
-from jaxleak.audit._verdict.search import Case, graded, search
+from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer, called
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, OUTSIDE, Answer, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -68,7 +68,9 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
     x = affine_solution(peeled)
     if x is not None:
-        yield graded(case, "dense_inputs", np.asarray(x)[None], y, solved=True, **watch.spent)
+        image = np.asarray(x)[None]
+        grade = graded if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else graded_inputs
+        yield grade(case, "dense_inputs", image, y, solved=True, **watch.spent)
         return
     stored = case.store.answer("peeling")
     answer = stored or search(case, "peeling", _peeling(peeled), _with_labels(peeled, y), y=y)[0]
@@ -102,11 +104,18 @@ def _peeling(peeled: Peeled) -> Attack:
     return attacks.inversion(peeled.model, peeled.share, settings, batch_size=1)
 
 
+def _label_rule(case: Case) -> str:
+    """The best rule that the model's head allows; without a head labels are found with the images."""
+    model = case.share.model
+    if not model.head:
+        return "joint"
+    return "calibrated" if model.head_of(case.observation.payload).bias is not None else "corrected_counts"
+
+
 def _known(case: Case, iterations: int) -> tuple[Share, attacks.Settings]:
     """FedLeak with the homotopy, by an attacker who knows the defense where there is one to know."""
     model, settings = case.share.model, presets.fedleak(iterations)
-    if not model.head:  # which rules read labels off
-        settings = settings._replace(labels="joint")
+    settings = settings._replace(labels=_label_rule(case))
     if case.defense is None:
         return case.share, settings
     known = adaptive.informed(
@@ -167,7 +176,7 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     if not model.head:
         yield "Row spaces were not tried: they say nothing of labels, and no dense layer at the end does."
         return
-    settings = presets.row_space(_ROW_SPACE)._replace(labels="calibrated")
+    settings = presets.row_space(_ROW_SPACE)._replace(labels=_label_rule(case))
     try:
         attack = attacks.inversion(model, case.share, settings, batch_size=case.samples)
     except ValueError as error:

@@ -34,6 +34,7 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
     order = metrics.match_one_to_one(best.x, x)
     found = {
         "psnr": float(np.mean(metrics.psnr(x[order], best.x))),
+        "psnr_grey": float(np.mean(metrics.grey_psnr(x))),
         "ssim": float(np.mean(metrics.ssim(x[order], best.x))),
     }
     if y is not None:

@@ -18,7 +18,18 @@ from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
-from jaxleak.audit._verdict.verdict import Answer, Outcome, Verdict, best_of, called, copied, decide, unexplained
+from jaxleak.audit._verdict.verdict import (
+    Answer,
+    Outcome,
+    Verdict,
+    best_of,
+    called,
+    contradicted,
+    copied,
+    decide,
+    out_of_range,
+    unexplained,
+)
 from jaxleak.checkpoint import fingerprint
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -81,6 +92,11 @@ def update(
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
+    if known.batch_size > 1 and min(model.image_shape[:2]) < 2:
+        raise ValueError(
+            f"image_shape must have at least 2x2 pixels for a batch of {known.batch_size}, got {model.image_shape}: "
+            "the search for several samples weighs the variation of images, and does not serve tables"
+        )
     model, variables = trained_part(model, variables, known.frozen)
     share = ClientShare(
         model, local_steps=known.local_steps or 1, learning_rate=known.learning_rate or 1e-4,
@@ -121,8 +137,11 @@ def update(
     if head is not None:
         labels = labels_of(head, samples, stated_scale=known.kind != "gradient")
     best = best_of(answers)
+    if other := contradicted(best, labels):
+        findings, labels = findings + other, Labels.none(model.num_classes)
     tried = [_told(answer) for answer in answers]
     findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else copied(best))
+    findings = findings + out_of_range(best)
     ended = any(answer.finished for answer in answers)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)

@@ -20,6 +20,10 @@ EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs i
 #: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
 #: how often images that agree this well are wrong.
 AGREE_ABOVE = 0.95
+#: How far the solution of equations may lie outside of [0, 1] by rounding.
+OUTSIDE = 0.01
+#: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
+_FLAT_BELOW = 0.02
 #: Distance from which on a cosine distance is rounding, which may leave it below zero.
 _ROUNDING = 1e-6
 #: What a person calls an attack of an audit.
@@ -31,6 +35,8 @@ _CALLED = {
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
 }
+#: What a proof of labels rests on.
+_GRANTED = "This takes for granted that the loss is a plain cross-entropy and the sign of the update as stated."
 _UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
 
 
@@ -46,7 +52,7 @@ class Answer(NamedTuple):
     """What one attack found."""
 
     attack: str
-    x: np.ndarray  # (B, H, W, channels) in [0, 1]
+    x: np.ndarray  # (B, H, W, channels) in [0, 1], or in the unit of the inputs where equations gave others
     y: np.ndarray  # (B,) int32
     misfit: float  # |g' - g| / |g| of the whole update, with g' simulated at the answer on the exact model
     cosine_distance: float  # between the same two
@@ -74,7 +80,11 @@ class Answer(NamedTuple):
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
-        return np.zeros(len(self.x), bool) if self.agreement is None else self.agreement >= AGREE_ABOVE
+        if self.agreement is None:
+            return np.zeros(len(self.x), bool)
+        # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
+        flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
+        return np.asarray((self.agreement >= AGREE_ABOVE) & ~flat)
 
 
 class Verdict(NamedTuple):
@@ -169,6 +179,38 @@ def copied(best: Answer | None) -> list[Finding]:
     return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
 
 
+def out_of_range(best: Answer | None) -> list[Finding]:
+    """A warning where equations gave inputs outside of [0, 1]: the images were normalised before the network.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+    """
+    if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
+        return []
+    evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
+    cause = "the images were normalised, or scaled to 0 to 255, before the network"
+    return [Finding("input range", "suspicious", evidence, cause, "--mean, --std")]
+
+
+def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
+    """A warning where certified images have other labels than the head's gradient proves: the loss is another one.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        labels: what the head's gradient proves.
+    """
+    if best is None or not best.shown.all() or not labels.proven.any():
+        return []
+    found = np.bincount(best.y, minlength=len(labels.proven))
+    if (labels.proven <= found).all():
+        return []
+    evidence = (
+        f"All images are certified, with {_listed(found)}; the head's gradient would prove {_listed(labels.proven)}."
+    )
+    cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
+    return [Finding("labels of the certified images", "suspicious", evidence, cause, "--loss")]
+
+
 def decide(
     findings: list[Finding],
     labels: Labels,
@@ -225,11 +267,12 @@ def decide(
 def _proven(labels: Labels) -> str:
     count = int(labels.proven.sum())
     if labels.counted:
-        return f"The head's gradient proves {count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}."
+        which = f"{count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}"
+        return f"The head's gradient proves {which}. {_GRANTED}"
     which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
     return (
         f"The head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} {which}. "
-        "How many of each is not claimed, since nothing confirms the scale of the update."
+        f"How many of each is not claimed, since nothing confirms the scale of the update. {_GRANTED}"
     )
 
 
