@@ -252,6 +252,11 @@ def test_repeated_measurements_are_told_apart_by_whether_they_agree(drawn):
 def test_the_printed_descent_ends_at_the_number_of_the_ledger(drawn):
     _, figure = drawn("cafe_printed")
     entries = figures.read("cafe")
-    ends = [line.get_ydata()[-1] for line in figure.axes[0].lines[::2]]
     runs = [figures.read(name) for name in figures.DRAWN["cafe_printed"][1]]
-    assert ends == pytest.approx([entries[run["cell"], "printed", ""].value for run in runs], abs=1e-3)
+    ends = [line.get_ydata()[-1] for line in figure.axes[1].lines[: len(runs)]]
+    kinds = {"adam": ("printed", ""), "authors": ("printed", "authors-adam"), "stopped": ("ours", "descent-stopped")}
+    values = [entries[run["cell"], *kinds[run["job"].get("steps", "adam")]].value for run in runs]
+    assert ends == pytest.approx(values, abs=1e-3)
+    losses = [line.get_ydata() for line in figure.axes[0].lines]
+    assert all(len(loss) == 10 for loss in losses)  # a tenth of Step II each, and none of Step I
+    assert losses[0][-1] > min(losses[0])

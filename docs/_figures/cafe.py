@@ -53,20 +53,36 @@ def cafe_descent(entries: dict[tuple[str, str, str], Entry], path: Path) -> None
     plots.save_figure(figure, path)
 
 
+#: How the figure draws a reading of the steps, by its name in `jaxleak.study.rounds.runs.STEPS`.
+_STEPS = {"adam": ("-", "our Adam"), "authors": ("--", "the authors' Adam"), "stopped": ("-.", "Step II at its best")}
+
+
 def cafe_printed(*stored: dict[str, Any], path: Path) -> None:
-    """PSNR along the 8,000 iterations of Step III that the paper prints, and where the paper's descent ends."""
-    figure, axes = plots.subplots(size=(7, 3.4))
-    for color, run in enumerate(stored):
-        iterations, psnr = zip(*run["curve"], strict=True)
-        name = DATA[run["job"]["dataset"]]
-        axes.plot(iterations, psnr, f"C{color}", label=f"{name}, here")
-        axes.axhline(run["paper"], color=f"C{color}", linestyle=":", label=f"{name}, where the paper's ends")
-    axes.set_xlim(0, 8000)
-    axes.set_ylim(0, 50)
-    axes.set_xlabel("iterations of Step III")
-    axes.set_ylabel("PSNR in dB")
-    axes.set_title("The descent as printed levels off below the paper's numbers")
-    plots.legend_below(figure, axes)
+    """The loss along Step II and the PSNR along Step III, 8,000 iterations of each, and where the paper ends."""
+    figure, (left, right) = plots.subplots(1, 2, size=(10, 3.8))
+    datasets = list(dict.fromkeys(run["job"]["dataset"] for run in stored))
+    for run in stored:
+        line, words = _STEPS[run["job"].get("steps", "adam")]
+        name, color = run["job"]["dataset"], f"C{datasets.index(run['job']['dataset'])}"
+        # Rounds of Step I come first, and Step II takes as many.
+        length = run["f_history"][-1][0] / 2
+        second = [(round_ - length, loss) for round_, _, loss in run["f_history"] if round_ > length]
+        if "stopped" not in run["job"].get("steps", ""):  # whose Step II is that of our Adam
+            left.plot(*zip(*second, strict=True), f"{color}{line}")
+        right.plot(*zip(*run["curve"], strict=True), f"{color}{line}", label=f"{DATA[name]}, {words}")
+    for name in datasets:
+        paper = next(run["paper"] for run in stored if run["job"]["dataset"] == name)
+        color = f"C{datasets.index(name)}"
+        right.axhline(paper, color=color, linestyle=":", label=f"{DATA[name]}, where the paper's ends")
+    left.set_yscale("log")
+    left.set_xlabel("iterations of Step II")
+    left.set_ylabel("loss F2, which the attacker knows")
+    left.set_title("With our Adam, Step II passes its best point")
+    right.set_ylim(0, 50)
+    right.set_xlabel("iterations of Step III")
+    right.set_ylabel("PSNR in dB")
+    right.set_title("Step III levels off below the paper's numbers")
+    plots.legend_below(figure, right)
     plots.save_figure(figure, path)
 
 
