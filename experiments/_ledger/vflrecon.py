@@ -112,15 +112,15 @@ def _of_tables() -> Iterator[_Draft]:
                 continue
             plain, _, name = cell.id.partition("#")
             ((case, metric),) = cell.jobs
-            yield from _variants(plain, case, metric, name)
+            yield from _variants(plain, case, metric, name, cell.note)
 
 
-def _variants(cell: str, case: SplitCase, metric: str, name: str = "") -> Iterator[_Draft]:
+def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str = "") -> Iterator[_Draft]:
     """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where the paper has them."""
     ours = "adaptive" in name or name in ("tuned", "validated")
-    notes = [FEWER]
+    notes = [FEWER, *filter(None, [note])]
     if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
-        yield _Draft(cell, "ours" if ours else "reduced", FEWER, (Scored(case, metric),), _first, name)
+        yield _Draft(cell, "ours" if ours else "reduced", "; ".join(notes), (Scored(case, metric),), _first, name)
         return
     notes.append(START)
     if case.cipher == "none":
