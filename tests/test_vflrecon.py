@@ -300,3 +300,18 @@ def test_items_are_those_of_the_record():
     steps = jax.tree.map(jnp.asarray, PartyRecord(np.ones((1, 3, 4)), theta, theta, None, b, b, b))
     fields = ("gradient", "outputs", "parameters", "inputs")
     assert vflrecon_module._item_widths(steps, fields) == (2, 2, 2, 15, 15, 4)  # the paper's six
+
+
+def test_a_record_that_is_not_finite_gives_no_answer(setting):
+    model, _, victim, _, seen, _ = setting
+    attack = attacks.vflrecon(model, party=0, num_samples=96, labels=_train(setting, "labels", epochs=2))
+    step = jax.tree.map(lambda leaf: leaf[0], seen)
+    broken = step._replace(party=step.party._replace(output_gradient=step.party.output_gradient.at[0, 0].set(jnp.nan)))
+    state, _ = attack.step(jax.random.key(5), attack.init(jax.random.key(4), audit.template_of(victim)), broken)
+    answer = attack.reconstruct(state, None)
+    lost, others = int(step.index[0]), np.asarray(step.index[1:])
+    assert not answer.answered[lost]
+    assert answer.score[lost] == 1.0
+    assert answer.answered[others].all()
+    assert np.isfinite(answer.x).all()
+    assert np.isfinite(answer.score).all()

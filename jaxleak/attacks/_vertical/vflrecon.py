@@ -261,7 +261,7 @@ def vflrecon(
 
     Returns:
         An `Attack`; its score is one minus the probability of the answered label (without `labels`: 0), and 1 for a
-        sample that never took part.
+        sample that never took part or had a record that is not finite.
 
     Raises:
         ValueError: if neither network is given, or the party does not exist.
@@ -311,10 +311,12 @@ def vflrecon(
         del observation
         count = jnp.maximum(state.seen, 1)[:, None]
         probability = jax.nn.softmax(state.log_probability / count)
-        known = state.seen > 0
+        # A record that is not finite, of a stored run, leaves its samples without an answer.
+        finite = jnp.isfinite(state.log_probability).all(axis=1) & jnp.isfinite(state.victims).all(axis=1)
+        known = (state.seen > 0) & finite
         y = jnp.where(known, probability.argmax(axis=1).astype(jnp.int32), state.guess)
         score = 1 - probability.max(axis=1) if labels is not None else jnp.zeros(num_samples)
-        x = assemble_victims(model, state.own, state.victims / count, party)
+        x = assemble_victims(model, state.own, jnp.where(known[:, None], state.victims / count, 0.0), party)
         return Reconstruction(x, y, jnp.where(known, score, 1.0), known)
 
     return Attack(init, step, reconstruct)
