@@ -594,14 +594,14 @@ def test_scores_are_of_the_truth_in_the_answers_order():
     assert "label_accuracy" not in scores((x, None), answer)[0]
 
 
-def test_certified_images_that_contradict_the_proven_labels_take_the_proof_away():
+def test_an_answer_that_contradicts_the_proven_labels_takes_the_proof_away():
     answer = Answer("dense_inputs", _pictures(2), np.array([0, 4]), 0.0, 0.0, solved=True)
     labels = Labels(np.eye(10, dtype=int)[0] + np.eye(10, dtype=int)[3], np.zeros(10, int), 2)
     (found,) = contradicted(answer, labels)
     assert "1 of class 0, 1 of class 4; the head's gradient would prove 1 of class 0, 1 of class 3" in found.evidence
     assert "label smoothing" in found.cause
     assert contradicted(answer, labels._replace(proven=np.eye(10, dtype=int)[4])) == []
-    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # not certified
+    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # which explains nothing
     assert contradicted(None, labels) == []
 
 

@@ -193,22 +193,23 @@ def out_of_range(best: Answer | None) -> list[Finding]:
 
 
 def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
-    """A warning where certified images have other labels than the head's gradient proves: the loss is another one.
+    """A warning where the answer that explains the gradient has other labels than the head proves: another loss.
 
     Args:
         best: the answer that `best_of` chose, or None.
         labels: what the head's gradient proves.
     """
-    if best is None or not best.shown.all() or not labels.proven.any():
+    if best is None or not best.matched or not labels.proven.any():
         return []
     found = np.bincount(best.y, minlength=len(labels.proven))
     if (labels.proven <= found).all():
         return []
     evidence = (
-        f"All images are certified, with {_listed(found)}; the head's gradient would prove {_listed(labels.proven)}."
+        f"The answer that explains the gradient has {_listed(found)}; the head's gradient would prove "
+        f"{_listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the certified images", "suspicious", evidence, cause, "--loss")]
+    return [Finding("labels of the answer", "suspicious", evidence, cause, "--loss")]
 
 
 def decide(
