@@ -92,7 +92,7 @@ def baselines(stored: dict[str, Any], path: Path) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("PSNR in dB (further right leaks more)")
         axes.set_title(name)
-    figure.suptitle("Sixteen images behind one gradient, by attack", fontsize=11)
+    figure.suptitle("One gradient of four images here, and of sixteen in the paper", fontsize=11)
     plots.legend_below(figure, panels[0])
     plots.save_figure(figure, path)
 

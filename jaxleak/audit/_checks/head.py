@@ -173,11 +173,12 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
     if head.bias_gradient is None:
         return Finding(name, "not applicable", "The head has no bias.")
     size = float(np.abs(head.bias_gradient).sum())
-    evidence = f"The L1 norm of the head's bias gradient is {size:.3g}, and at most 2 for a mean of cross-entropies."
+    evidence = f"The L1 norm of the head's bias gradient is {size:.4g}, and at most 2 for a mean of cross-entropies."
     if size <= 2 * (1 + head.precision.unit) + _SLACK:
         return Finding(name, "passed", evidence)
     if samples > 1 and size <= 2 * samples:
-        return Finding(name, "failed", evidence, "the loss is a sum over the batch, or momentum", "--reduction sum")
+        cause = "the loss is a sum over the batch, momentum, or a learning rate or number of steps that is too small"
+        return Finding(name, "failed", evidence, cause, "--reduction sum, --learning-rate, --local-steps")
     cause = (
         "a difference of weights was not divided by the learning rate and the number of steps, or the loss is scaled"
     )
