@@ -169,7 +169,7 @@ def test_a_batch_size_that_is_too_small_is_one_mistake(plain, stated):
 
 def test_a_sum_over_the_batch_is_one_mistake(plain):
     (wrong,) = (f for f in plain.check(jax.tree.map(lambda g: 4 * g, plain.gradient)) if f.cause)
-    assert (wrong.name, wrong.option) == ("mean over the batch", "--reduction sum")
+    assert (wrong.name, wrong.option) == ("mean over the batch", "--reduction sum, --learning-rate, --local-steps")
 
 
 def test_one_samples_factor_is_said_where_its_gradient_is_too_large():
