@@ -43,7 +43,12 @@ def best_match(results: Results) -> float:
 
 
 def curve_at(iteration: int, column: int) -> Callable[[Results], float]:
-    """How a cell reads the curve of its first job: the value in a column at the last point not after `iteration`."""
+    """How a cell reads the curve of its first job.
+
+    Args:
+        iteration: the value is that of the last point not after it, >= 0.
+        column: which number of a point is read, >= 1; the first one, 0, is the iteration.
+    """
 
     def read(results: Results) -> float:
         return float([point for point in results[0].arrays["curve"] if point[0] <= iteration][-1][column])
@@ -52,7 +57,11 @@ def curve_at(iteration: int, column: int) -> Callable[[Results], float]:
 
 
 def iterations_to(threshold: float) -> Callable[[Results], float]:
-    """How a cell reads when the curve of its first job first reaches `threshold`: the iteration, or NaN if never."""
+    """How a cell reads at which iteration the curve of its first job reaches a value, or NaN if never.
+
+    Args:
+        threshold: the value, in the unit of the curve.
+    """
 
     def read(results: Results) -> float:
         reached = [iteration for iteration, value in results[0].arrays["curve"] if value >= threshold]
