@@ -8,7 +8,7 @@ from experiments._mistakes.clients import IMAGES, LARGEST_SEED, MOST_DRAWS, buil
 from experiments._mistakes.options import Args
 from jaxleak import _validate, audit, protocols
 from jaxleak.audit.mistakes import MISTAKES, Claim
-from jaxleak.study import Progress, RunFolder, default_out
+from jaxleak.study import Progress, RunFolder, default_out, forget_when_many
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
 from jaxleak.study.reports import markdown_table
@@ -58,6 +58,7 @@ def main(args: Args) -> dict[str, Any]:
                     what = {"model": name, "draw": draw, "mistake": mistake}
                     status = known.get(tuple(what.values()))
                     if status is None:
+                        forget_when_many()  # compiled programs, of which every mistake has some of its own
                         status = _status(claim, 0.0 if mistake == "none" else args.minutes)
                         run = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
                         folder.log(**what, batch_size=client.size, status=status, **run)
@@ -66,8 +67,7 @@ def main(args: Args) -> dict[str, Any]:
                         row[status] += 1
                 progress.update(name, draw + 1, args.draws)
     mistakes = {name: row for name, row in counts.items() if name != "none"}
-    total = {field: sum(row[field] for row in mistakes.values()) for field in _FIELDS}
-    right = counts["none"]
+    total, right = {field: sum(row[field] for row in mistakes.values()) for field in _FIELDS}, counts["none"]
     metrics: dict[str, Any] = total | {
         "right": right["made"], "false_alarms": right["failed"], "false_suspicions": right["suspicious"],
         "by_mistake": {name.translate(_AS_KEY): row for name, row in mistakes.items()},
