@@ -20,7 +20,15 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
     "clients": (fedleak.clients, ("clients",)),
     "cafe_descent": (cafe.cafe_descent, ("cafe",)),
-    "cafe_printed": (cafe.cafe_printed, ("cafe_printed_mnist", "cafe_printed_cifar10", "cafe_authors_mnist")),
+    "cafe_printed": (
+        cafe.cafe_printed,
+        (
+            "cafe_printed_mnist",
+            "cafe_printed_cifar10",
+            "cafe_authors_mnist",
+            "cafe_stopped_mnist",
+        ),
+    ),
     "deep": (networks.deep, ("resnet34",)),
     "defenses": (defended.defenses, ("defenses",)),
     "fake_gradients": (cafe.fake_gradients, ("fake_true", "fake_capped")),
