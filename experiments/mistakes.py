@@ -1,12 +1,13 @@
 """How many mistaken inputs an audit catches: random mistakes on five models.
 
+    # some 340 mistakes, a quarter of an hour on one free core; the table is in docs/audit_checks.md
     python -m experiments.mistakes
     python -m experiments.mistakes --draws 1 --minutes 0 --out runs/quick
 
 Every draw has weights, images, labels and a batch size of its own. Each kind of mistake that applies to the model is
 made once a draw, and the right update is checked beside it for false alarms. Where no check fails, the attacks follow,
 and the verdict is counted: *leaks*, or *not shown to leak* with a warning that the inputs may be mistaken, or the same
-in silence, which is wrong. The first line takes half an hour on one core; its table is in docs/audit_checks.md.
+in silence, which is wrong.
 """
 
 import importlib
