@@ -1,13 +1,12 @@
 """How many mistaken inputs an audit catches: random mistakes on five models.
 
-    # some 340 mistakes, a quarter of an hour on one free core; the table is in docs/audit_checks.md
+    # some 340 mistakes, a quarter of an hour on one free core
     python -m experiments.mistakes
     python -m experiments.mistakes --draws 1 --minutes 0 --out runs/quick
 
 Every draw has weights, images, labels and a batch size of its own. Each kind of mistake that applies to the model is
 made once a draw, and the right update is checked beside it for false alarms. Where no check fails, the attacks follow,
-and the verdict is counted: *leaks*, or *not shown to leak* with a warning that the inputs may be mistaken, or the same
-in silence, which is wrong.
+and the verdict is counted: leaks, or not shown to leak, with a warning that inputs may be mistaken or (wrongly) without.
 """
 
 import importlib
