@@ -6,7 +6,7 @@
 
 Every draw has weights, images, labels and a batch size of its own. Each kind of mistake that applies to the model is
 made once a draw, and the right update is checked beside it for false alarms. Where no check fails, the attacks follow,
-and the verdict is counted: leaks, or not shown to leak, with a warning that inputs may be mistaken or (wrongly) without.
+and the verdict is counted: leaks, or not shown to leak, with a warning of mistaken inputs or (wrongly) without one.
 """
 
 import importlib
