@@ -33,7 +33,7 @@ def null_scores(images: np.ndarray) -> dict[str, float]:
     errors = second - 2 * levels[:, None] * first + levels[:, None] ** 2
     return {
         "black": of(np.zeros(1)),
-        "grey": of(np.full(1, 0.5)),
+        "grey": float(metrics.grey_psnr(images).mean()),
         "best_constant": float((-10 * np.log10(errors + 1e-12)).mean(axis=1).max()),
         "mean_image": of(images.mean(axis=0)),
         "images": float(len(images)),

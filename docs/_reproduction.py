@@ -209,10 +209,11 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
     cells = [cell for cell in ledger.printed if cell.partition("/")[0] == table["id"]]
     measured = [entry for cell in cells for entry in ledger.of(cell) if entry.status in MEASURED]
     others = dict[str, list[str]]()
-    counts = Counter[str]()
+    counts, beyond = Counter[str](), 0
     for cell in cells:
         status, shown = cell_status(ledger, cell)
         counts[status] += 1
+        beyond += shown is not None and ledger.beyond(shown)
         if status not in MEASURED:
             why = f"{status}: {shown.why}" if shown else NO_ENTRY
             others.setdefault(why, []).append(cell.partition("/")[2])
@@ -220,7 +221,7 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
         _GENERATED,
         f"# {TITLES[ledger.paper]}, {where(ledger.paper, table['id'])}: {table['title']}",
         "",
-        _answer(counts, measured, beyond_counts(ledger, [table["id"]]).total()),
+        _answer(counts, measured, beyond),
         "",
     ]
     if (FIGURES / f"{ledger.paper}-{table['id']}.png").exists():

@@ -65,7 +65,7 @@ def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
         FileNotFoundError: if the folder has no `results.json`.
         ValueError: if the run was not finished.
     """
-    content = dict(read_json(folder / "results.json", dict))
+    content = read_json(folder / "results.json", dict)
     if content.get("status") != "complete":
         raise ValueError(f"{folder}: the run is {content.get('status', 'unknown')}; run its command to the end")
     content["config"] = {**content["config"], "out": None}
@@ -104,7 +104,7 @@ def store_cell(runs: Path, cell: str, *, seed: int, name: str, results: Path = R
     if abs(measurement.read([study.runner(other, seed) for other in measurement.jobs]) - entry.seeds[seed]) > 1e-9:
         raise ValueError(f"{runs} holds another run of {cell} than the one in the ledger")
     content = _origin(entry) | {
-        "job": jsonable(dict(study.runner.jobs.identity(job, seed))),
+        "job": dict(study.runner.jobs.identity(job, seed)),
         "metrics": dict(result.scores),
         **{name: np.asarray(result.arrays[name]).tolist() for name in CURVES if name in result.arrays},
     }

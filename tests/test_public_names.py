@@ -157,7 +157,7 @@ NAMES = {
         show_table value_of WIDTH
     """,
     "jaxleak.study.runner": """
-        ByType Cost Jobs Result Runner runner_in
+        ByType Cost Jobs named_before Result Runner runner_in
     """,
     "jaxleak.study.sheets": """
         comparison_sheet contact_sheet FLAG_COLOUR

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from fake_study import CELL, FakeStudy, measurement, run
 
+from docs import _nulls as nulls
 from docs import _storing as storing
 from experiments._ledger.papers import ledger_of
+from jaxleak import metrics
 from jaxleak.study.runner import Result
 
 
@@ -80,3 +82,15 @@ def test_a_run_that_is_not_the_recorded_one_is_refused(recorded, tmp_path):
 def test_a_folder_of_no_paper_is_refused(tmp_path):
     with pytest.raises(ValueError, match="name of the folder of runs must be one of cafe, cafe-iclr"):
         storing.store_cell(tmp_path / "runs", f"{CELL}@printed", seed=0, name="kept", results=tmp_path)
+
+
+def test_what_knows_nothing_is_scored_as_by_trying_every_level():
+    images = np.random.default_rng(0).random((5, 4, 4, 3)) ** 3
+    found = nulls.null_scores(images)
+    tried = [np.mean(metrics.psnr(images, np.full_like(images, level))) for level in np.linspace(0, 1, 256)]
+    assert found["best_constant"] == pytest.approx(max(tried), rel=1e-6)
+    assert found["black"] == pytest.approx(tried[0])
+    assert found["grey"] == pytest.approx(np.mean(metrics.psnr(images, np.full_like(images, 0.5))))
+    mean = np.broadcast_to(images.mean(axis=0), images.shape)
+    assert found["mean_image"] == pytest.approx(np.mean(metrics.psnr(images, mean)))
+    assert found["mean_image"] > found["best_constant"]

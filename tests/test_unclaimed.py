@@ -1,4 +1,5 @@
-"""What a verdict does not claim: counts at a doubtful scale, attacks that had no time, copies of one image."""
+"""What a verdict does not claim: counts at a doubtful scale, attacks that had no time, copies of one image, and what
+contradicts itself."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, capture, models, protocols
-from jaxleak.audit._verdict.verdict import Answer, copied
+from jaxleak.audit._checks.head import Labels
+from jaxleak.audit._verdict.verdict import Answer, contradicted, copied, out_of_range
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,36 @@ def test_a_private_mechanism_behind_batch_statistics_can_be_stated():
     assert stated_defense(capture.Facts(defense="dp_update", strength=10.0), share) is not None
     with pytest.raises(ValueError, match="treats every example by itself"):
         stated_defense(capture.Facts(defense="dp_sgd", strength=10.0), share)
+
+
+def _pictures(count):
+    """Images (count, 4, 4, 1) that are not flat."""
+    return np.broadcast_to(np.linspace(0, 1, 16).reshape(1, 4, 4, 1), (count, 4, 4, 1))
+
+
+def test_an_answer_that_contradicts_the_proven_labels_takes_the_proof_away():
+    answer = Answer("dense_inputs", _pictures(2), np.array([0, 4]), 0.0, 0.0, solved=True)
+    labels = Labels(np.eye(10, dtype=int)[0] + np.eye(10, dtype=int)[3], np.zeros(10, int), 2)
+    (found,) = contradicted(answer, labels)
+    assert "1 of class 0, 1 of class 4; the head's gradient would prove 1 of class 0, 1 of class 3" in found.evidence
+    assert "label smoothing" in found.cause
+    assert contradicted(answer, labels._replace(proven=np.eye(10, dtype=int)[4])) == []
+    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # which explains nothing
+    assert contradicted(None, labels) == []
+
+
+def test_inputs_outside_of_the_range_of_pixels_are_named():
+    answer = Answer("dense_inputs", 3 * _pictures(1) - 1, np.zeros(1, int), 0.0, 0.0, solved=True)
+    (found,) = out_of_range(answer)
+    assert "are -1 to 2, and not in [0, 1]" in found.evidence
+    assert found.option == "--mean, --std"
+    assert out_of_range(answer._replace(x=1.009 * _pictures(1))) == []
+    assert out_of_range(None) == []
+
+
+def test_starts_that_agree_on_a_flat_image_certify_nothing():
+    agreed = {"agreement": np.array([1.0]), "cosine_distance": 0.0, "misfit": 0.0, "y": np.zeros(1, int)}
+    flat = Answer("peeling", 0.3 + 0.02 * _pictures(1), **agreed)
+    assert not flat.shown.any()
+    assert flat._replace(solved=True).shown.all()
+    assert Answer("peeling", 0.3 + 0.2 * _pictures(1), **agreed).shown.all()

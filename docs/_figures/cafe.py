@@ -62,12 +62,13 @@ def cafe_printed(*stored: dict[str, Any], path: Path) -> None:
     figure, (left, right) = plots.subplots(1, 2, size=(10, 3.8))
     datasets = list(dict.fromkeys(run["job"]["dataset"] for run in stored))
     for run in stored:
-        line, words = _STEPS[run["job"].get("steps", "adam")]
+        steps = run["job"].get("steps", "adam")
+        line, words = _STEPS[steps]
         name, color = run["job"]["dataset"], f"C{datasets.index(run['job']['dataset'])}"
         # Rounds of Step I come first, and Step II takes as many.
         length = run["f_history"][-1][0] / 2
         second = [(round_ - length, loss) for round_, _, loss in run["f_history"] if round_ > length]
-        if "stopped" not in run["job"].get("steps", ""):  # whose Step II is that of our Adam
+        if steps != "stopped":  # whose Step II is that of our Adam
             left.plot(*zip(*second, strict=True), f"{color}{line}")
         right.plot(*zip(*run["curve"], strict=True), f"{color}{line}", label=f"{DATA[name]}, {words}")
     for name in datasets:

@@ -7,6 +7,7 @@ import numpy as np
 
 from docs._figures.lines import PSNR, grey_images, with_spread
 from jaxleak.study import plots
+from jaxleak.study.updates import RECOGNISED_ABOVE
 
 #: How the page calls a defense at a strength.
 DEFENSES = {
@@ -37,7 +38,9 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
     left.hlines(places, does_not, knows, color="grey", linewidth=1)
     left.plot(does_not, places, "o", label="an attacker who does not know the defense")
     left.plot(knows, places, "s", label="an attacker who knows it")
-    left.axvline(0.8, color="black", linewidth=1, linestyle=":", label="above: a single image counts as recognised")
+    left.axvline(
+        RECOGNISED_ABOVE, color="black", linewidth=1, linestyle=":", label="above: a single image counts as recognised"
+    )
     left.set_xlim(0, 1.02)
     left.set_yticks(places, [DEFENSES[cell["defense"]].format(cell["strength"]) for cell in ran])
     left.set_xlabel("mean SSIM (further left leaks less)")

@@ -22,12 +22,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "cafe_descent": (cafe.cafe_descent, ("cafe",)),
     "cafe_printed": (
         cafe.cafe_printed,
-        (
-            "cafe_printed_mnist",
-            "cafe_printed_cifar10",
-            "cafe_authors_mnist",
-            "cafe_stopped_mnist",
-        ),
+        ("cafe_printed_mnist", "cafe_printed_cifar10", "cafe_authors_mnist", "cafe_stopped_mnist"),
     ),
     "deep": (networks.deep, ("resnet34",)),
     "defenses": (defended.defenses, ("defenses",)),

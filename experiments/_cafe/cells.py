@@ -15,7 +15,7 @@ from jaxleak.study.cells import Cell, Results, score_named
 from jaxleak.study.rounds import Problem, horizontal_problem, vertical_problem
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds.runs import NestedTables, Setting
-from jaxleak.study.runner import Cost, Result
+from jaxleak.study.runner import Cost, Result, named_before
 from jaxleak.study.sources import Arrays, drawn
 
 DATASETS = {
@@ -40,7 +40,6 @@ ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
 NARROW_ROUND = 0.01
 
 
-_ADAM = ("steps", "adam")
 #: Curves (points, iteration and values), and the first images: `index` (I,), `truth` and `estimate` (I, H, W, C).
 ARRAYS = ("curve", "f_history", "index", "truth", "estimate")
 
@@ -54,9 +53,9 @@ class CafeJobs:
         self._tables: dict[Setting, NestedTables] = {}  # V and H by what they depend on
 
     def identity(self, setting: Setting, seed: int) -> dict[str, Any]:
-        """The setting and its data. Results from before there were readings of the steps keep their names."""
-        kept = {name: value for name, value in asdict(replace(setting, seed=seed)).items() if (name, value) != _ADAM}
-        return kept | {"data": self.specs[setting.dataset]}
+        """The setting and its data."""
+        fields = named_before(asdict(replace(setting, seed=seed)), steps="adam")
+        return fields | {"data": self.specs[setting.dataset]}
 
     def sources(self, setting: Setting, seed: int) -> Arrays:
         """The private and held-out samples that the results come from."""

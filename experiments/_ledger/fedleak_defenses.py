@@ -33,12 +33,12 @@ def measurements() -> Iterator[Measurement]:
         "quantization/steps1": replace(base, defense="quantization", strength=1.0),
     }
     for name, case in cases.items():
-        bits = "; unrolled" if case.local_steps > 1 else "; 1 bit, unprinted" if case.defense else ""
+        note = "; unrolled" if case.local_steps > 1 else "; 1 bit, unprinted" if case.defense else ""
         yield Measurement(
-            f"text-fig4-accuracy/{name}", "stand-in", _SETTING + bits, (utility_of(case),),
+            f"text-fig4-accuracy/{name}", "stand-in", _SETTING + note, (utility_of(case),),
             score_named("test_accuracy", 100), (DATA,),
         )  # fmt: skip
         yield Measurement(
-            f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{bits}",
+            f"text-fig4-psnr/{name}", "ours", f"{_SETTING}; 300 iterations of our preset on the first round{note}",
             (Job(case),), score_named("psnr_best_match"), (DATA,),
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments import _paper
 from experiments._vfl.cells import BATCH_SIZES, TABLES
@@ -30,9 +30,10 @@ START = "the shadow run starts where the attacked one did, which the paper leave
 THREE_ITEMS = (
     "a record without the parameters of the bottom model before and after the step, which the paper's six items hold"
 )
-SCALES = {
-    "item": "one scale for each item of a record, which the paper does not print",
-    "entry": "a scale for each entry of a record, which the paper does not print",
+#: How the six items are standardised: the end of a measurement's name, and what differs.
+SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
+    "item": ("", "one scale for each item of a record, which the paper does not print"),
+    "entry": ("entry-scales", "a scale for each entry of a record, which the paper does not print"),
 }
 ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
 
@@ -140,10 +141,9 @@ def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, 
     if case.select == "fixed":
         variant: Variant = "ours" if ours else "reduced"
         named = _join(name, "six-items" if ours else "")
-        for scales, suffix in (("item", ""), ("entry", "entry-scales")):
-            printed = replace(case, fields=party_records.PAPER_FIELDS, scales=scales)  # type: ignore[arg-type]
-            said = f"{notes}; {SCALES[scales]}"
-            yield _Draft(cell, variant, said, (Scored(printed, metric),), _first, _join(named, suffix))
+        for scales, (suffix, how) in SCALES.items():
+            printed = replace(case, fields=party_records.PAPER_FIELDS, scales=scales)
+            yield _Draft(cell, variant, f"{notes}; {how}", (Scored(printed, metric),), _first, _join(named, suffix))
         notes = f"{notes}; {THREE_ITEMS}"
     yield _Draft(cell, "ours", notes, (Scored(case, metric),), _first, name)
 
@@ -212,11 +212,11 @@ def _both(
 ) -> Iterator[_Draft]:
     """A number of several cases, with the paper's record and with ours."""
     notes = f"{FEWER}; {START}{note}"
-    for scales, name in (("item", ""), ("entry", "entry-scales")):
-        six: dict[str, Any] = {"fields": party_records.PAPER_FIELDS, "scales": scales}
-        printed = tuple(Scored(replace(case, **six), metric) for case in cases)
-        said = f"{notes}; {SCALES[scales]}"
-        yield _Draft(cell, "stand-in" if stand_in else "reduced", said, printed, combine, name)
+    for scales, (suffix, how) in SCALES.items():
+        printed = tuple(
+            Scored(replace(case, fields=party_records.PAPER_FIELDS, scales=scales), metric) for case in cases
+        )
+        yield _Draft(cell, "stand-in" if stand_in else "reduced", f"{notes}; {how}", printed, combine, suffix)
     yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple(Scored(case, metric) for case in cases), combine)
 
 

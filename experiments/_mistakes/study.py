@@ -15,8 +15,10 @@ from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 #: What becomes of a mistake: a check fails or is suspicious, or none is. What only is "suspicious" was not attacked.
-_CHECKED = ("made", "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown")
-_FIELDS = (*_CHECKED, "leaks", "warned", "silent", "not_attacked")
+_FIELDS = (
+    "made", "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown", "leaks", "warned", "silent",
+    "not_attacked",
+)  # fmt: skip
 #: Keys of metrics have no dots, which separate them.
 _AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 

@@ -21,6 +21,7 @@ __all__ = [
     "Jobs",
     "Result",
     "Runner",
+    "named_before",
     "runner_in",
 ]
 
@@ -65,6 +66,18 @@ class Jobs(Protocol[Kind]):
 
     def run(self, job: Kind, seed: int) -> Result:
         """Compute the result."""
+
+
+def named_before(fields: Mapping[str, Any], **before: Any) -> dict[str, Any]:
+    """The fields of a job's identity, less those that have the value of before there was a choice.
+
+    Results that were stored then keep their names.
+
+    Args:
+        fields: all fields.
+        **before: for every later field the value that gives what there was without it.
+    """
+    return {name: value for name, value in fields.items() if name not in before or value != before[name]}
 
 
 class ByType:

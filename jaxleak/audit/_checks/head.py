@@ -298,9 +298,7 @@ def _reversed_fits(head: Head, samples: int) -> bool:
     """Whether the counts of the reversed gradient are nearer to whole numbers than those of the gradient."""
     db = head.bias_gradient
     p = None if db is None else _predicted(head, db)
-    if db is None or p is None:
-        return False
-    return _counts_error(p, samples, -db) < _counts_error(p, samples, db)
+    return db is not None and p is not None and _counts_error(p, samples, -db) < _counts_error(p, samples, db)
 
 
 def _many(head: Head, samples: int) -> bool:

@@ -92,17 +92,17 @@ def update(
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
-    if known.batch_size > 1 and min(model.image_shape[:2]) < 2:
-        raise ValueError(
-            f"image_shape must have at least 2x2 pixels for a batch of {known.batch_size}, got {model.image_shape}: "
-            "the search for several samples weighs the variation of images, and does not serve tables"
-        )
     model, variables = trained_part(model, variables, known.frozen)
     share = ClientShare(
         model, local_steps=known.local_steps or 1, learning_rate=known.learning_rate or 1e-4,
         batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
+    if samples > 1 and min(model.image_shape[:2]) < 2:
+        raise ValueError(
+            f"image_shape must have at least 2x2 pixels for a batch of {samples}, got {model.image_shape}: the search "
+            "for several samples weighs the variation of images, and does not serve tables"
+        )
     defense = stated_defense(known, share)
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)

@@ -41,9 +41,10 @@ def beyond_counts(ledger: Ledger, tables: Collection[str] = ()) -> Counter[str]:
     """Cells whose number lies beyond the printed one (see `RULE`), by table; `tables` as in `table_counts`."""
     counts: Counter[str] = Counter()
     for cell in ledger.printed:
-        table, (_, shown) = cell.partition("/")[0], cell_status(ledger, cell)
-        if shown is not None and (not tables or table in tables):
-            counts[table] += ledger.beyond(shown)
+        table = cell.partition("/")[0]
+        if not tables or table in tables:
+            _, shown = cell_status(ledger, cell)
+            counts[table] += shown is not None and ledger.beyond(shown)
     return counts
 
 

@@ -9,7 +9,7 @@ from jaxleak.study.parties._case import VICTIM_RECORDS, SplitCase
 from jaxleak.study.parties._problem import records_of, sources_of_parties, split_problem
 from jaxleak.study.parties._runs import Runs, run_case, task_scores
 from jaxleak.study.parties._truth import correlations
-from jaxleak.study.runner import Cost, Result
+from jaxleak.study.runner import Cost, Result, named_before
 from jaxleak.study.sources import Arrays
 
 #: Measured seconds on two CPU cores that other work used as well. They only decide what fits a budget.
@@ -44,9 +44,7 @@ class SplitJobs:
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """What a stored result belongs to: the case, the runs and the seed."""
-        case = dataclasses.asdict(job.case)
-        if case["scales"] == "entry":  # what results had before there was a choice, and their names with them
-            del case["scales"]
+        case = named_before(dataclasses.asdict(job.case), scales="entry")
         return {"case": case, "runs": job.runs._asdict(), "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:

@@ -135,7 +135,9 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     def keep(done: int, state: audit.RunState, infos: dict[str, np.ndarray]) -> None:
         history.extend(_passing(done, infos))
         own = state.attack
-        if done > cap(setting.dataset) and (not best or float(own.F2) < best[0][0]):
+        if setting.steps != "stopped" or done <= cap(setting.dataset):
+            return
+        if not best or float(own.F2) < best[0][0]:
             best[:] = [(float(own.F2), Tables(*(jnp.array(table, copy=True) for table in (own.V, own.H))))]
 
     values = steps_one_and_two(
