@@ -51,6 +51,21 @@ def parser() -> argparse.ArgumentParser:
         "and weights must have them.",
     )
     _model_options(shown, weights=False)
+    archive = commands.add_parser(
+        "archive",
+        help="write the data file that jaxleak reads from files as they are published",
+        description="Write OUT/NAME.npz, which --data NAME then reads where JAXLEAK_DATA_DIR names OUT. docs/data.md "
+        "says which files every data set needs.",
+    )
+    archive.add_argument("name", metavar="NAME", help="mnist, cifar10, cifar100, yale32, sensorless, criteo or avazu")
+    archive.add_argument("files", metavar="FILE", nargs="+", help="the published files, in the order of docs/data.md")
+    archive.add_argument("--out", type=Path, required=True, help="folder of the data file")
+    archive.add_argument(
+        "--samples",
+        type=Path,
+        metavar="LIST",
+        help="take only the samples of this list, in its order, such as experiments/ledger/samples/mnist.txt",
+    )
     for name, (_, text) in STUDIES.items():
         commands.add_parser(name, help=text, add_help=False)
     return top

@@ -71,9 +71,10 @@ NAMES = {
         Checkpoints ConfigMismatchError FolderInUseError
     """,
     "jaxleak.data": """
-        assemble_columns assemble_tiles check_classes CLIENT_PARTITIONS ColumnLayout Dataset dirichlet encode
+        archive assemble_columns assemble_tiles check_classes CLIENT_PARTITIONS ColumnLayout Dataset dirichlet encode
         feature_columns feature_skew fit_encoding iid image_tiles label_skew load load_table OVERLAPPING
-        partition_clients partition_features party_slices quantity_skew Table TableEncoding TABLES TileLayout
+        partition_clients partition_features party_slices PUBLISHED quantity_skew sample_digests Table TableEncoding
+        TABLES TileLayout
     """,
     "jaxleak.defenses": """
         adaptive_dp_sgd bits_on_the_wire cancelling_noise chain CLIENT_DEFENSES client_defense ClientDefense

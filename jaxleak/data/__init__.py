@@ -3,11 +3,14 @@
 `load` names a dataset and gives float32 samples in [0, 1] with labels; `image_tiles` and `feature_columns` cut every
 sample into one slice per party, for vertical federated learning. All of it is NumPy on the host.
 
+`archive` makes the files that `load` reads out of those in which a data set is published.
+
 `partition_clients` deals samples to the clients of horizontal federated learning, alike or skewed.
 
 Studies of split vertical training start from `load_table`, whose encoding is fitted on the attacker's rows only.
 """
 
+from jaxleak.data._archive import archive, sample_digests
 from jaxleak.data._client_partitions import (
     CLIENT_PARTITIONS,
     dirichlet,
@@ -29,16 +32,19 @@ from jaxleak.data._partitions import (
     feature_columns,
     image_tiles,
 )
+from jaxleak.data._published import PUBLISHED
 
 __all__ = [
     "CLIENT_PARTITIONS",
     "OVERLAPPING",
+    "PUBLISHED",
     "TABLES",
     "ColumnLayout",
     "Dataset",
     "TableEncoding",
     "Table",
     "TileLayout",
+    "archive",
     "assemble_columns",
     "assemble_tiles",
     "check_classes",
@@ -56,4 +62,5 @@ __all__ = [
     "partition_features",
     "party_slices",
     "quantity_skew",
+    "sample_digests",
 ]

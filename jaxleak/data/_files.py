@@ -94,11 +94,20 @@ def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Data
     Raises:
         ValueError: if a file has the wrong magic number or length, or the counts differ.
     """
-    x = read_idx(images, _IDX_IMAGES)
-    y = read_idx(labels, _IDX_LABELS)
+    x, y = read_idx_pair(images, labels)
+    return build(spec, str(images), x, y, None, n, seed)
+
+
+def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, H, W) and labels (N,), both uint8.
+
+    Raises:
+        ValueError: as `idx`.
+    """
+    x, y = read_idx(images, _IDX_IMAGES), read_idx(labels, _IDX_LABELS)
     if len(x) != len(y):
         raise ValueError(f"{images} has {len(x)} images, but {labels} has {len(y)} labels")
-    return build(spec, str(images), x, y, None, n, seed)
+    return x, y
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:

@@ -11,13 +11,15 @@ import numpy as np
 
 from jaxleak import data
 from jaxleak.checkpoint import ConfigMismatchError, fingerprint
-from jaxleak.study.files import write_json
+from jaxleak.study.files import write_json, write_text
 from jaxleak.study.ledger._entry import MEASURED
 from jaxleak.study.ledger._measurement import Measurement, Study
 from jaxleak.study.ledger._store import Ledger
 
 #: The file of the data sets, beside those of the ledgers.
 DATA_FILE = "data.json"
+#: The folder beside it with a list of the samples of every data set that `data.archive` can make.
+SAMPLES = "samples"
 
 
 class DataSet(NamedTuple):
@@ -86,7 +88,7 @@ class DataSets:
         return said
 
     def add(self, specs: Iterable[str]) -> list[str]:
-        """Store the data sets that are not known yet; returns their names.
+        """Store the data sets that are not known yet, and lists of samples that are not there; returns new names.
 
         A known one stays, since the ledger's numbers come from it.
 
@@ -99,6 +101,11 @@ class DataSets:
         self.known |= {name: found(name) for name in new}
         if new:
             write_json(self.path, {name: self.known[name]._asdict() for name in sorted(self.known)})
+        for name in sorted({_name(spec) for spec in specs} & set(data.PUBLISHED)):
+            path = self.path.parent / SAMPLES / f"{name}.txt"
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                write_text(path, sample_list(name))
         return new
 
 
@@ -106,6 +113,18 @@ def data_of(study: Study, ledger: Ledger) -> list[str]:
     """Names of the data sets behind the measured entries of a ledger."""
     measured = {key for key, entry in ledger.entries.items() if entry.status in MEASURED}
     return sorted({_name(spec) for m in study.measurements() if m.key in measured for spec in m.data})
+
+
+def sample_list(name: str) -> str:
+    """The text that `data.archive` takes as `samples` to make this data set of its published files.
+
+    Raises:
+        KeyError, OSError: if JAXLEAK_DATA_DIR is not set, or has no such archive.
+    """
+    with np.load(Path(os.environ["JAXLEAK_DATA_DIR"]) / f"{name}.npz", allow_pickle=False) as members:
+        digests = data.sample_digests(members)
+    about = f"# The {len(digests)} samples of {name}.npz, in its order: BLAKE2b of 8 bytes. jaxleak archive reads it."
+    return "\n".join([about, *digests, ""])
 
 
 def found(name: str) -> DataSet:
