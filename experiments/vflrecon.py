@@ -1,19 +1,19 @@
 """VFLRecon: what one party of vertical training learns about the others' labels and features.
 
     python -m experiments.vflrecon                                  # breast_cancer and digits, embedded
-    python -m experiments.vflrecon --data sensorless --seeds 3      # needs JAXLEAK_DATA_DIR
+    python -m experiments.vflrecon --data sensorless --seeds 0 1 2  # needs JAXLEAK_DATA_DIR
     python -m experiments.vflrecon --data adult --share 0.25 --parties 3 --optimizer sgd
     python -m experiments.vflrecon --data criteo --balanced --scaling quantile --defense label_dp --strength 10
-    python -m experiments.vflrecon --table table3 fig3 --seeds 3 --budget 30
-    python -m experiments.vflrecon --table table5 table6 fig4 fig7 --shadow-init shared --seeds 3 --budget 60
+    python -m experiments.vflrecon --table table3 fig3 --seeds 0 1 2 --budget 30
+    python -m experiments.vflrecon --table table5 table6 fig4 fig7 --shadow-init shared --seeds 0 1 2 --budget 60
     python -m experiments.vflrecon --table encryption --shadow-init shared  # an epoch on ciphertexts: two minutes
 
-The demo takes one to three minutes on two cores, `--table fig3 --seeds 3` ten to twenty. A table prints paper, ours and
-difference per cell, ours for the first of `--shadow-init`, beside the other attacks and both baselines; a killed run
-goes on where it was. Rows `#adaptive` attack with a shadow run that has the defense too, rows `#validated` with several
-shadow runs and with fields that were chosen on the attacker's own records. Without a number of records, a run takes as
-many as it has of 1000 shadow records and 2000 others, and says how many these are; a number that the data do not have
-is refused. docs/vflrecon.md has the results of these commands.
+The demo takes one to three minutes on two cores, `--table fig3 --seeds 0 1 2` ten to twenty. A table prints paper, ours
+and difference per cell, ours for the first of `--shadow-init`, beside the other attacks and both baselines. A killed
+run goes on where it was. Rows `#adaptive` attack with a shadow run that has the defense too, rows `#validated` with
+several shadow runs and with fields that were chosen on the attacker's own records. Without a number of records, a run
+takes as many as it has of 1000 shadow records and 2000 others, and says how many these are; a number that the data do
+not have is refused. docs/vflrecon.md has the results of these commands.
 """
 
 import functools

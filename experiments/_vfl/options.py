@@ -37,8 +37,8 @@ class Args:
     setup: tyro.conf.OmitArgPrefixes[SplitSetup] = field(default_factory=SplitSetup)
     features: bool = True
     """The reconstruction of features."""
-    seeds: int = 1
-    """How many seeds (from 0)."""
+    seeds: tuple[int, ...] = (0,)
+    """Random seeds."""
     out: Path | None = None
     """Folder of the run; default runs/vflrecon/<tables or data>."""
     fresh: bool = False

@@ -53,10 +53,10 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
         ValueError: on options out of range, data that do not fit them, or `--only` in no cell's id.
     """
     setup = args.setup
-    _validate.count(seeds=args.seeds, batch_size=setup.batch_size, shadow_runs=setup.shadow_runs)
-    _validate.count(network_epochs=setup.network_epochs, parties=setup.parties, task_epochs=setup.task_epochs)
-    asked = {name: getattr(setup, name) for name in ("shadow_records", "victim_records")}
-    _validate.count(**{name: number for name, number in asked.items() if number is not None})
+    _validate.seeds(seeds=args.seeds)
+    counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs", "shadow_records")
+    asked = {name: number for name in (*counts, "victim_records") if (number := getattr(setup, name)) is not None}
+    _validate.count(**asked)
     _validate.positive(budget=args.budget)
     _validate.non_negative(strength=setup.strength)
     unknown = set(setup.fields) - set(party_records.FIELDS)
@@ -85,7 +85,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
 def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, float]:
     runs = Runs(args.shadow_init, args.features, task=args.setup.defense != "none", regressions=True, comparisons=True)
     jobs = {name: SplitJob(args.case(name), runs) for name in names}
-    seeds = range(args.seeds)
+    seeds = args.seeds
     runner = runner_in(folder, SplitJobs({(job.case, s) for job in jobs.values() for s in seeds}), fresh=args.fresh)
     runner.check(jobs.values(), seeds)
     folder.log_again()
@@ -94,8 +94,8 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     print("\n".join(sizes))
     with Progress() as progress:
         for number, (name, job) in enumerate(jobs.items()):
-            for seed in seeds:
-                progress.update("cases", number * args.seeds + seed, len(jobs) * args.seeds, f"{name}, seed {seed}")
+            for done, seed in enumerate(seeds, start=number * len(seeds)):
+                progress.update("cases", done, len(jobs) * len(seeds), f"{name}, seed {seed}")
                 with folder.phase(name):
                     found = runner(job, seed)
                 folder.log(data=name, seed=seed, **found.scores)
@@ -125,7 +125,7 @@ def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder,
     rows, runner = run_wanted(
         [cell for cells in wanted.values() for cell in cells],
         folder,
-        seeds=range(args.seeds),
+        seeds=args.seeds,
         budget=args.budget,
         shadow_init=args.shadow_init,
         pictured={cell.jobs[0].case for table in figures.PICTURED for cell in wanted.get(table, ())},
@@ -136,9 +136,9 @@ def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder,
     for table, cells in wanted.items():
         own = [next(left) for _ in cells]
         case = cells[0].jobs[0].case if table in figures.PICTURED and cells else None
-        figures.draw(folder.path / "figures", table, own, case and arrays_of(runner, case, 0))
+        figures.draw(folder.path / "figures", table, own, case and arrays_of(runner, case, args.seeds[0]))
     return finish_cells(
-        folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=range(args.seeds),
+        folder, "The tables of VFLRecon", args, rows, BESIDE_COLUMNS, seeds=args.seeds,
         captions=figures.CAPTIONS, need_runs=need_runs,
     )  # fmt: skip
 
