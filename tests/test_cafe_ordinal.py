@@ -88,7 +88,7 @@ def test_capped_entries_come_back_by_their_order(setting):
     assert error(knowing, setting[1]) < 0.1 * error(unaware, setting[1])
 
 
-def test_bad_input(setting, adaptive):
+def test_bad_input(setting):
     model, _, plan = setting
     with pytest.raises(ValueError, match="workers"):
         attacks.cafe_ordinal(model, plan._replace(workers=2))
@@ -100,6 +100,11 @@ def test_bad_input(setting, adaptive):
         attacks.cafe_ordinal(model, plan, reading="printed")
     with pytest.raises(ValueError, match="variance must be > 0"):
         attacks.cafe_ordinal(model, plan, variance=0.0)
+
+
+@pytest.mark.slow
+def test_an_attack_that_is_not_finished_has_no_answer(setting, adaptive):
+    model, _, plan = setting
     state, _ = adaptive
     with pytest.raises(ValueError, match="has seen 3 of"):
         reference.recovered(

@@ -92,7 +92,7 @@ def test_parameter_counts(name, problem, count):
     [
         ("resnet10", (224, 224, 3), 512, (7, 7)),
         ("resnet10_x5", (32, 32, 3), 2560, (4, 4)),
-        ("resnet18", (64, 64, 3), 512, (8, 8)),
+        pytest.param("resnet18", (64, 64, 3), 512, (8, 8), marks=pytest.mark.slow),
         ("mobilenet_v2", (32, 32, 3), 1280, (4, 4)),
         pytest.param("mobilenet_v2", (96, 80, 1), 1280, (3, 3), marks=pytest.mark.slow),
         ("vit_tiny", (28, 28, 1), 192, None),

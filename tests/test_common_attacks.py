@@ -287,7 +287,7 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
 VARIANTS = (
     "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
     "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
-    "cafe_censored", "cafe_nested", "inversion_row_space",
+    "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog",
 )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_among(ATTACKS, ("fedleak",)))
+@pytest.mark.parametrize("name", slow_among(ATTACKS, ("fedleak", "inverting_gradients")))
 def test_an_attack_takes_the_same_first_steps_through_the_door(convnets, name):
     built_in, twin, variables = convnets
     settings, steps, count = ATTACKS[name]

@@ -54,11 +54,11 @@ def slow_pool(x, window, stride, pads, beta=None):
     [
         (2, 2, ((0, 0), (0, 0)), (0, 1, 2, 3), True),
         (2, 2, ((1, 1), (1, 1)), (0, 1, 2, 3), False),
-        (2, 2, ((0, 1), (1, 0)), (0, 3, 1, 2), False),
+        pytest.param(2, 2, ((0, 1), (1, 0)), (0, 3, 1, 2), False, marks=pytest.mark.slow),
         (3, 2, ((0, 1), (2, 1)), (0, 3, 1, 2), True),
-        (3, 1, ((1, 1), (1, 2)), (1, 0, 3, 2), False),
+        pytest.param(3, 1, ((1, 1), (1, 2)), (1, 0, 3, 2), False, marks=pytest.mark.slow),
         (2, 3, ((0, 0), (0, 1)), (3, 0, 1, 2), False),
-        (3, 3, ((0, 0), (0, 0)), (0, 1, 2, 3), False),
+        pytest.param(3, 3, ((0, 0), (0, 0)), (0, 1, 2, 3), False, marks=pytest.mark.slow),
     ],
 )
 def test_a_pool_of_any_order_of_axes_is_that_of_loops(window, stride, pads, order, more):

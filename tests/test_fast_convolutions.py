@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slowness import slow_among
 
 from jaxleak.models import _fourier, conv2d
 
@@ -42,7 +43,7 @@ def _algorithms(x_shape, kernel_shape, **options):
 
 
 @ALGORITHMS
-@pytest.mark.parametrize("size", [(4, 6), (5, 3), (1, 1)])
+@pytest.mark.parametrize("size", [(4, 6), pytest.param((5, 3), marks=pytest.mark.slow), (1, 1)])
 def test_values_and_derivatives_of_every_mode_are_those_of_lax(form, size):
     x, kernel = _random(2, *size, 3), _random(*WINDOWS[form], 3, 2, seed=1)
     arguments = x, kernel, _random(*kernel.shape, seed=2)
@@ -72,7 +73,7 @@ AXES = {
 
 
 @ALGORITHMS
-@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("axes", slow_among(AXES, ("kernels", "all")))
 def test_batching_inside_and_outside_of_derivatives(form, axes):
     shape = *WINDOWS[form], 3, 2
     arguments = _random(2, 4, 5, 3), _random(*shape, seed=1), _random(*shape, seed=2)

@@ -130,7 +130,7 @@ def foreign(width, side):
     ("width", "side", "answered", "error"),
     [
         (24, 8, True, 1e-3),
-        (16, 8, False, 0.05),
+        pytest.param(16, 8, False, 0.05, marks=pytest.mark.slow),
         pytest.param(25, 10, True, 0.05, marks=pytest.mark.slow),
     ],
 )

@@ -274,6 +274,7 @@ def test_the_version_is_that_of_the_installed_package():
     assert f'version = "{jaxleak.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_users_program_passes_the_strictest_type_check(tmp_path):
     readme = (ROOT / "README.md").read_text()
     program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]

@@ -364,6 +364,7 @@ def _nobodys_folder():
 
 
 class TestCompiledPrograms:
+    @pytest.mark.slow
     def test_they_are_given_up_before_the_system_runs_out_of_maps(self, tmp_path, monkeypatch):
         monkeypatch.setattr(_programs, "_LIMIT", tmp_path / "max_map_count")
         double = jax.jit(lambda x: 2 * x)

@@ -33,7 +33,7 @@ def _files(folder):
 
 
 #: Whose runs take longest, and which check their data by the same code as the others.
-LONG = ("cafe_scale, exact", "mistakes")
+LONG = ("cafe_scale, exact", "cafe_scale, nested", "mistakes")
 
 
 @pytest.mark.parametrize("name", slow_among(STUDIES, LONG))

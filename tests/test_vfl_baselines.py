@@ -20,7 +20,7 @@ def _calibrated(raw, temperature, smoothing, shares):
     return np.log((1 - smoothing) * powered / powered.sum(axis=1, keepdims=True) + smoothing * shares)
 
 
-@pytest.mark.parametrize("telling", ["linear", "step", "weak"])
+@pytest.mark.parametrize("telling", [pytest.param("linear", marks=pytest.mark.slow), "step", "weak"])
 def test_the_label_baseline_is_the_candidate_of_the_least_log_loss(telling):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((90, 3)) * [1.0, 100.0, 1.0]

@@ -53,6 +53,7 @@ def test_unbalanced_and_absent_classes():
     assert set(found.labels) <= set(range(8))
 
 
+@pytest.mark.slow
 def test_a_hundred_classes():
     y = np.random.default_rng(0).permutation(np.arange(900) % 100)
     found = party_records.free_labels(
