@@ -192,7 +192,6 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
     _validate.in_range(0, args.federation.rounds, attacked_round=args.attacked_round)
     if args.labels is not None:
         _validate.one_of(("given", "joint", *LABEL_RULES), labels=args.labels)
-    delegated.check(chosen, args.seeds)
     for name in args.only:
         _validate.one_of(ONLY, only=name)
     strengths = studies.parse_strengths(args.strengths)

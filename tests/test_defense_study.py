@@ -109,7 +109,6 @@ def test_true_epsilon_is_no_shorthand():
         ({"study": ("fedleak-fig7",), "strengths": ("soteria=0.5",)}, "does not have"),
         ({"study": ("fedleak-fig7",), "strengths": ("secure_aggregation=1.5",)}, "whole numbers"),
         ({"only": ("shredder",)}, "only must be one of"),
-        ({"study": ("vfl-table5",), "seeds": (3,)}, "counts seeds from 0"),
         ({"seeds": ()}, "seeds"),
         ({"budget": 0.0}, "budget must be > 0"),
         ({"batch_size": 200}, "batch_size must be in"),

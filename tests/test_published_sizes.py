@@ -60,13 +60,13 @@ def test_fake_gradients_by_name(name):
     assert runs.FAKE.keys() == FAKE.keys()
     reading, scale = FAKE[name]
     expected = defenses.fake_gradients(pool_size=1, reading=reading, scale=scale).apply(KEY, PAYLOAD)
-    chex.assert_trees_all_equal(runs.defense_named(name).apply(KEY, PAYLOAD), expected)
+    chex.assert_trees_all_equal(runs.defense_named(name, batch_size=4).apply(KEY, PAYLOAD), expected)
 
 
-def test_differential_privacy_by_name_has_the_papers_clip_and_delta():
-    expected = defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(2.0, 1e-5)).apply(KEY, PAYLOAD)
-    chex.assert_trees_all_equal(runs.defense_named("dp-2").apply(KEY, PAYLOAD), expected)
-    assert runs.defense_named("none") is None
+def test_differential_privacy_by_name_has_the_papers_clip_and_delta_and_noise_for_the_sum():
+    expected = defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(2.0, 1e-5) / 40).apply(KEY, PAYLOAD)
+    chex.assert_trees_all_close(runs.defense_named("dp-2", batch_size=40).apply(KEY, PAYLOAD), expected)
+    assert runs.defense_named("none", batch_size=40) is None
 
 
 def test_a_captured_update_is_of_cifar_10_unless_said_otherwise():

@@ -134,7 +134,7 @@ def seconds(setting: Setting) -> float:
     """Estimated seconds of a setting on two CPU cores."""
     if setting.kind == "exact":
         informed, share = 0.0, setting.num_samples / 200
-        defense = cafe_runs.defense_named(setting.defense) if setting.adaptive else None
+        defense = cafe_runs.defense_named(setting.defense, batch_size=1) if setting.adaptive else None
         if defense is not None:
             censored = adaptive.rounds_attack(defense) == "cafe_censored"
             informed = CENSORED * share**3 if censored else ORDINAL * share

@@ -170,7 +170,7 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
             for reading in FAKE:
                 setting = _frozen(options, dataset="cifar10", defense=reading)
                 yield cell_of(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
-                defense = defense_named(reading)
+                defense = defense_named(reading, batch_size=setting.batch_size)
                 attacked = defense is not None and adaptive.rounds_attack(defense) is not None
                 if attacked and options.solver == "exact":  # the descent has no attacker who knows
                     known = replace(setting, adaptive=True)
@@ -209,7 +209,7 @@ def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str
     readings = {"true": ("none",), "fake": tuple(FAKE)}
     for defense in readings.get(row, (row.replace("dp-eps", "dp-"),)):
         suffix = f"#{defense}" if row == "fake" else ""
-        note = "quarter of the channels; delta 1e-5" if row.startswith("dp") else "quarter of the channels"
+        note = "quarter of the channels" + row.startswith("dp") * "; delta 1e-5; the mean clipped as a whole"
         if cell["iterations"] <= options.iterations:
             read = curve_at(cell["iterations"], 1)
             yield cell_of(base[0] + suffix, base[1], base[2], _training(options, defense), read, note)

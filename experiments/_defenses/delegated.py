@@ -31,13 +31,6 @@ READINGS = {
 NUM_SAMPLES = {"cafe-fake-gradients": 200, "cafe-table11": 800}
 
 
-def check(studies: tuple[str, ...], seeds: tuple[int, ...]) -> None:
-    """Raise `ValueError` where a runner could not do what is asked for."""
-    vertical = [study for study in studies if study in VFL]
-    if vertical and seeds != tuple(range(len(seeds))):
-        raise ValueError(f"{', '.join(vertical)} counts seeds from 0: seeds must be 0 to n - 1, got {seeds}")
-
-
 def run(
     study: str, out: Path, *, seeds: tuple[int, ...], budget: float, iterations: int, fresh: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
@@ -46,7 +39,7 @@ def run(
     Args:
         study: one of `DELEGATED`.
         out: run folder of the whole command.
-        seeds: random seeds; 0 to n - 1 for VFL studies.
+        seeds: random seeds.
         budget: time budget in minutes, > 0.
         iterations: iterations of CAFE's training under defenses (Table 11); the paper has 8,000.
         fresh: whether to delete earlier results.
@@ -55,31 +48,14 @@ def run(
         Rows with `id`, `paper`, `ours`, `spread` or `not_run`; and figures, relative to `out`.
     """
     folder = out / study
+    common: dict[str, Any] = {"seeds": seeds, "budget": budget, "out": folder, "fresh": fresh}
     if study in CAFE:
         tables: Any = (CAFE[study],)
-        cafe_tables.main(
-            cafe_tables.Args(
-                table=tables,
-                budget=budget,
-                seeds=seeds,
-                iterations=iterations,
-                images=4,
-                num_samples=NUM_SAMPLES[study],
-                out=folder,
-                fresh=fresh,
-            )
-        )
+        common |= {"iterations": iterations, "images": 4, "num_samples": NUM_SAMPLES[study]}
+        cafe_tables.main(cafe_tables.Args(table=tables, **common))
     else:
-        vflrecon.main(
-            vflrecon.Args(
-                table=(VFL[study],),  # type: ignore[arg-type]
-                shadow_init=("shared",),
-                seeds=len(seeds),
-                budget=budget,
-                out=folder,
-                fresh=fresh,
-            )
-        )
+        table: Any = (VFL[study],)
+        vflrecon.main(vflrecon.Args(table=table, shadow_init=("shared",), **common))
     rows = read_json(folder / "results.json", _cells)
     if study in CAFE:
         _draw_fake_gradients(out, folder)

@@ -19,7 +19,7 @@ from jaxleak.study.sources import Sources, samples_in
 
 #: Data specification of each printed data set. CIFAR-10 stands for Linnaeus 5, which is not available.
 SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}
-LINNAEUS = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)"
+LINNAEUS, DP = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)", "the mean gradient clipped as a whole; delta 1e-5"
 
 PRINTED = Options(solver="paper", iterations=8000)
 #: What every descent of CAFE takes from elsewhere, since the paper does not print it.
@@ -88,8 +88,9 @@ def _of_table(table: str) -> Iterator[Measurement]:
 def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | None = None) -> Measurement:
     identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
     setting = setting or setting_of(cell)
+    unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5")
+    differs = "; ".join(filter(None, (differs, *unprinted)))
     if setting.dataset == "linnaeus5":
-        differs = "; ".join(filter(None, (differs, LINNAEUS)))
         if variant != "ours":
             variant, name = "stand-in", "-".join(filter(None, (name, "reduced" if variant == "reduced" else "")))
         if setting.kind == "exact":  # no hyper-parameter depends on the data set: one run serves both
@@ -125,13 +126,16 @@ def _reduced(cell: Cell) -> Measurement | None:
     if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs, which have as many rounds here as printed
         return _measurement(cell, "reduced", sizes, small)
     if setting.kind == "training":
-        return _measurement(
-            cell, "reduced", f"{sizes}; a quarter of the channels", replace(small, network="cafe-small")
-        )
+        small = replace(small, network="cafe-small")
+        return _measurement(cell, "reduced", f"{sizes}; a quarter of the channels", small)
     small = replace(small, iterations=ROUNDS, overrides=(*small.overrides, ("data_learning_rate", RATE)))
-    return _measurement(
-        cell, "reduced", f"{sizes}; {ROUNDS} iterations of Step III at rate {RATE:g} for {setting.iterations}", small
-    )
+    steps = f"{ROUNDS} iterations of Step III at rate {RATE:g} for {setting.iterations}"
+    updates = f"{_updates(small):g} updates of every sample for {_updates(setting):g}"
+    return _measurement(cell, "reduced", f"{sizes}; {steps}: {updates}", small)
+
+
+def _updates(setting: Setting) -> float:
+    return setting.iterations * setting.batch_size / setting.num_samples
 
 
 def _smaller(setting: Setting) -> tuple[Setting, str]:

@@ -56,7 +56,7 @@ def archive(name: str, files: Sequence[str | Path], out: str | Path, samples: st
     members = _joined(pieces) if wanted is None else _selected(pieces, wanted, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{name}.{os.getpid()}.npz")
-    np.savez_compressed(unfinished, **members)
+    np.savez_compressed(unfinished, **members)  # type: ignore[arg-type]
     unfinished.replace(path)
     return path
 

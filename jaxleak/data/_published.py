@@ -57,7 +57,7 @@ def _cifar(files: Sequence[Path], *, labels: int, names: str) -> Iterator[Member
             )
         rows = content.reshape(-1, labels + 3072)
         x = rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        members = {"x": np.ascontiguousarray(x), "y": rows[:, labels - 1].astype(np.int64)}
+        members: Members = {"x": np.ascontiguousarray(x), "y": rows[:, labels - 1].astype(np.int64)}
         if (beside := file.parent / names).is_file():
             members["class_names"] = np.array(beside.read_text().split())
         yield members

@@ -83,11 +83,14 @@ def optimizer_of(setting: Setting) -> optax.GradientTransformation | None:
     return {"sgd": optax.sgd, "adam": optax.adam}[setting.model_optimizer](setting.model_learning_rate)
 
 
-def defense_named(name: str) -> defenses.Defense | None:
+def defense_named(name: str, *, batch_size: int) -> defenses.Defense | None:
     """The defense of a setting, None for "none".
 
     Args:
-        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`.
+        name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`. The paper (supplement G.3)
+            takes DP from Abadi et al. (2016), who add noise of deviation sigma C to a batch's sum of gradients. On the
+            mean, which is what the parties send here, this is sigma C / K. The mean is clipped as a whole.
+        batch_size: K > 0, samples in a batch.
 
     Raises:
         KeyError: on another name.
@@ -97,6 +100,6 @@ def defense_named(name: str) -> defenses.Defense | None:
         return None
     if name.startswith("dp-"):
         epsilon = float(name.removeprefix("dp-"))
-        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5))
+        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5) / batch_size)
     # With millions of entries, sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
     return defenses.fake_gradients(pool_size=1, **FAKE[name])

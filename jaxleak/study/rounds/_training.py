@@ -30,7 +30,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
         num_samples=setting.num_samples,
         batch_size=setting.batch_size,
         optimizer=optimizer_of(setting),
-        defense=defense_named(setting.defense),
+        defense=defense_named(setting.defense, batch_size=setting.batch_size),
     )
     private, test = problem.private, problem.held_out
     watch = Attack(lambda key, template: jnp.zeros(()), lambda key, state, observation: (state, {}), _no_reconstruction)

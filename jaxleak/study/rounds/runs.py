@@ -75,7 +75,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     Raises:
         ValueError: on sizes that do not fit, or a defense for which no attack is known that knows it.
     """
-    defense = defense_named(setting.defense)
+    defense = defense_named(setting.defense, batch_size=setting.batch_size)
     plan = attacks.plan_cafe_exact(
         problem.model,
         num_samples=setting.num_samples,
@@ -148,7 +148,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
         key=jax.random.key(setting.seed),
         options=aggregated.published_hyperparameters(table9_row(setting))._asdict() | step_options(setting),
         workers=setting.workers,
-        defense=defense_named(setting.defense),
+        defense=defense_named(setting.defense, batch_size=setting.batch_size),
         callbacks=[keep],
     )
     if setting.steps == "stopped":
@@ -182,7 +182,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
         **dict(setting.overrides),
         **step_options(setting),
     }
-    defense = defense_named(setting.defense)
+    defense = defense_named(setting.defense, batch_size=setting.batch_size)
     threat = threats.Threat(statistics=setting.method == "bn", labels=setting.method == "idlg")
     curve: list[tuple[int, float]] = []
     reconstruction, _ = step_three(
@@ -223,7 +223,7 @@ def single(setting: Setting, problem: Problem) -> dict[str, Any]:
         key=key,
         workers=setting.workers,
         optimizer=optimizer_of(setting),
-        defense=defense_named(setting.defense),
+        defense=defense_named(setting.defense, batch_size=setting.batch_size),
         callbacks=[_curve(problem, curve)],
     )
     return {**_psnr(problem, reconstruction), "curve": curve}
