@@ -1,4 +1,4 @@
-"""Figures about audits: two starts that agree, mistakes in the inputs, and networks as their owners write them."""
+"""Figures about audits: two starts that agree, mistakes in the inputs, and audits of plain networks."""
 
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,6 @@ def audited(stored: dict[str, Any], path: Path) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.1 * cases[0][1]["psnr"])
     axes.set_xlabel("PSNR in dB, mean over the images of a batch (higher leaks more)")
-    axes.set_title("Networks as their owners write them, each through jaxleak audit")
+    axes.set_title("Plain PyTorch, Flax and Equinox networks, each through jaxleak audit")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)

@@ -69,6 +69,6 @@ def rounds(*stored: dict[str, Any], path: Path) -> None:
     axes.set_ylim(0, None)
     axes.set_xlabel("rounds of training before the attacked upload")
     axes.set_ylabel(PSNR)
-    axes.set_title("An upload leaks until its samples are learnt")
+    axes.set_title("What an undefended upload leaks, by the round of training")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
