@@ -113,7 +113,7 @@ def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> No
     axes.set_xticks(places, STEPS)
     axes.set_xlabel("local steps behind the update")
     axes.set_ylabel(PSNR)
-    axes.set_title("The more local steps, the less an update leaks")
+    axes.set_title("PSNR falls as an update has more local steps, and more images")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
@@ -158,7 +158,7 @@ def priors(*stored: dict[str, Any], path: Path) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("standard deviation of the Gaussian noise on the gradient")
     axes.set_ylabel(PSNR)
-    axes.set_title("A generator helps against noise, and limits the answer without it")
+    axes.set_title("A generator helps against noise that the attacker does not know")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
@@ -177,7 +177,7 @@ def smooth(*stored: dict[str, Any], path: Path) -> None:
     axes.set_xlim(0, 60)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("PSNR in dB, mean and spread over the seeds (further right leaks more)")
-    axes.set_title("Networks with sigmoids are read from pixels alone")
+    axes.set_title("Behind sigmoids, FedLeak and DLG read images, and iDLG does not")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 

@@ -82,7 +82,7 @@ def vit(*stored: dict[str, Any], path: Path) -> None:
     axes.set_ylim(0, 100)
     axes.set_xlabel("standard deviation of the noise on the gradient (a line for each seed)")
     axes.set_ylabel(PSNR)
-    axes.set_title("One image behind ViT tiny is read, until noise of 1e-5 stops it")
+    axes.set_title("One image behind ViT tiny is read, until noise of 1e-5 stops it on 3 of 4 seeds")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
