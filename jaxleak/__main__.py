@@ -10,7 +10,7 @@ from jaxleak.study._streams import outlive_readers
 
 #: Commands that read their own options, with the package that has them, and what the list of commands says of each.
 STUDIES = {
-    "demo": ("jaxleak._command.cafe_scale", "recover 100 built-in photographs from aggregated gradients"),
+    "demo": ("jaxleak._command.cafe_scale", "recover 100 built-in photographs of faces from aggregated gradients"),
     "invert": ("jaxleak._command.invert", "invert the gradient of one client, simulated or captured"),
     "sweep": ("jaxleak._command.sweep", "run one line of a file of many runs, or merge what they found"),
 }
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s --model MODEL --weights WEIGHTS --update UPDATE --out OUT [OPTION ...]",
         help="attack one client's update and say whether it leaks",
         description="Attack one client's update with what applies and say whether it leaks. Exit status: 0 a verdict, "
-        "1 an unusable input, 3 inputs that contradict each other, 4 no attack within --minutes.",
+        "1 unusable input, 2 unknown option, 3 inconsistent inputs, 4 no attack in time, 5 a leak with --fail-on-leak.",
     )
     _model_options(audit)
     _client_options(audit)
@@ -126,7 +126,9 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
     )
-    facts.add_argument("--local-steps", type=int, metavar="E", help="steps of gradient descent (default 1)")
+    facts.add_argument(
+        "--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)"
+    )
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
     facts.add_argument(
         "--frozen", nargs="+", metavar="LAYER", help="layers or parameters that the client did not train"

@@ -9,6 +9,7 @@ from jaxleak import Batch, audit, models, protocols
 from jaxleak.audit._checks import check_known_images, contents, failed, head, laws, symmetry
 from jaxleak.audit._checks import client as client_checks
 from jaxleak.audit._checks.client import _explained, _furthest
+from jaxleak.audit._checks.labels import labels_of
 
 
 class Client:
@@ -164,7 +165,7 @@ def test_a_batch_size_that_is_too_small_is_one_mistake(plain, stated):
     assert wrong.name == "batch size by rank"
     others = [f for f in plain.check(batch_size=stated) if "batch size by rank, has refuted" in f.evidence]
     assert {finding.status for finding in others} == {"not applicable"}
-    assert len(others) == 2 if stated == 1 else others
+    assert len(others) == 3 if stated == 1 else others
 
 
 def test_a_sum_over_the_batch_is_one_mistake(plain):
@@ -234,7 +235,7 @@ class TestHead:
         without = self.of_batch([0, 1])._replace(bias_gradient=None, bias=None)
         assert [f.status for f in head.check_head(without, 2)] == ["passed", "not applicable", "passed"]
         assert head.check_head(None, 2)[0].status == "not applicable"
-        proven, if_stated, samples, _ = head.labels_of(without, 2)
+        proven, if_stated, samples, *_ = labels_of(without, 2)
         assert not proven.any()
         assert not if_stated.any()
         assert (proven.shape, samples) == ((4,), 0)
@@ -274,15 +275,19 @@ class TestHead:
             ([0, 1, 2, 3, 0], 5, "passed", "rank 3, so that at least 3 samples are behind it; 5 can give 3 at most"),
             ([0, 1], 3, "suspicious", "rank 2, so that at least 2 samples are behind it; 3 different samples would"),
             ([0], 3, "suspicious", "rank 1, so that at least 1 sample is behind it; 3 different samples would give 3"),
-            ([0, 1], 1, "failed", "rank 2, so that at least 2 samples are behind it, but the stated batch size is 1"),
+            ([0, 1], 1, "failed", "rank 2, so that at least 2 samples are behind it, but the stated number is 1"),
         ],
     )
     def test_the_rank_bounds_the_batch_size(self, labels, stated, status, says):
         found = head._rank(self.of_batch(labels), stated)
         assert found.status == status
         assert says in found.evidence
-        expected = {"passed": "", "suspicious": f"--batch-size {len(labels)}", "failed": "--batch-size 2 or more"}
-        assert found.option == expected[status]
+        expected = {
+            "passed": "",
+            "suspicious": f"--batch-size {len(labels)}",
+            "failed": "--batch-size, --local-steps, or --defense other",
+        }
+        assert found.option.startswith(expected[status])
         if status == "suspicious":
             assert found.cause.startswith("the batch holds " + ("1 sample," if len(labels) == 1 else "2 samples,"))
 
@@ -305,29 +310,30 @@ class TestHead:
         slopes = np.array([-0.6, -0.2, 0.4, 0.4])  # of two samples of class 0 and one of class 1, by these softmaxes:
         softmaxes = {"kernel": np.zeros((6, 4)), "bias": np.log(slopes + np.array([2, 1, 0, 0]) / 3)}
         two = self.of_batch([0, 0, 1])._replace(bias_gradient=slopes, **softmaxes)
-        found = head.labels_of(two, 3)  # of rank 3, as three samples give
+        found = labels_of(two, 3)  # of rank 3, as three samples give
         assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [2, 1, 0, 0], 3)
-        found = head.labels_of(two, 10)  # more samples than classes can give no higher rank
-        assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [6, 2, 0, 0], 10)
+        found = labels_of(two, 6)  # more samples than classes can give no higher rank
+        assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [4, 2, 0, 0], 6)
         fewer = self.of_batch([0, 1])._replace(bias_gradient=slopes, **softmaxes)
-        found = head.labels_of(fewer, 10)  # ten different samples would give a higher rank: ten are not believed
+        found = labels_of(fewer, 6)  # six different samples would give a higher rank: six are not believed
         assert (found.proven.tolist(), found.if_stated.tolist()) == ([2, 1, 0, 0], [2, 1, 0, 0])
-        found = head.labels_of(fewer, 1)  # one sample is too few for this rank
+        found = labels_of(fewer, 1)  # one sample is too few for this rank
         assert found.if_stated.tolist() == [2, 1, 0, 0]
 
     def test_where_the_scale_is_in_doubt_every_class_counts_once(self):
         right = self.of_batch([0, 0, 0, 1])
-        assert head.labels_of(right, 4).counted
-        assert head.labels_of(right, 4).proven[0] > 1
+        assert not labels_of(right, 4).uncounted
+        assert labels_of(right, 4).if_stated[0] > 1
         stretched = right._replace(kernel_gradient=1.8 * right.kernel_gradient, bias_gradient=1.8 * right.bias_gradient)
-        found = head.labels_of(stretched, 4)  # as momentum stretches an update
-        assert not found.counted
-        assert found.proven.tolist() == found.if_stated.tolist() == (right.bias_gradient < 0).astype(int).tolist()
+        found = labels_of(stretched, 4)  # as momentum stretches an update
+        assert "the scale of the update" in found.uncounted
+        assert found.if_stated.tolist() == (right.bias_gradient < 0).astype(int).tolist()
+        assert found.proven.tolist() == (right.bias_gradient < -0.1 / 4 - 1e-3).astype(int).tolist()
         many = self.of_batch([0] * 6 + [1] * 2)  # twice as many as classes: label counts say nothing of the scale
-        assert head.labels_of(many, 8).counted
-        assert head.labels_of(many, 8, stated_scale=True).proven.tolist() == [1, 0, 0, 0]
+        assert labels_of(many, 8).proven.tolist() == [1, 0, 0, 0]
         fewer = self.of_batch([0] * 5 + [1] * 2)
-        assert head.labels_of(fewer, 7, stated_scale=True).counted
+        assert not labels_of(fewer, 7).uncounted
+        assert "several local steps" in labels_of(fewer, 7, local_steps=7).uncounted
 
     @pytest.mark.parametrize(
         ("scale", "cause"), [(1.0, ""), (1.009, ""), (1.012, "1.012 times"), (0.988, "0.988 times"), (-2.0, "-2 times")]
@@ -347,35 +353,35 @@ class TestHead:
         assert found.status == "failed"
         assert found.cause.startswith("weights of another round")
         nothing = self.of_batch([1])._replace(bias_gradient=np.zeros(4))
-        assert head._one_sample(nothing).status == head._counts(nothing, 2).status == "not applicable"
+        assert head._one_sample(nothing).status == head.check_counts(nothing, 2).status == "not applicable"
 
     def test_counts_are_whole_numbers(self):
         """Equal features make the equation exact."""
         features, labels = np.full(6, 0.4), [0, 0, 2]
         for scale, cause in ((1, ""), (3, "the loss is a sum over the batch"), (1 / 3, "divided by the batch size")):
-            found = head._counts(self.of_batch(labels, scale, features), 3)
+            found = head.check_counts(self.of_batch(labels, scale, features), 3)
             assert (found.status == "passed") == (not cause)
             assert cause in found.cause
-        assert "0.00 from whole numbers" in head._counts(self.of_batch(labels, 1, features), 3).evidence
-        odd = head._counts(self.of_batch(labels, 0.55, features), 3)
+        assert "0.00 from whole numbers" in head.check_counts(self.of_batch(labels, 1, features), 3).evidence
+        odd = head.check_counts(self.of_batch(labels, 0.55, features), 3)
         assert odd.status == "suspicious"
         assert "momentum, a wrong learning rate" in odd.cause
-        turned = head._counts(self.of_batch(labels, -1, features), 3)
-        assert (turned.status, turned.cause) == ("failed", "the sign of the update is reversed")
+        turned = head.check_counts(self.of_batch(labels, -1, features), 3)
+        assert (turned.status, turned.cause) == ("suspicious", "the sign of the update is reversed")
         assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
         # Of twice as many samples as classes, mean features say too little.
-        assert head._counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
+        assert head.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
 
     def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
         """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""
         right, turned = (self.of_batch([0, 0, 2], scale) for scale in (1, -1))
-        assert head._reversed_fits(turned, 3)
-        assert not head._reversed_fits(right, 3)
-        if head._counts(turned, 3).status == "suspicious":
-            assert not head.labels_of(turned, 3).proven.any()
-        assert head.labels_of(right, 3).proven.any()
-        assert not head._reversed_fits(right._replace(bias_gradient=None), 3)
-        assert not head._reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
+        assert head.reversed_fits(turned, 3)
+        assert not head.reversed_fits(right, 3)
+        if head.check_counts(turned, 3).status == "suspicious":
+            assert not labels_of(turned, 3).proven.any()
+        assert labels_of(right, 3).proven.any()
+        assert not head.reversed_fits(right._replace(bias_gradient=None), 3)
+        assert not head.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
 
 
 class TestContents:

@@ -230,6 +230,7 @@ def test_a_model_ends_with_its_input_and_its_number_of_parameters(capsys):
     assert main(["models", "--model", "mlp", "--image", "4", "5", "1", "--option", "widths=(3,)"]) == 0
     weights, biases = 4 * 5 * 3 + 3 * 10, 3 + 10
     ending = f"\n\ninput       4 x 5 x 1, pixels in [0, 1]\nparameters  {weights + biases}\n"
+    ending += "head        head\n"
     assert capsys.readouterr().out.endswith(ending)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jaxleak import Batch, Observation, audit, capture, defenses, metrics, models, protocols
 from jaxleak._lock import FolderInUseError
 from jaxleak._tree import named_leaves
-from jaxleak.audit._checks.head import Labels
+from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._verdict import search, stages
 from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.stopwatch import Stopwatch
@@ -311,7 +311,7 @@ def test_one_image_that_is_taken_for_four_proves_one_label(perceptron):
 
 def test_labels_beyond_the_rank_are_conditional_on_the_batch_size():
     """Five images of one class, of three: the rank of two proves two samples, and the others have to be believed."""
-    from jaxleak.audit._checks.head import Head, labels_of
+    from jaxleak.audit._checks.head import Head
 
     rng = np.random.default_rng(0)
     features, logits, y = rng.normal(size=(5, 6)), rng.normal(size=(5, 3)), np.eye(3)[np.full(5, 1)]

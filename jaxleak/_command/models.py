@@ -40,6 +40,7 @@ def models(options: argparse.Namespace) -> int:
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
     print(f"\ninput       {' x '.join(map(str, model.image_shape))}, pixels in [0, 1]")
     print(f"parameters  {count:,}")
+    print(f"head        {model.head or 'no last dense layer is known'}")
     for note in model.notes:
         print(f"note: {note}")
     return 0

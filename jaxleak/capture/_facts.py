@@ -24,7 +24,7 @@ class Facts:
         framework: what wrote the arrays, for example "torch" or "jax".
         loss: name of the loss function, for example "cross_entropy".
         reduction: how the loss is reduced over a batch, "mean" or "sum".
-        local_steps: E >= 1 steps of gradient descent.
+        local_steps: E >= 1 steps of gradient descent, each on samples of its own.
         learning_rate: step size of the local steps, > 0.
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.

@@ -115,7 +115,9 @@ def learning_rate_of(update: Update) -> float:
     """The learning rate behind weights or their difference; `ValueError` if it is not known."""
     if update.facts.learning_rate is None:
         what = "a difference of weights" if update.facts.kind == "difference" else "weights"
-        raise ValueError(f"{update.source}: learning_rate must be given: it turns {what} into a gradient")
+        raise ValueError(
+            f"{update.source}: learning_rate must be given: it turns {what} into a gradient (--learning-rate)"
+        )
     return update.facts.learning_rate
 
 

@@ -5,9 +5,9 @@ import jax
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.audit._checks.client import check_client, check_known_images
-from jaxleak.audit._checks.contents import check_contents
+from jaxleak.audit._checks.contents import check_contents, check_rounding
 from jaxleak.audit._checks.finding import Finding, failed
-from jaxleak.audit._checks.head import check_head, head_of
+from jaxleak.audit._checks.head import Head, check_head, head_of
 from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.protocols import ClientShare
@@ -46,20 +46,45 @@ def check_update(
         ValueError: if the batch size is not >= 1.
     """
     _validate.count(batch_size=batch_size)
+    return checked_update(
+        share, variables, payload, batch_size=batch_size, defended=defended, key=key, precision=precision
+    )[0]
+
+
+def checked_update(
+    share: ClientShare,
+    variables: PyTree,
+    payload: PyTree,
+    *,
+    batch_size: int,
+    defended: bool,
+    key: jax.Array | None = None,
+    precision: Precision | None = None,
+) -> tuple[list[Finding], Head | None]:
+    """As `check_update`, with the head whose gradient was checked, if it is known and was."""
     findings = check_contents(payload, variables)
     if failed(findings):
-        return findings
+        return findings, None
     if defended:
         why = "The client defends its update, which breaks exact equations."
-        return [*findings, Finding("equations of the head and the network", "not applicable", why)]
+        return [*findings, Finding("equations of the head and the network", "not applicable", why)], None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."
         findings.append(Finding("precision", "passed", evidence))
-    head = head_of(share.model, payload, variables, precision)
+    head = head_of(share.model, payload, variables, precision, share.batch_norm)
+    findings += check_rounding(precision, payload, variables)
     findings += check_head(head, batch_size * share.local_steps * share.clients)
     key = jax.random.key(0) if key is None else key
-    return findings + check_symmetries(share, variables, payload, batch_size, key, precision)
+    return findings + check_symmetries(share, variables, payload, batch_size, key, precision), head
 
 
-__all__ = ["Finding", "check_client", "check_known_images", "check_update", "failed", "precision_of"]
+__all__ = [
+    "Finding",
+    "check_client",
+    "check_known_images",
+    "check_update",
+    "checked_update",
+    "failed",
+    "precision_of",
+]

@@ -81,7 +81,8 @@ def check_client(
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
     rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
-    worst, leaf, error = _furthest(payload, expected, rounding, precision)
+    params = variables["params"]
+    worst, leaf, error = _furthest(payload, expected, rounding, precision, params)
     evidence = (
         f"The leaf furthest off is {leaf}: its error is {worst:.2g} times what rounding explains, and {error:.1e} "
         "times its norm."
@@ -91,11 +92,14 @@ def check_client(
     other = "eval" if batch_norm == "train" else "train"
     if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
         mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
-        if _furthest(payload, mirrored, rounding, precision)[0] <= 1:
+        if _furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
             return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
-    return [*findings, Finding(_NAME, status, evidence, *_explained(payload, expected, rounding, len(x), precision))]
+    return [
+        *findings,
+        Finding(_NAME, status, evidence, *_explained(payload, expected, rounding, len(x), precision, params)),
+    ]
 
 
 def check_known_images(
@@ -135,32 +139,37 @@ def check_known_images(
 
 
 def _explained(
-    payload: PyTree, expected: PyTree, rounding: PyTree, samples: int, precision: Precision = FULL
+    payload: PyTree,
+    expected: PyTree,
+    rounding: PyTree,
+    samples: int,
+    precision: Precision = FULL,
+    params: PyTree | None = None,
 ) -> tuple[str, str]:
     inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
     scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
-    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale), precision)[0] <= 1:
+    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
         return f"the update is {scale:.4g} times the gradient", "--reduction, --learning-rate, --local-steps, --kind"
     for leaf, layout, changed in other_layouts(expected, payload):
-        if _furthest(changed, expected, rounding, precision)[0] <= 1:
+        if _furthest(changed, expected, rounding, precision, params)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     return (
         "weights of another round or model, another loss, other images than those of the update, or a defense",
-        "--weights, --loss",
+        "--weights, or --defense other",
     )
 
 
 def _furthest(
-    payload: PyTree, expected: PyTree, rounding: PyTree, precision: Precision = FULL
+    payload: PyTree, expected: PyTree, rounding: PyTree, precision: Precision = FULL, params: PyTree | None = None
 ) -> tuple[float, str, float]:
     """Over the leaves: the largest error over what is allowed, which leaf, and its relative error."""
-    found = []
+    found, weights = [], {} if params is None else named_leaves(params)
     for name, leaf in named_leaves(payload).items():
         wanted, shaken = named_leaves(expected)[name], named_leaves(rounding)[name]
         error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
-        relative = _RELATIVE + precision.relative(np.asarray(wanted))
+        relative = _RELATIVE + precision.relative(np.asarray(wanted), weights.get(name))
         allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + relative * size + 1e-12
         found.append((error / allowed, name, error / max(size, 1e-30)))
     return max(found)

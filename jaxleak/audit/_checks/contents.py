@@ -6,12 +6,15 @@ from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._observed import check_shapes
 from jaxleak.audit._checks.finding import Finding
+from jaxleak.audit._checks.precision import Precision
 
 #: Cosine between the update and the model's own weights above which it is taken for weights.
 _WEIGHTS_ABOVE = 0.9
 #: Distinct values, up to sign, below which an array of many entries counts as quantised.
 _FEW_VALUES = 256
 _MANY_ENTRIES = 2000
+#: Share of an update's norm from which on the rounding of weights hides much of it.
+_ROUNDED_ABOVE = 0.1
 
 
 def check_contents(payload: PyTree, variables: PyTree) -> list[Finding]:
@@ -38,6 +41,28 @@ def check_contents(payload: PyTree, variables: PyTree) -> list[Finding]:
         return [*found, Finding("finite values", "failed", evidence, cause, "--update")]
     found.append(Finding("finite values", "passed", "All values are finite."))
     return [*found, _zeros(leaves), _few_values(leaves), _weights(leaves, named_leaves(variables["params"]))]
+
+
+def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> list[Finding]:
+    """A finding on how much of an update that is read from weights is their rounding to float32; none of a gradient.
+
+    Args:
+        precision: in which the update was sent.
+        payload: the update, a tree like `variables["params"]`, in units of a gradient.
+        variables: the weights at which the client began.
+    """
+    if not precision.of_weights:
+        return []
+    update, weights = (
+        np.concatenate([np.ravel(leaf) for leaf in named_leaves(tree).values()])
+        for tree in (payload, variables["params"])
+    )
+    most = precision.relative(update, weights)
+    evidence = f"Rounding the weights after training to {precision.name} may be {most:.1e} of the update's norm."
+    if most < _ROUNDED_ABOVE:
+        return [Finding("precision of weights", "passed", evidence)]
+    cause = "a learning rate so small that the step is lost in the rounding of the weights, or weights of another round"
+    return [Finding("precision of weights", "suspicious", evidence, cause, "an update that is a gradient")]
 
 
 def _zeros(leaves: dict[str, np.ndarray]) -> Finding:

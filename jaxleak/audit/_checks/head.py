@@ -9,12 +9,14 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak.audit._checks.finding import Finding, failed
+from jaxleak.audit._checks.finding import Finding, Status, failed
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
+from jaxleak.models._classifier import BatchNormMode
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
@@ -23,6 +25,17 @@ _RANK_ABOVE = 2e-5
 #: Relative misfit of the equations of one sample.
 _ONE_SAMPLE_BELOW = 2e-3
 _SLACK = 1e-3
+#: What float32 may leave of a softmax output that is subtracted from 1.
+_SOFTMAX = 4 * 6e-8
+#: Relative error from which on the logits are not those of the last dense layer; float32 leaves 1e-6.
+_OTHER_LOGITS = 1e-4
+#: Images that are simulated to learn what the head reads and what follows it.
+_IMAGES = 16
+#: Entries below this share of the largest are rounding.
+_ENTRY = 1e-6
+_REVERSED = "the sign of the update is reversed"
+#: The options that reverse the sign of a gradient.
+_TURN = "--kind difference --learning-rate 1"
 
 
 class Head(NamedTuple):
@@ -33,33 +46,47 @@ class Head(NamedTuple):
     kernel: np.ndarray  # (F, C)
     bias: np.ndarray | None  # (C,)
     precision: Precision = FULL  # in which the gradient was sent
+    positive: bool = False  # whether the features are at least zero, as behind a ReLU
 
     def slack(self, samples: int) -> float:
         """What rounding may add to a number of labels among so many samples."""
+        return _SLACK + samples * self.bias_rounding
+
+    @property
+    def bias_rounding(self) -> float:
+        """What rounding may add to an entry of the bias gradient."""
         assert self.bias_gradient is not None
-        largest = float(np.linalg.norm(self.bias_gradient))
-        return _SLACK + samples * self.precision.relative(self.bias_gradient) * largest
+        size = float(np.linalg.norm(self.bias_gradient))
+        return self.precision.relative(self.bias_gradient, self.bias) * size
+
+    @property
+    def rounding(self) -> float:
+        """The larger of the relative roundings of the kernel's gradient and of the bias's."""
+        parts = ((self.kernel_gradient, self.kernel), (self.bias_gradient, self.bias))
+        return max(self.precision.relative(part, weights) for part, weights in parts if part is not None)
+
+    @property
+    def of_softmax(self) -> float:
+        """What the rounding of softmax outputs leaves, relative to the bias gradient: much where samples are fitted."""
+        if self.bias_gradient is None:
+            return 0.0
+        size = max(float(np.linalg.norm(self.bias_gradient)), 1e-300)
+        return _SOFTMAX * float(np.sqrt(self.kernel.shape[1])) / size
 
 
-class Labels(NamedTuple):
-    """How many samples of every class there are at least, (C,) integers each."""
+def head_of(
+    model: Classifier, payload: PyTree, variables: PyTree, precision: Precision = FULL, mode: BatchNormMode = "train"
+) -> Head | None:
+    """The gradient and the weights of the model's last dense layer, as float64.
 
-    proven: np.ndarray  # by the head's gradient alone, whatever the batch size is said to be
-    if_stated: np.ndarray  # if the batch holds as many samples as is said; nowhere less than what is proven
-    samples: int  # n, as is said
-    counted: bool = True  # False where the scale of the update is in doubt: then each class in the batch counts once
-
-    @staticmethod
-    def none(classes: int) -> "Labels":
-        """Nothing is known of any of `classes`."""
-        return Labels(np.zeros(classes, int), np.zeros(classes, int), 0)
-
-
-def head_of(model: Classifier, payload: PyTree, variables: PyTree, precision: Precision = FULL) -> Head | None:
-    """The gradient and the weights of the model's last dense layer, as float64; None where it is not known."""
+    None where it is not known, or where something follows it: a scale of the logits, for example, or a gate.
+    """
     if not model.head:
         return None
     gradient, weights = model.head_of(payload), model.head_of(variables["params"])
+    positive = _reads_positive(model, variables, mode)
+    if positive is None:
+        return None
 
     def read(leaf: jax.Array | None) -> np.ndarray | None:
         return None if leaf is None else np.asarray(leaf, np.float64)
@@ -70,7 +97,27 @@ def head_of(model: Classifier, payload: PyTree, variables: PyTree, precision: Pr
         np.asarray(weights.kernel, np.float64),
         read(weights.bias),
         precision,
+        positive,
     )
+
+
+def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -> bool | None:
+    """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer.
+
+    A constant that is added to all logits of an image changes no softmax, and is allowed.
+    """
+    weights = model.head_of(variables["params"])
+    bright = jnp.linspace(0.1, 1.0, _IMAGES)[:, None, None, None]
+    images = bright * jax.random.uniform(jax.random.key(0), (_IMAGES, *model.image_shape))
+    found = jax.jit(lambda v, x: model.apply(v, x, mode=mode)[:2])(variables, images)
+    logits, features = (np.asarray(array, np.float64) for array in found)
+    bias = 0.0 if weights.bias is None else np.asarray(weights.bias, np.float64)
+    expected = features @ np.asarray(weights.kernel, np.float64) + bias
+    centred = [array - array.mean(axis=1, keepdims=True) for array in (logits, expected)]
+    allowed = max(_OTHER_LOGITS, 10 * float(jnp.finfo(found[0].dtype).eps))
+    if np.abs(centred[0] - centred[1]).max() > allowed * max(np.abs(centred[0]).max(), 1e-30):
+        return None
+    return bool(features.min() >= 0)
 
 
 def check_head(head: Head | None, samples: int) -> list[Finding]:
@@ -84,17 +131,21 @@ def check_head(head: Head | None, samples: int) -> list[Finding]:
         samples: n >= 1, of all local steps and clients.
     """
     if head is None:
-        why = "The network ends in no dense layer that is known and trained, such as one with a convolution at its end."
+        why = (
+            "The network ends in no dense layer that is known and trained: in a convolution, for example, or something "
+            "follows that layer, such as a scale of the logits."
+        )
         return [Finding("equations of the head", "not applicable", why)]
     size, rank = _size_of_the_bias_gradient(head, samples), _rank(head, samples)
-    found = [_sums_over_classes(head), size, rank]
+    sign = [_unless_refuted(finding, size, rank) for finding in _sign(head, samples)]
+    found = [_sums_over_classes(head), size, rank, *sign]
     if head.bias_gradient is None:
         return found
-    found.append(_unless_refuted(_labels_fit(head, samples), size, rank))
+    found.append(_unless_refuted(_labels_fit(head, samples), size, rank, *sign))
     if samples > 1:
-        return [*found, _unless_refuted(_counts(head, samples), size, rank)]
+        return [*found, _unless_refuted(check_counts(head, samples), size, rank, *sign)]
     # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
-    return [*found, _unless_refuted(_one_sample(head), rank)]
+    return [*found, _unless_refuted(_one_sample(head), rank, *sign)]
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
@@ -105,47 +156,26 @@ def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
     return Finding(finding.name, "not applicable", why)
 
 
-def labels_of(head: Head, samples: int, *, stated_scale: bool = False) -> Labels:
-    """The labels that a bias gradient proves; none without one.
-
-    The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch. How
-    often it is grows with n, of which the rank of the kernel's gradient is a lower bound that nobody has to state. It
-    also grows with the update's scale. Where that is in doubt, every class that is in the batch counts once. Where
-    label counts are not whole numbers and those of the reversed update are nearer to them, nothing is proven.
-
-    Args:
-        head: from `head_of`, of a gradient of the mean loss.
-        samples: n >= 1 that are stated.
-        stated_scale: whether the update's scale follows from a learning rate that is stated, and from plain gradient
-            descent. Then it is in doubt unless label counts are found to be whole numbers.
-    """
-    if head.bias_gradient is None:
-        return Labels.none(head.kernel.shape[1])
-    at_least, counts = _rank_of(head), _counts(head, samples) if samples > 1 else None
-    if counts is not None and counts.status == "suspicious" and _reversed_fits(head, samples):
-        return Labels.none(head.kernel.shape[1])
-    if counts is not None and (counts.status == "suspicious" or (stated_scale and _many(head, samples))):
-        present = (head.bias_gradient < -head.slack(1)).astype(int)
-        return Labels(present, present, samples, counted=False)
-    stated = max(samples, at_least) if at_least == _highest_rank(head, samples) else at_least
-    return Labels(_counted(head, at_least), _counted(head, stated), samples)
-
-
-def _counted(head: Head, samples: int, sign: int = 1) -> np.ndarray:
+def counted(head: Head, samples: int, sign: int = 1) -> np.ndarray:
     """(C,) how many samples of every class there must be among so many, at least."""
     assert head.bias_gradient is not None
     return np.ceil(np.maximum(-sign * samples * head.bias_gradient - head.slack(samples), 0)).astype(int)
 
 
-def _rank_of(head: Head) -> int:
-    """A lower bound on the rank of the kernel's gradient, to which every sample adds one at most."""
+def rank_of(head: Head, above: float = _RANK_ABOVE) -> int:
+    """A lower bound on the rank of the kernel's gradient, to which every sample adds one at most.
+
+    Args:
+        head: from `head_of`.
+        above: share of the largest singular value above which another one counts.
+    """
     values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
     # Rounding moves no singular value by more than the norm of its errors (Weyl's inequality).
-    rounding = head.precision.relative(head.kernel_gradient) * np.linalg.norm(head.kernel_gradient)
-    return int((values > max(_RANK_ABOVE * values[0], rounding)).sum())
+    rounding = head.precision.relative(head.kernel_gradient, head.kernel) * np.linalg.norm(head.kernel_gradient)
+    return int((values > max(above * values[0], rounding)).sum())
 
 
-def _highest_rank(head: Head, samples: int) -> int:
+def highest_rank(head: Head, samples: int) -> int:
     """The rank that so many different samples give."""
     features, classes = head.kernel_gradient.shape
     return min(samples, classes - 1, features)
@@ -160,12 +190,47 @@ def _sums_over_classes(head: Head) -> Finding:
     evidence = "The head's gradient must sum to zero over classes; relative to its norm the sums are " + ", ".join(
         f"{value:.1e} ({part})" for part, value in sums.items()
     )
-    parts = [part for part in (head.kernel_gradient, head.bias_gradient) if part is not None]
-    rounding = max(head.precision.relative(part) for part in parts) * np.sqrt(head.kernel.shape[1])
+    rounding = head.rounding * np.sqrt(head.kernel.shape[1]) + head.of_softmax
     if max(sums.values()) < max(_SUM_BELOW, rounding):
         return Finding(name, "passed", evidence + ".")
-    cause = "noise, pruning or another defense, weight decay, a loss that is no cross-entropy, or a transposed head"
-    return Finding(name, "failed", evidence + ".", cause, "--defense, --loss")
+    cause = (
+        "noise, pruning or another defense, weight decay, a loss that is no cross-entropy, mixed precision, or a "
+        "transposed head"
+    )
+    return Finding(name, "failed", evidence + ".", cause, "--defense other")
+
+
+def columns_of(head: Head) -> tuple[int, int]:
+    """How many classes have a column of the kernel's gradient without a negative entry, and without a positive one.
+
+    Of features f >= 0, a class that is not in the batch has the column mean(f p_c) >= 0. With the sign of the update
+    reversed the column is <= 0.
+    """
+    gradient = head.kernel_gradient
+    rows = np.abs(gradient).max(axis=1)
+    gradient = gradient[rows > _ENTRY * rows.max()]
+    allowed = _ENTRY * np.abs(gradient).max()
+    allowed += head.precision.relative(head.kernel_gradient, head.kernel) * np.linalg.norm(head.kernel_gradient)
+    return int((gradient >= -allowed).all(axis=0).sum()), int((gradient <= allowed).all(axis=0).sum())
+
+
+def _sign(head: Head, samples: int) -> list[Finding]:
+    """Whether as many classes are absent, by the signs of the kernel's gradient, as must be; nothing if none must."""
+    name, classes = "sign of absent classes", head.kernel.shape[1]
+    if not head.positive:
+        return []
+    (positive, negative), absent = columns_of(head), classes - samples
+    evidence = (
+        f"The features are not negative, so that the head's gradient is not negative for any class that is not in the "
+        f"batch; it is so for {positive} of {classes} classes, and nowhere positive for {negative}"
+    )
+    if positive < absent:
+        other = "a loss that is no plain cross-entropy, such as one with label smoothing, or momentum"
+        cause, option = (_REVERSED, _TURN) if negative >= absent else (other, "--batch-size, or --defense other")
+        return [Finding(name, "failed", f"{evidence}. At least {absent} are not in the batch.", cause, option)]
+    status: Status = "suspicious" if negative > positive else "passed"
+    cause, option = (_REVERSED, _TURN) if negative > positive else ("", "")
+    return [Finding(name, status, evidence + ".", cause, option)]
 
 
 def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
@@ -174,7 +239,8 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
         return Finding(name, "not applicable", "The head has no bias.")
     size = float(np.abs(head.bias_gradient).sum())
     evidence = f"The L1 norm of the head's bias gradient is {size:.4g}, and at most 2 for a mean of cross-entropies."
-    if size <= 2 * (1 + head.precision.unit) + _SLACK:
+    allowed = np.sqrt(head.kernel.shape[1]) * head.bias_rounding  # of the L1 norm, by that of the L2 norm
+    if size <= 2 * (1 + head.precision.unit) + _SLACK + allowed:
         return Finding(name, "passed", evidence)
     if samples > 1 and size <= 2 * samples:
         cause = "the loss is a sum over the batch, momentum, or a learning rate or number of steps that is too small"
@@ -187,18 +253,13 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
 
 def _rank(head: Head, samples: int) -> Finding:
     name = "batch size by rank"
-    rank, most = _rank_of(head), _highest_rank(head, samples)
+    rank, most = rank_of(head), highest_rank(head, samples)
     evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(rank)} behind it"
     if rank > samples:
-        cause = f"the batch is larger than {samples}, or the update is noisy"
-        return Finding(
-            name,
-            "failed",
-            f"{evidence}, but the stated batch size is {samples}.",
-            cause,
-            f"--batch-size {rank} or more",
-        )
-    if rank < most and not head.precision.unit:
+        cause = f"the batch is larger than {samples}, or the update is noisy or was computed in mixed precision"
+        evidence = f"{evidence}, but the stated number is {samples}."
+        return Finding(name, "failed", evidence, cause, "--batch-size, --local-steps, or --defense other")
+    if rank < most and head.rounding < _RANK_ABOVE:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
@@ -212,12 +273,12 @@ def _of_samples(count: int) -> str:
 
 def _labels_fit(head: Head, samples: int) -> Finding:
     name = "labels in the batch"
-    least = int(_counted(head, samples).sum())
+    least = int(counted(head, samples).sum())
     evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
     if least <= samples:
         return Finding(name, "passed", evidence)
-    if int(_counted(head, samples, sign=-1).sum()) <= samples:
-        return Finding(name, "failed", evidence, "the sign of the update is reversed", "--kind difference")
+    if int(counted(head, samples, sign=-1).sum()) <= samples:
+        return Finding(name, "failed", evidence, _REVERSED, _TURN)
     cause = "the batch is larger, the loss is a sum, or the update was not divided by the learning rate and the steps"
     return Finding(name, "failed", evidence, cause, "--batch-size, --reduction, --learning-rate, --local-steps")
 
@@ -248,19 +309,19 @@ def _one_sample(head: Head) -> Finding:
         f"the factor {scale:.4g}"
     )
     # The equations divide by what was rounded, and the head's weights multiply the error.
-    rounding = 10 * head.precision.relative(head.kernel_gradient)
+    rounding = 10 * head.rounding + head.of_softmax
     if misfit > _ONE_SAMPLE_BELOW + rounding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
         )
-        return Finding(name, "failed", evidence + ".", cause, "--weights, --batch-size, --loss, --defense")
+        return Finding(name, "failed", evidence + ".", cause, "--weights, --batch-size, or --defense other")
     if abs(scale - 1) > 0.01 + rounding:
         cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
         return Finding(name, "failed", evidence + ", not 1.", cause, "--learning-rate, --local-steps, --defense")
     return Finding(name, "passed", evidence + ".")
 
 
-def _counts(head: Head, samples: int) -> Finding:
+def check_counts(head: Head, samples: int) -> Finding:
     """n_c = n (mean p_c - db_c), with p of the mean features in the place of the mean p: nearly whole numbers."""
     name = "whole numbers of labels"
     db = head.bias_gradient
@@ -272,11 +333,11 @@ def _counts(head: Head, samples: int) -> Finding:
     error = functools.partial(_counts_error, p, samples)
     here, backwards = error(db), error(-db)
     evidence = f"The bias gradient and the mean features give label counts that are {here:.2f} from whole numbers"
-    if here < 0.35 or _many(head, samples):
+    if here < 0.35 or many(head, samples):
         return Finding(name, "passed", evidence + ".")
     if backwards < 0.15:
         evidence += f"; with its sign reversed they are {backwards:.2f} from whole numbers"
-        return Finding(name, "failed", evidence + ".", "the sign of the update is reversed", "--kind difference")
+        return Finding(name, "suspicious", evidence + ".", _REVERSED, _TURN)
     smaller = {s: error(db * s) for s in (1 / samples, samples)}
     best = min(smaller, key=lambda s: smaller[s])
     if smaller[best] < 0.15:
@@ -294,13 +355,13 @@ def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:
     return float(np.abs(counts - np.maximum(np.round(counts), 0)).max())
 
 
-def _reversed_fits(head: Head, samples: int) -> bool:
+def reversed_fits(head: Head, samples: int) -> bool:
     """Whether the counts of the reversed gradient are nearer to whole numbers than those of the gradient."""
     db = head.bias_gradient
     p = None if db is None else _predicted(head, db)
     return db is not None and p is not None and _counts_error(p, samples, -db) < _counts_error(p, samples, db)
 
 
-def _many(head: Head, samples: int) -> bool:
+def many(head: Head, samples: int) -> bool:
     """Whether there are so many samples that the softmax of their mean features tells nothing of their labels."""
     return samples >= 2 * head.kernel.shape[1]

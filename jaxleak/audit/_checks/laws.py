@@ -72,7 +72,7 @@ def find_laws(
     _, values, right = np.linalg.svd(slopes)
     combinations = right[values <= _NULL_BELOW * values[0]].T
     samples = batch_size * share.local_steps * share.clients
-    gradients = [precision.rounded(_simulated(share, variables, samples, k)) for k in keys]
+    gradients = [precision.rounded(_simulated(share, variables, samples, k), variables["params"]) for k in keys]
     others = _simulated(share, _other_weights(variables, other_key), samples, keys[0])
     violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
     tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)

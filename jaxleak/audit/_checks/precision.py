@@ -1,4 +1,4 @@
-"""Half precision: what rounding to 16 bits leaves of equations that hold to the rounding of float32."""
+"""What rounding leaves of equations: that of numbers sent in 16 bits, and that of weights from which a step is read."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -13,22 +13,44 @@ from jaxleak._base import PyTree
 _FORMATS: dict[str, tuple[Any, float]] = {"bfloat16": (ml_dtypes.bfloat16, 2.0**-8), "float16": (np.float16, 2.0**-11)}
 
 
+#: Largest relative error of rounding a number to float32.
+_FLOAT32 = 2.0**-24
+
+
 class Precision(NamedTuple):
     """The format in which an update was sent."""
 
     name: str = "float32"
     unit: float = 0.0  # largest relative error of a number; 0 where the checks' own allowances cover it
     scale: float = 1.0  # what the numbers of the update are multiplied by to give the gradient that is checked
+    # Whether the update is read from weights before and after the client's steps, whose rounding to float32 is then in
+    # it, `scale` times as large.
+    of_weights: bool = False
 
-    def relative(self, array: np.ndarray) -> float:
-        """A bound on the norm of the rounding error of an array of the gradient, over the array's norm."""
-        if not self.unit:
-            return 0.0
-        smallest = float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
-        return self.unit + smallest * float(np.sqrt(array.size) / max(np.linalg.norm(array), 1e-300))
+    def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
+        """A bound on the norm of the rounding error of an array of the gradient, over the array's norm.
 
-    def rounded(self, tree: PyTree) -> PyTree:
-        """A gradient as it would have arrived in this format."""
+        Args:
+            array: of the gradient, of any shape.
+            weights: the parameters that it is the gradient of, or None where they are not known.
+        """
+        size, error = max(float(np.linalg.norm(array)), 1e-300), 0.0
+        if self.of_weights and weights is not None:
+            error += _FLOAT32 * self.scale * float(np.linalg.norm(weights))
+        if self.unit:
+            smallest = float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
+            error += self.unit * size + smallest * float(np.sqrt(array.size))
+        return error / size
+
+    def rounded(self, tree: PyTree, weights: PyTree) -> PyTree:
+        """A gradient as it would have arrived in this format.
+
+        Args:
+            tree: the gradient.
+            weights: the parameters at which the client began, a tree of the same form.
+        """
+        if self.of_weights:
+            tree = jax.tree.map(self._through_weights, tree, weights)
         if not self.unit:
             return tree
         dtype = _FORMATS[self.name][0]
@@ -36,24 +58,31 @@ class Precision(NamedTuple):
             lambda leaf: (np.asarray(leaf, np.float32) / self.scale).astype(dtype).astype(np.float32) * self.scale, tree
         )
 
+    def _through_weights(self, leaf: Any, before: Any) -> np.ndarray:
+        before = np.asarray(before, np.float32)
+        after = (before - np.asarray(leaf, np.float64) / self.scale).astype(np.float32)
+        return (before.astype(np.float64) - after) * self.scale
+
 
 #: An update that was not rounded to 16 bits.
 FULL = Precision()
 
 
-def precision_of(sent: Iterable[Any], gradient: PyTree) -> Precision:
+def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | None = None) -> Precision:
     """The format of an update, recognised by its values, whatever the type in which they are stored.
 
     Args:
         sent: the arrays as they were sent, of any shapes.
         gradient: what became of them: the same numbers in units of a gradient.
+        per_weight: where the update is weights, or their difference: what a difference of weights was multiplied by.
     """
     arrays = [np.asarray(array, np.float32) for array in sent]
     largest = max((float(np.abs(array).max()) for array in arrays if array.size), default=0.0)
     if not largest or not np.isfinite(largest):
         return FULL
     scale = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(gradient) if np.size(leaf)) / largest
+    full = FULL if per_weight is None else Precision(scale=per_weight, of_weights=True)
     for name, (dtype, unit) in _FORMATS.items():
         if all((array.astype(dtype).astype(np.float32) == array).all() for array in arrays):
-            return Precision(name, unit, scale)
-    return FULL
+            return Precision(name, unit, scale, of_weights=full.of_weights)
+    return full

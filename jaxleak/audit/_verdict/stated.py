@@ -35,7 +35,9 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     if known.strength is not None and known.defense in (None, "none"):
         raise ValueError(f"strength must be given with the defense that it is of, got {known.strength:g} alone")
     if known.batch_size is None:
-        raise ValueError("batch_size must be given: the update does not say how many samples are behind it")
+        raise ValueError(
+            "batch_size must be given (--batch-size): the update does not say how many samples are behind it"
+        )
     if known.loss not in (None, "cross_entropy"):
         raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
     update = update._replace(facts=known)
@@ -71,7 +73,8 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
             f"got {known.defense!r}"
         )
     if known.strength is None:
-        raise ValueError(f"strength of {known.defense} must be given: its {CLIENT_DEFENSES[known.defense].unit}")
+        unit = CLIENT_DEFENSES[known.defense].unit
+        raise ValueError(f"strength of {known.defense} must be given: its {unit} (--strength)")
     mixes = share.model.mixes_images(share.batch_norm)
     return client_defense(
         known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes, claims_epsilon=False

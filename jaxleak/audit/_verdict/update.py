@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
-from jaxleak.audit._checks import Finding, check_known_images, check_update, failed, precision_of
-from jaxleak.audit._checks.head import Labels, head_of, labels_of
+from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
+from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
@@ -114,14 +114,17 @@ def update(
         return _inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
     if known.reduction == "sum":
         payload = jax.tree.map(lambda leaf: leaf / known.batch_size, payload)
-    precision = precision_of(sent.arrays.values(), payload)
+    per_weight = None if known.kind == "gradient" else 1 / (share.learning_rate * share.local_steps)
+    if per_weight is not None and known.reduction == "sum":
+        per_weight /= known.batch_size
+    precision = precision_of(sent.arrays.values(), payload, per_weight=per_weight)
     if known.kind == "weights" and precision.unit and not is_defended(known):
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
         return _inconsistent([found], model, threat)
     shown("checks", 0, 1, "")
-    findings = check_update(
+    findings, head = checked_update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), precision=precision
     )
     findings += check_known_images(share, variables, payload, checked, defended=is_defended(known), precision=precision)
@@ -132,10 +135,9 @@ def update(
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense)
     answers, said = _attacked(case)
-    head = None if is_defended(known) else head_of(model, payload, variables, precision)
     labels = Labels.none(model.num_classes)
     if head is not None:
-        labels = labels_of(head, samples, stated_scale=known.kind != "gradient")
+        labels = labels_of(head, samples, local_steps=share.local_steps)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)

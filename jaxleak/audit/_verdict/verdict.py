@@ -9,7 +9,7 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
-from jaxleak.audit._checks.head import Labels
+from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
@@ -36,7 +36,8 @@ _CALLED = {
     "row_space": "row spaces",
 }
 #: What a proof of labels rests on.
-_GRANTED = "This takes for granted that the loss is a plain cross-entropy and the sign of the update as stated."
+_GRANTED = "If the loss is the plain cross-entropy of this batch alone, without class weights and momentum,"
+_SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
 _UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
 
 
@@ -209,7 +210,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
         f"{_listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the answer", "suspicious", evidence, cause, "--loss")]
+    return [Finding("labels of the answer", "suspicious", evidence, cause, "--defense other")]
 
 
 def decide(
@@ -239,8 +240,8 @@ def decide(
         reasons.append(_proven(labels))
         if labels.if_stated.sum() > labels.proven.sum():
             reasons.append(
-                f"If the batch holds {labels.samples} samples, as is stated, at least {labels.if_stated.sum()} labels "
-                f"follow: {_listed(labels.if_stated)}."
+                f"If the batch also holds {labels.samples} samples, as is stated, and its labels are not smoothed, at "
+                f"least {labels.if_stated.sum()} labels follow: {_listed(labels.if_stated)}."
             )
     if best is not None and best.shown.any():
         count, total = int(best.shown.sum()), len(best.x)
@@ -267,13 +268,14 @@ def decide(
 
 def _proven(labels: Labels) -> str:
     count = int(labels.proven.sum())
-    if labels.counted:
+    granted = _GRANTED if labels.signed else f"{_SIGN} {_GRANTED[0].lower()}{_GRANTED[1:]}"
+    if not labels.uncounted:
         which = f"{count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}"
-        return f"The head's gradient proves {which}. {_GRANTED}"
+        return f"{granted} the head's gradient proves {which}."
     which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
     return (
-        f"The head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} {which}. "
-        f"How many of each is not claimed, since nothing confirms the scale of the update. {_GRANTED}"
+        f"{granted} the head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} "
+        f"{which}. How many of each is not claimed, since {labels.uncounted}."
     )
 
 

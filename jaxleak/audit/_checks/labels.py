@@ -1,0 +1,73 @@
+"""The labels that a head's gradient proves, and what the proof rests on."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxleak.audit._checks.head import (
+    Head,
+    check_counts,
+    columns_of,
+    counted,
+    highest_rank,
+    many,
+    rank_of,
+    reversed_fits,
+)
+
+#: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
+#: have smaller ones, and would multiply the counts of the class that has the large weight.
+_WEIGHTY = 0.1
+#: Label smoothing up to which an absent class is never taken for one in the batch: it moves its entry of the bias
+#: gradient by as much, over the number of classes.
+_SMOOTHING = 0.1
+_NO_SCALE = "nothing confirms the scale of the update"
+_VISITS = "a sample may have been in several local steps"
+
+
+class Labels(NamedTuple):
+    """How many samples of every class there are at least, (C,) integers each."""
+
+    proven: np.ndarray  # by the head's gradient alone, whatever the batch size is said to be
+    if_stated: np.ndarray  # if the batch is as stated and labels are not smoothed; nowhere less than what is proven
+    samples: int  # n, as is said
+    uncounted: str = ""  # why counts are not claimed: then each class in the batch counts once
+    signed: bool = False  # whether the gradient itself shows that its sign is the stated one
+
+    @staticmethod
+    def none(classes: int) -> "Labels":
+        """Nothing is known of any of `classes`."""
+        return Labels(np.zeros(classes, int), np.zeros(classes, int), 0)
+
+
+def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
+    """The labels that a bias gradient proves; none without one.
+
+    The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch, also
+    with label smoothing if it is less than `-0.1 / C`. How often it is grows with n, of which the rank of the kernel's
+    gradient is a lower bound that nobody has to state. It also grows with the update's scale. Where nothing confirms
+    that, or where a sample may be in several local steps, every class that is in the batch counts once. Nothing is
+    proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label counts.
+
+    Args:
+        head: from `head_of`, of a gradient of the mean loss.
+        samples: n >= 1 that are stated, of all local steps.
+        local_steps: E >= 1 that are stated.
+    """
+    if head.bias_gradient is None:
+        return Labels.none(head.kernel.shape[1])
+    positive, negative = columns_of(head) if head.positive else (0, 0)
+    doubted = samples > 1 and check_counts(head, samples).status == "suspicious"
+    if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
+        return Labels.none(head.kernel.shape[1])
+    signed = positive > negative
+    seen = head.bias_gradient < -head.slack(1)
+    sure = head.bias_gradient < -head.slack(1) - _SMOOTHING / head.kernel.shape[1]
+    unconfirmed = samples > 1 and (doubted or many(head, samples))
+    if unconfirmed or local_steps > 1:
+        why = _NO_SCALE if unconfirmed else _VISITS
+        return Labels(sure.astype(int), seen.astype(int), samples, why, signed)
+    at_least = rank_of(head)
+    stated = max(samples, at_least) if at_least == highest_rank(head, samples) else at_least
+    proven = np.where(sure, counted(head, rank_of(head, _WEIGHTY)), 0)
+    return Labels(proven, counted(head, stated), samples, "", signed)

@@ -1,0 +1,202 @@
+"""Labels that an audit claims are in the batch, or stand under a condition; right updates are not refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import audit, models
+from jaxleak.audit._checks import check_head, failed
+from jaxleak.audit._checks.head import Head, columns_of, head_of
+from jaxleak.audit._checks.labels import labels_of
+from jaxleak.audit._checks.precision import Precision, precision_of
+
+WIDTH = 24
+
+
+def network(classes, seed, trained):
+    """The features of 900 samples behind a ReLU, and a head, with random weights or after some steps of descent."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(900) % classes
+    x = rng.normal(size=(classes, 12))[y] + 0.6 * rng.normal(size=(900, 12))
+    features = np.maximum(x @ rng.normal(size=(12, WIDTH)) / np.sqrt(12) + 0.1, 0)
+    kernel, bias = rng.normal(size=(WIDTH, classes)) / np.sqrt(WIDTH), np.zeros(classes)
+    for _ in range(150 * trained):
+        rows = rng.choice(900, 64)
+        slope = (softmax(features[rows] @ kernel + bias) - np.eye(classes)[y[rows]]) / 64
+        kernel, bias = kernel - 0.3 * features[rows].T @ slope, bias - 0.3 * slope.sum(axis=0)
+    return features, y, kernel, bias
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def batches(classes, batch, trained, trials=12):
+    """Batches of random labels, and of few classes, with the parts of their gradient (features, softmaxes, labels)."""
+    for seed in range(trials):
+        features, y, kernel, bias = network(classes, seed % 3, trained)
+        rng = np.random.default_rng(100 + seed)
+        of = np.arange(classes) if seed % 2 else rng.choice(classes, 2, replace=False)
+        rows = rng.choice(np.flatnonzero(np.isin(y, of)), batch, replace=False)
+        yield features[rows], softmax(features[rows] @ kernel + bias), y[rows], kernel, bias
+
+
+def head(features, slope, kernel, bias):
+    gradient = (features.T @ slope).astype(np.float32).astype(float)
+    return Head(gradient, slope.sum(axis=0).astype(np.float32).astype(float), kernel, bias, positive=True)
+
+
+def mean(features, p, y, kernel, bias, sign=1.0):
+    return head(features, sign * (p - np.eye(p.shape[1])[y]) / len(y), kernel, bias)
+
+
+SIZES = [(10, 1), (10, 4), (10, 8), (10, 16), (10, 32), (4, 2), (4, 6), (2, 4)]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("classes", "batch"), SIZES)
+def test_a_right_update_is_not_refused_and_proves_only_what_is_there(classes, batch, trained):
+    for parts in batches(classes, batch, trained):
+        right, counts = mean(*parts), np.bincount(parts[2], minlength=classes)
+        assert not failed(check_head(right, batch))
+        assert (labels_of(right, batch).proven <= counts).all()
+        assert (labels_of(right, batch).if_stated <= counts).all()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("classes", "batch"), SIZES)
+def test_a_reversed_sign_proves_nothing_without_naming_the_sign_as_a_condition(classes, batch, trained):
+    for parts in batches(classes, batch, trained):
+        turned = mean(*parts, sign=-1.0)
+        found = labels_of(turned, batch)
+        assert failed(check_head(turned, batch)) or not found.proven.any() or not found.signed
+
+
+def test_a_head_of_zeros_tells_a_reversed_sign_by_the_columns_alone():
+    """All softmax outputs are 1/C, so that label counts of both signs are whole numbers."""
+    features, _, kernel, bias = network(10, 0, False)
+    p = np.full((5, 10), 0.1)
+    right, turned = (mean(features[:5], p, np.arange(5), 0 * kernel, bias, sign) for sign in (1, -1))
+    assert columns_of(right) == columns_of(turned)[::-1] == (5, 0)
+    assert labels_of(right, 5).signed
+    (wrong,) = failed(check_head(turned, 5))
+    assert (wrong.name, wrong.cause) == ("sign of absent classes", "the sign of the update is reversed")
+    assert wrong.option == "--kind difference --learning-rate 1"
+    assert not labels_of(turned._replace(positive=False), 5).signed
+
+
+def test_a_right_sign_of_few_samples_is_confirmed():
+    confirmed = [labels_of(mean(*parts), 4).signed for parts in batches(10, 4, False)]
+    assert all(confirmed)
+    assert not labels_of(mean(*next(batches(10, 4, False)))._replace(positive=False), 4).signed
+
+
+@pytest.mark.parametrize("batch", [4, 8])
+def test_weights_of_classes_do_not_multiply_what_is_proven(batch):
+    """The class of the first sample weighs a hundred times as much, in PyTorch's mean of a weighted cross-entropy."""
+    for features, p, y, kernel, bias in batches(10, batch, False):
+        weight = np.where(y == y[0], 10.0, 0.1)
+        slope = (p - np.eye(10)[y]) * (weight / weight.sum())[:, None]
+        proven = labels_of(head(features, slope, kernel, bias), batch).proven
+        assert (proven <= np.bincount(y, minlength=10)).all()
+
+
+@pytest.mark.parametrize("batch", [4, 8, 16, 32])
+def test_smoothed_labels_prove_no_class_that_is_absent(batch):
+    for features, p, y, kernel, bias in batches(10, batch, True):
+        smooth = 0.9 * np.eye(10)[y] + 0.1 / 10
+        found = labels_of(head(features, (p - smooth) / batch, kernel, bias), batch)
+        assert not found.proven[np.bincount(y, minlength=10) == 0].any()
+
+
+def _difference(right, kernel, bias, rate):
+    """The head's gradient as it is read from float32 weights after one step."""
+
+    def read(gradient, before):
+        before = before.astype(np.float32)
+        return (before.astype(float) - (before - rate * gradient).astype(np.float32)) / rate
+
+    precision = Precision(scale=1 / rate, of_weights=True)
+    return right._replace(
+        kernel_gradient=read(right.kernel_gradient, kernel), bias_gradient=read(right.bias_gradient, bias),
+        kernel=kernel.astype(np.float32).astype(float), bias=bias.astype(np.float32).astype(float), precision=precision,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("batch", "rate"), [(1, 0.1), (1, 1e-3), (4, 1e-3), (8, 1e-3), (8, 1e-4)])
+def test_weights_after_a_small_step_are_not_refused_for_their_rounding(batch, rate, trained):
+    refused = 0
+    for parts in batches(10, batch, trained):
+        right = mean(*parts)
+        rounded = _difference(right, *parts[3:], rate)
+        assert not failed(check_head(rounded, batch))
+        assert (labels_of(rounded, batch).proven <= np.bincount(parts[2], minlength=10)).all()
+        refused += bool(failed(check_head(rounded._replace(precision=Precision()), batch)))
+    assert refused or rate > 1e-3 or batch == 1  # the rounding is what would be taken for samples
+
+
+def test_what_rounding_of_weights_leaves_is_bounded():
+    rng = np.random.default_rng(0)
+    weights, gradient = rng.normal(size=(30, 5)).astype(np.float32), rng.normal(size=(30, 5))
+    for rate in (1e-1, 1e-3, 1e-5):
+        precision = precision_of([weights], [gradient], per_weight=1 / rate)
+        assert precision == Precision(scale=1 / rate, of_weights=True)
+        error = np.linalg.norm(precision.rounded(gradient, weights) - gradient) / np.linalg.norm(gradient)
+        assert error <= precision.relative(gradient, weights) < 4 * error
+        assert precision.relative(gradient, None) == 0
+    half = precision_of([gradient.astype(np.float16)], [gradient.astype(np.float16)], per_weight=10.0)
+    assert (half.name, half.of_weights) == ("float16", True)
+
+
+def test_a_sample_that_is_nearly_fitted_is_not_refused():
+    features = np.random.default_rng(0).random((1, WIDTH)).astype(np.float32)
+    kernel, bias = np.zeros((WIDTH, 10), np.float32), np.zeros(10, np.float32)
+    bias[3] = 12.5
+    logits = jnp.asarray(features @ kernel + bias)
+    p = np.asarray(jax.nn.softmax(logits), np.float32)
+    slope = (p - np.eye(10, dtype=np.float32)[[3]]).astype(float)
+    fitted = Head(features.T @ slope, slope.sum(axis=0), kernel.astype(float), bias.astype(float), positive=True)
+    sums = abs(fitted.bias_gradient.sum()) / np.linalg.norm(fitted.bias_gradient)
+    assert sums > 1e-3  # more than is allowed where no sample is fitted
+    assert not failed(check_head(fitted, 1))
+
+
+#: What may follow the last dense layer, and whether its gradient then is that of the logits.
+AFTER = {
+    "nothing": (lambda z: z, True),
+    "log-softmax": (jax.nn.log_softmax, True),
+    "scale": (lambda z: 4 * z, False),
+    "softcap": (lambda z: 5 * jnp.tanh(z / 5), False),
+    "prior": (lambda z: z + jnp.log(jnp.arange(1.0, 5.0) / 10), False),
+}
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.gelu])
+def test_a_head_counts_only_where_nothing_follows_it(after, activation):
+    change, plain = AFTER[after]
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "a": {"kernel": jax.random.normal(keys[0], (16, 8)) / 4, "bias": jnp.full(8, 0.1)},
+        "head": {"kernel": jax.random.normal(keys[1], (8, 4)) / 3, "bias": jnp.zeros(4)},
+    }
+
+    def apply(variables, x):
+        p = variables["params"]
+        h = activation(x.reshape(len(x), -1) @ p["a"]["kernel"] + p["a"]["bias"])
+        return change(h @ p["head"]["kernel"] + p["head"]["bias"])
+
+    model, variables = models.from_function(apply, {"params": params}, image_shape=(4, 4, 1))
+    x = jax.random.uniform(keys[2], (1, 4, 4, 1))
+    gradient = jax.grad(lambda p: -jax.nn.log_softmax(apply({"params": p}, x))[0, 2])(variables["params"])
+    found = head_of(model, gradient, variables)
+    assert (found is not None) == plain
+    if found is not None:
+        assert found.positive == (activation is jax.nn.relu)
+    if activation is jax.nn.relu and after in ("nothing", "scale"):
+        verdict = audit.update(model, variables, gradient, batch_size=1, minutes=1e-4)
+        assert verdict.verdict != "inputs inconsistent"
+        assert verdict.labels.tolist() == ([0, 0, 1, 0] if plain else [0, 0, 0, 0])
