@@ -1,6 +1,7 @@
 """The ledgers of the papers here: their rule and verdicts, their pages, and the command that keeps them."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from tiny_studies import TINY, studies  # noqa: F401
 from experiments import reproduce
 from experiments._by_path import module_at
 from experiments._fedleak.jobs import Job
-from experiments._ledger.papers import DIRECTIONS, PAPERS, in_sheets, ledger_of
+from experiments._ledger.papers import DIRECTIONS, FOLDER, PAPERS, in_sheets, ledger_of
 from experiments._ledger.studies import study_of
 from jaxleak.study._folder import take_back_folders
 from jaxleak.study.ledger import draw_entries, judge, recheck, record_rechecks
@@ -193,6 +194,10 @@ def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run
         *(f"fedleak/{table}" for table in ("table11-gd", "table11-psnr", "text-overdetermination")),
     ]
     assert "met, by the variant of a cell's most faithful measurement: 5 of 56 printed (0 beyond), " in said
+    cells, met, missed = re.search(r"│ all +│ +│ (\d+) +│ (\d+) +│ (\d+) ", said).groups()
+    readme = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
+    assert f"Of {cells} numbers that the four papers print, [{int(met) + int(missed)} were measured]" in readme
+    assert f"{met} are met and {missed} missed" in readme
 
 
 def test_what_was_computed_for_the_ledger_survives_a_refusal(studies):  # noqa: F811
