@@ -126,9 +126,7 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
     )
-    facts.add_argument(
-        "--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)"
-    )
+    facts.add_argument("--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)")
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
     facts.add_argument(
         "--frozen", nargs="+", metavar="LAYER", help="layers or parameters that the client did not train"

@@ -101,6 +101,9 @@ def idlg(iterations: int = 300, labels: str = "single_label") -> Settings:
 def inverting_gradients(iterations: int = 4800, *, tv: float = 0.1) -> Settings:
     """Inverting Gradients (Geiping et al. 2020): cosine distance and total variation, signed Adam with step decay.
 
+    The authors search in pixels that are normalised by the data's mean and deviation (about 0.22 on CIFAR-10). In their
+    units the step of 0.1 here is four to five times as long, the prior as many times weaker, and the start wider.
+
     Args:
         iterations: 4,800 in the paper's CIFAR-10 runs.
         tv: weight >= 0 of the total variation; the paper's range is 1e-6 to 1e-1 on differently normalised images.
@@ -118,7 +121,9 @@ def sapag(iterations: int = 4000) -> Settings:
 def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False, group: int = 4) -> Settings:
     """GradInversion (Yin et al. 2021): L2 norms of layers, TV, l2, normalisation statistics, and a group of candidates.
 
-    Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps.
+    Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The answer is
+    the plain mean of the candidates. Where they do not agree this averages noise: the mean of four starts scores 1 to 3
+    dB more than one start, and an answer near that has found nothing.
 
     Args:
         iterations: 20,000 in the paper.
@@ -296,8 +301,9 @@ def ggl(
 def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
     """ROG (Yue et al. 2023): squared L2 over the codes of an auto-encoder, by Adam; then a learned enhancement.
 
-    GRANT: public data, for both networks; as in `ggl`. The authors enhance with three pretrained networks, of which
-    one knows the label; here one small network learns it from the same public images.
+    GRANT: public data, for both networks; as in `ggl`. The authors' released search goes over images that are a quarter
+    as wide and high, without a learned code, for 100 steps; codes are another choice of their paper. They enhance with
+    three pretrained networks, of which one knows the label; here one small network learns to from the public images.
 
     Args:
         iterations: steps of Adam at 0.05 with cosine decay, > 0.

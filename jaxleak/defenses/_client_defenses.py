@@ -74,7 +74,10 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
         interpretation="decay 0, as the authors' starts anew in every upload, so that each is perturbed; Fisher "
         "information from the shared gradient",
     ),
-    "quantization": ClientDefense(_bits, _BITS, "bits"),
+    "quantization": ClientDefense(
+        _bits, _BITS, "bits",
+        interpretation="one bit is sent with the mean size of its tensor; the cited work sends the sign alone",
+    ),
     "stochastic_quantization": ClientDefense(lambda bits: _bits(bits, stochastic=True), _BITS, "bits"),
     "guardian": ClientDefense(
         guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta",
@@ -83,7 +86,8 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
     "dp_sgd": ClientDefense(_private, _EPSILONS, "epsilon (shorthand)", private=True),
     "adaptive_dp": ClientDefense(
         _decaying, _EPSILONS[:4], "epsilon (shorthand) of round 0", private=True,
-        interpretation=f"the paper says only that the noise decays; here by the factor {_DECAY} per round",
+        interpretation=f"the noise decays by the factor {_DECAY} per round, and the clip stays; the cited work adapts "
+        "the clip as well",
     ),
     "dp_soteria": ClientDefense(
         lambda epsilon: composed(_private(epsilon), soteria(_COMBINED_RATIO)),

@@ -239,7 +239,7 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
         return Finding(name, "not applicable", "The head has no bias.")
     size = float(np.abs(head.bias_gradient).sum())
     evidence = f"The L1 norm of the head's bias gradient is {size:.4g}, and at most 2 for a mean of cross-entropies."
-    allowed = np.sqrt(head.kernel.shape[1]) * head.bias_rounding  # of the L1 norm, by that of the L2 norm
+    allowed = np.sqrt(head.kernel.shape[1]) * head.bias_rounding  # the L1 norm is at most this times the L2 norm
     if size <= 2 * (1 + head.precision.unit) + _SLACK + allowed:
         return Finding(name, "passed", evidence)
     if samples > 1 and size <= 2 * samples:

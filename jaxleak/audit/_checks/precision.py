@@ -31,7 +31,7 @@ class Precision(NamedTuple):
         """A bound on the norm of the rounding error of an array of the gradient, over the array's norm.
 
         Args:
-            array: of the gradient, of any shape.
+            array: one array of the gradient, of any shape.
             weights: the parameters that it is the gradient of, or None where they are not known.
         """
         size, error = max(float(np.linalg.norm(array)), 1e-300), 0.0
