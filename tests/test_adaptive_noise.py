@@ -1,5 +1,6 @@
 """In which units an attacker who knows the noise compares, and how it weighs tensors whose noise it has measured."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -7,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import defenses, models, objectives, protocols
-from jaxleak.attacks import adaptive, presets
+from jaxleak import attacks, audit, data, defenses, metrics, models, objectives, protocols, threats
+from jaxleak._base import Batch
+from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._likelihood import proportional_likelihood, shadow_weights
+from jaxleak.study import updates
+from jaxleak.study.updates import _problem
 
 
 def test_a_neighbours_noise_doubles_the_variance():
@@ -57,7 +61,93 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
     expected = float(likelihood(observed, simulated))
     assert float(known.gradients.distance(observed, simulated)) == pytest.approx(expected, rel=1e-6)
     assert known.gradients.selection is None  # entries weigh by their noise, and none is left out
-    assert (known.weight("tv"), known.weight("activation")) == (0.1, 0.0)
+    ((weight, prior),) = [(weight, prior) for weight, prior in known.priors if weight]
+    assert (prior.name, prior.kind, weight) == ("tv", "sum", client_updates.natural_tv(4, 4))
+
+
+def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
+    """A sum over all pairs of all images and channels, whatever their number: two images cost twice as much as one."""
+    model = models.build("mlp", (4, 5, 2), 3)
+    share, settings = protocols.ClientShare(model), presets.fedleak(5)
+    defense = defenses.gaussian_payload_noise(0.1)
+    known = adaptive.informed(defense, model, share, settings, batch_size=3).settings
+    ((weight, prior),) = [entry for entry in known.priors if entry[0]]
+    x = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32)
+    pairs = [((i, j), (i + 1, j)) for i in range(3) for j in range(5)]
+    pairs += [((i, j), (i, j + 1)) for i in range(4) for j in range(4)]
+    cost, scale = 0.0, 0.157 / np.sqrt(4 * 5) ** 0.3
+    for image in x:
+        for channel in range(2):
+            for one, other in pairs:
+                cost += abs(image[(*one, channel)] - image[(*other, channel)]) / scale
+    # 19 of the 20 pixels are free beside the first one, and 31 pairs tell of them.
+    expected = cost * 19 / len(pairs)
+    assert float(weight * prior.value(SimpleNamespace(x=jnp.asarray(x)))) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 32, 128])
+def test_the_prior_is_likeliest_for_photographs(size):
+    """exp(-w TV) w^(HW - 1) has its maximum at w = (HW - 1) / TV, TV of one channel of one photograph in the mean."""
+    x = data.load(f"photographs:{size}", 60, 3).x
+    variation = np.abs(np.diff(x, axis=1)).sum(axis=(1, 2)) + np.abs(np.diff(x, axis=2)).sum(axis=(1, 2))
+    assert client_updates.natural_tv(size, size) == pytest.approx((size**2 - 1) / variation.mean(), rel=0.1)
+
+
+def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
+    model = models.build("mlp", (4, 4, 1), 3)
+    share, noise = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
+
+    def priors(settings, defense=noise, **weights):
+        known = adaptive.informed(defense, model, share, settings, batch_size=1, weights=weights).settings
+        return {prior.name: (weight, prior.kind) for weight, prior in known.priors if weight}
+
+    natural = (client_updates.natural_tv(4, 4), "sum")
+    isotropic = presets.fedleak(5).weighing(client_updates.variation_prior("isotropic"))
+    assert priors(isotropic, tv=7.0) == {"tv": (7.0, "isotropic")}
+    assert priors(presets.dlg(5), tv=7.0) == {"tv": (7.0, "anisotropic")}
+    assert priors(presets.dlg(5)) == {"tv": natural}
+    assert priors(isotropic, tv=0.0) == {}
+    assert priors(isotropic, activation=0.5) == {"tv": natural, "activation": (0.5, "mean")}
+    assert priors(isotropic, defenses.quantize(8), tv=7.0) == {"tv": (7.0, "isotropic"), "activation": (1e-4, "mean")}
+    with pytest.raises(ValueError, match="prior"):
+        priors(isotropic, variation=1.0)
+
+
+@pytest.mark.parametrize("defense", ["gaussian", "outpost"])
+def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
+    built = []
+    monkeypatch.setattr(_problem.attacks, "inversion", lambda model, share, settings, **_: built.append(settings))
+    case = updates.Case(data="digits", model="mlp", defense=defense, strength=0.5, adaptive=True)
+    for changes in ({}, {"tv": 7.0}, {"tv": 7.0, "tv_kind": "isotropic"}, {"activation_penalty": 0.5}):
+        _problem._attack_on(replace(case, **changes), (8, 8, 1), 10, None)
+    found = [{prior.name: (weight, prior.kind) for weight, prior in settings.priors if weight} for settings in built]
+    natural = (client_updates.natural_tv(8, 8), "sum")
+    assert found == [
+        {"tv": natural},
+        {"tv": (7.0, "anisotropic")},
+        {"tv": (7.0, "isotropic")},
+        {"tv": natural, "activation": (0.5, "mean")},
+    ]
+
+
+def test_who_knows_large_noise_is_not_misled_by_it():
+    """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
+    model = models.build("mlp", (8, 8, 1), 10, widths=(32,))
+    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.03)
+    x = data.load("photographs:8", 2, 0).x.mean(axis=-1, keepdims=True)
+    private = Batch(jnp.asarray(x)[:, None], jnp.array([1, 2]), jnp.arange(2))
+    client = protocols.client(share, num_samples=2, batch_size=2, defense=defense)
+    _, transcript = jax.jit(client.round)(jax.random.key(1), client.init(jax.random.key(2)), private)
+    granted = threats.SERVER_WITHOUT_INDICES._replace(labels=True)
+    seen, truth = threats.view(granted, transcript), np.asarray(transcript.private.x[:, 0])
+    settings = presets.fedleak(150, homotopy=False)._replace(labels="given")
+    psnr = []
+    for weights in (None, {"tv": 0.0}):
+        known = adaptive.informed(defense, model, share, settings, batch_size=2, weights=weights)
+        attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
+        found, *_ = audit.invert(attack, seen, audit.template_of(private), key=jax.random.key(3))
+        psnr.append(metrics.psnr(truth, np.asarray(found.x[:, 0])).mean())
+    assert psnr[0] > psnr[1] + 3
 
 
 def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():

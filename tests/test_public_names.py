@@ -40,7 +40,7 @@ NAMES = {
     """,
     "jaxleak.attacks.client_updates": """
         activation_prior Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
-        generator_weights Gradients latent_prior leaves_read MATCHED_BELOW pixels Prior PublicGenerator
+        generator_weights Gradients latent_prior leaves_read MATCHED_BELOW natural_tv pixels Prior PublicGenerator
         recommended_smoothing recommended_tv RowSpaces Setup Shifts size_prior Smoothing smoothing
         statistics_prior train_generator variation_prior
     """,

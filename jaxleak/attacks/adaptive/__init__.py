@@ -36,11 +36,16 @@ door is `informed_rounds`: from the defense, the split model and the plan to the
 | small entries kept, one unit for all      | alternates between predictions and the order (`attacks.cafe_ordinal`) |
 | none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
 
+A likelihood is in nats, so the prior beside it is too: the total variation of natural photographs
+(`client_updates.natural_tv`) takes the place of priors that were weighed for another distance, unless `weights` says
+otherwise.
+
 Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
 changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
 keys of its own, never from those of a client.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -75,6 +80,7 @@ def informed(
     batch_size: int,
     round: int = 0,
     variables: PyTree = None,
+    weights: Mapping[str, float] | None = None,
 ) -> Informed:
     """What the attacker runs who knows that the client has this defense, with this strength.
 
@@ -89,6 +95,8 @@ def informed(
         round: number >= 0 of the payload's round, for noise that decays.
         variables: variables of the model under attack, where `reads_weights` and they are not as drawn; None draws
             some.
+        weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
+            None leaves them to the likelihood, whose variation is `client_updates.natural_tv`.
 
     Returns:
         An `Informed`.
@@ -114,12 +122,15 @@ def informed(
     if defense.in_step and share.local_steps > 1:
         raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
     client = KnownClient(defense, model, share, batch_size, round, variables)
-    settings = comparing(mechanism.noise, client, settings)
+    known = comparing(mechanism.noise, client, settings)
+    if weights:
+        own = settings.weighing(**weights)
+        known = known.weighing(*(prior for _, prior in own.priors if prior.name in weights), **weights)
     if mechanism.zeroes:
-        settings = settings.comparing(selection=_arrived)
-    if mechanism.zeroes_head and settings.labels in LABEL_RULES:
-        settings = settings._replace(labels="joint")
-    return Informed(simulated(mechanism.simulation, client), settings)
+        known = known.comparing(selection=_arrived)
+    if mechanism.zeroes_head and known.labels in LABEL_RULES:
+        known = known._replace(labels="joint")
+    return Informed(simulated(mechanism.simulation, client), known)
 
 
 def reads_weights(defense: Defense) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxleak import objectives
 from jaxleak._base import Batch, PyTree
 from jaxleak._own_keys import Purpose, own_key
-from jaxleak.attacks import presets
+from jaxleak.attacks._inversion.priors import natural_tv, variation_prior
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.defenses.mechanisms import (
@@ -38,12 +38,13 @@ def comparing(noise: Noise | None, client: KnownClient, settings: Settings) -> S
 @comparing.register
 def _gaussian(noise: GaussianNoise, client: KnownClient, settings: Settings) -> Settings:
     deviation = noise.deviation * noise.decay**client.round
-    return _knowing(settings, objectives.gaussian_likelihood(deviation / (client.batch_size if noise.of_sum else 1)))
+    deviation /= client.batch_size if noise.of_sum else 1
+    return _knowing(client, settings, objectives.gaussian_likelihood(deviation))
 
 
 @comparing.register
 def _laplace(noise: LaplaceNoise, client: KnownClient, settings: Settings) -> Settings:
-    return _knowing(settings, objectives.laplace_likelihood(noise.scale))
+    return _knowing(client, settings, objectives.laplace_likelihood(noise.scale))
 
 
 @comparing.register
@@ -53,7 +54,7 @@ def _proportional(noise: ProportionalNoise, client: KnownClient, settings: Setti
 
 @comparing.register
 def _by_tensor(noise: TensorNoise, client: KnownClient, settings: Settings) -> Settings:
-    return _knowing(settings, tensor_likelihood(noise, client))
+    return _knowing(client, settings, tensor_likelihood(noise, client))
 
 
 @comparing.register
@@ -63,7 +64,15 @@ def _private(_: PrivateNoise, client: KnownClient, settings: Settings) -> Settin
 
 
 def proportional_likelihood(deviation: float) -> objectives.Distance:
-    """Squared differences over the variance of noise that is `deviation` times as large as the observed entry."""
+    """Squared differences over the variance of noise that is `deviation` times as large as the observed entry.
+
+    A mean over entries, and no likelihood: noise that made an entry large also lowers its weight. The likelihood has
+    the candidate's own entries b, `(a - b)^2 / (2 v) + log(v) / 2` with `v = deviation^2 b^2`, and was tried with a
+    floor below b^2 and the prior of `natural_tv` on 12 crops of photographs (8 pixels, seeds 10 to 12). It was no
+    better: 11.3 dB in place of 10.6 at deviation 1, and 17.2 in place of 18.4 at 0.3, with the floor that is used here;
+    7.8 to 9.3 with lower ones. Likely the descent stays near its start, where small entries have narrow densities. The
+    attacker who does not know the noise had 13.2 and 23.1 dB.
+    """
 
     def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
         leaves = list(zip(jax.tree.leaves(observed), jax.tree.leaves(simulated), strict=True))
@@ -122,8 +131,8 @@ def shadow_weights(client: KnownClient) -> tuple[float, ...]:
     return tuple(s / (s + n) if s else 1.0 for s, n in zip(signals, noises, strict=True))
 
 
-def _knowing(settings: Settings, likelihood: objectives.Distance) -> Settings:
-    # A likelihood has units, so the weights of the priors are those of the attack that works with one.
-    bayes = presets.bayes(settings.iterations)
-    weights = {name: bayes.weight(name) for name in ("tv", "activation")}
-    return settings.comparing(distance=likelihood, selection=None).weighing(**weights)
+def _knowing(client: KnownClient, settings: Settings, likelihood: objectives.Distance) -> Settings:
+    # A likelihood is in nats, so what is known of images must be too: the answer is the likeliest a posteriori.
+    height, width, _ = client.model.image_shape
+    compared = settings.comparing(distance=likelihood, selection=None)
+    return compared.weighing(variation_prior("sum"), tv=natural_tv(height, width), activation=0.0)

@@ -65,6 +65,7 @@ def _attack_on(
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
         return resolved(case, generator).build(model, shown)
+    chosen = {"tv": case.tv, "activation": case.activation_penalty}
     known = adaptive.informed(
         defenses.client_defense(case.defense, case.strength, local_steps=shown.local_steps),
         model,
@@ -73,6 +74,7 @@ def _attack_on(
         batch_size=case.images,
         round=case.attacked_round,
         variables=variables,
+        weights={name: weight for name, weight in chosen.items() if weight is not None},
     )
     adapted = known.settings
     if case.labels is not None:  # the case's label rule has precedence over the one that the defense suggests
