@@ -61,8 +61,7 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
     expected = float(likelihood(observed, simulated))
     assert float(known.gradients.distance(observed, simulated)) == pytest.approx(expected, rel=1e-6)
     assert known.gradients.selection is None  # entries weigh by their noise, and none is left out
-    ((weight, prior),) = [(weight, prior) for weight, prior in known.priors if weight]
-    assert (prior.name, prior.kind, weight) == ("tv", "sum", client_updates.natural_tv(4, 4))
+    assert (known.weight("tv"), known.weight("activation")) == (0.1, 0.0)
 
 
 def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
@@ -70,7 +69,7 @@ def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
     model = models.build("mlp", (4, 5, 2), 3)
     share, settings = protocols.ClientShare(model), presets.fedleak(5)
     defense = defenses.gaussian_payload_noise(0.1)
-    known = adaptive.informed(defense, model, share, settings, batch_size=3).settings
+    known = adaptive.informed(defense, model, share, settings, batch_size=3, prior="natural").settings
     ((weight, prior),) = [entry for entry in known.priors if entry[0]]
     x = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32)
     pairs = [((i, j), (i + 1, j)) for i in range(3) for j in range(5)]
@@ -98,7 +97,9 @@ def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
     share, noise = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
 
     def priors(settings, defense=noise, **weights):
-        known = adaptive.informed(defense, model, share, settings, batch_size=1, weights=weights).settings
+        known = adaptive.informed(
+            defense, model, share, settings, batch_size=1, weights=weights, prior="natural"
+        ).settings
         return {prior.name: (weight, prior.kind) for weight, prior in known.priors if weight}
 
     natural = (client_updates.natural_tv(4, 4), "sum")
@@ -121,12 +122,12 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
     for changes in ({}, {"tv": 7.0}, {"tv": 7.0, "tv_kind": "isotropic"}, {"activation_penalty": 0.5}):
         _problem._attack_on(replace(case, **changes), (8, 8, 1), 10, None)
     found = [{prior.name: (weight, prior.kind) for weight, prior in settings.priors if weight} for settings in built]
-    natural = (client_updates.natural_tv(8, 8), "sum")
+    weak = (0.1, "anisotropic")
     assert found == [
-        {"tv": natural},
+        {"tv": weak},
         {"tv": (7.0, "anisotropic")},
         {"tv": (7.0, "isotropic")},
-        {"tv": natural, "activation": (0.5, "mean")},
+        {"tv": weak, "activation": (0.5, "mean")},
     ]
 
 
@@ -142,8 +143,8 @@ def test_who_knows_large_noise_is_not_misled_by_it():
     seen, truth = threats.view(granted, transcript), np.asarray(transcript.private.x[:, 0])
     settings = presets.fedleak(150, homotopy=False)._replace(labels="given")
     psnr = []
-    for weights in (None, {"tv": 0.0}):
-        known = adaptive.informed(defense, model, share, settings, batch_size=2, weights=weights)
+    for prior in ("natural", "weak"):
+        known = adaptive.informed(defense, model, share, settings, batch_size=2, prior=prior)
         attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
         found, *_ = audit.invert(attack, seen, audit.template_of(private), key=jax.random.key(3))
         psnr.append(metrics.psnr(truth, np.asarray(found.x[:, 0])).mean())

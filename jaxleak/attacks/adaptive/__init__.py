@@ -36,9 +36,8 @@ door is `informed_rounds`: from the defense, the split model and the plan to the
 | small entries kept, one unit for all      | alternates between predictions and the order (`attacks.cafe_ordinal`) |
 | none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
 
-A likelihood is in nats, so the prior beside it is too: the total variation of natural photographs
-(`client_updates.natural_tv`) takes the place of priors that were weighed for another distance, unless `weights` says
-otherwise.
+A likelihood is in nats, so priors that were weighed for another distance do not hold beside it: `prior` or `weights`
+take their place.
 
 Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
 changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
@@ -46,7 +45,7 @@ keys of its own, never from those of a client.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -81,6 +80,7 @@ def informed(
     round: int = 0,
     variables: PyTree = None,
     weights: Mapping[str, float] | None = None,
+    prior: Literal["weak", "natural"] = "weak",
 ) -> Informed:
     """What the attacker runs who knows that the client has this defense, with this strength.
 
@@ -96,7 +96,10 @@ def informed(
         variables: variables of the model under attack, where `reads_weights` and they are not as drawn; None draws
             some.
         weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
-            None leaves them to the likelihood, whose variation is `client_updates.natural_tv`.
+            None leaves them to `prior`.
+        prior: what stands beside a likelihood. "weak" is the variation of `presets.bayes`, next to none. "natural" is
+            that of photographs (`client_updates.natural_tv`), with which the answer is the likeliest a posteriori. It
+            shows far more of photographs behind much noise; images of more contrast, such as digits, become flat there.
 
     Returns:
         An `Informed`.
@@ -121,11 +124,12 @@ def informed(
         )
     if defense.in_step and share.local_steps > 1:
         raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
-    client = KnownClient(defense, model, share, batch_size, round, variables)
+    _validate.one_of(("weak", "natural"), prior=prior)
+    client = KnownClient(defense, model, share, batch_size, round, variables, prior == "natural")
     known = comparing(mechanism.noise, client, settings)
     if weights:
         own = settings.weighing(**weights)
-        known = known.weighing(*(prior for _, prior in own.priors if prior.name in weights), **weights)
+        known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
     if mechanism.zeroes:
         known = known.comparing(selection=_arrived)
     if mechanism.zeroes_head and known.labels in LABEL_RULES:

@@ -16,3 +16,4 @@ class KnownClient(NamedTuple):
     batch_size: int  # images behind the payload
     round: int = 0
     variables: PyTree = None  # variables of the attacked model; None where the attacker draws its own
+    natural: bool = False  # whether the prior beside a likelihood is that of photographs
