@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import check_known_images, contents, failed, head, laws, symmetry
+from jaxleak.audit._checks import check_known_images, contents, equations, failed, head, laws, symmetry
 from jaxleak.audit._checks import client as client_checks
 from jaxleak.audit._checks.client import _explained, _furthest
 from jaxleak.audit._checks.labels import labels_of
@@ -227,14 +227,14 @@ class TestHead:
 
     @pytest.mark.parametrize("labels", [[2], [0, 0, 3], [1, 2, 3, 0, 1]])
     def test_a_gradient_of_the_mean_loss_passes(self, labels):
-        found = head.check_head(self.of_batch(labels), len(labels))
+        found = equations.check_head(self.of_batch(labels), len(labels))
         assert [finding.status for finding in found] == ["passed"] * 5
         assert found[-1].name == ("one sample's equations" if len(labels) == 1 else "whole numbers of labels")
 
     def test_without_a_bias_three_checks_are_left(self):
         without = self.of_batch([0, 1])._replace(bias_gradient=None, bias=None)
-        assert [f.status for f in head.check_head(without, 2)] == ["passed", "not applicable", "passed"]
-        assert head.check_head(None, 2)[0].status == "not applicable"
+        assert [f.status for f in equations.check_head(without, 2)] == ["passed", "not applicable", "passed"]
+        assert equations.check_head(None, 2)[0].status == "not applicable"
         proven, if_stated, samples, *_ = labels_of(without, 2)
         assert not proven.any()
         assert not if_stated.any()
@@ -247,7 +247,7 @@ class TestHead:
         gradient = getattr(right, part)
         change = np.zeros_like(gradient)
         change.flat[0] = moved * np.linalg.norm(gradient)
-        found = head._sums_over_classes(right._replace(**{part: gradient + change}))
+        found = equations._sums_over_classes(right._replace(**{part: gradient + change}))
         assert found.status == status
         assert f"{moved:.1e} ({part.split('_')[0]})" in found.evidence
 
@@ -263,7 +263,7 @@ class TestHead:
         ],
     )
     def test_the_bias_gradient_of_a_mean_has_a_largest_size(self, size, samples, cause):
-        found = head._size_of_the_bias_gradient(self.of_bias(size / 2, -size / 2, 0.0, 0.0), samples)
+        found = equations._size_of_the_bias_gradient(self.of_bias(size / 2, -size / 2, 0.0, 0.0), samples)
         assert found.cause.startswith(cause)
         assert (found.status == "passed") == (not cause)
 
@@ -279,7 +279,7 @@ class TestHead:
         ],
     )
     def test_the_rank_bounds_the_batch_size(self, labels, stated, status, says):
-        found = head._rank(self.of_batch(labels), stated)
+        found = equations._rank(self.of_batch(labels), stated)
         assert found.status == status
         assert says in found.evidence
         expected = {
@@ -301,7 +301,7 @@ class TestHead:
         ],
     )
     def test_labels_that_are_proven_must_fit_into_the_batch(self, bias, samples, least, cause):
-        found = head._labels_fit(self.of_bias(*bias), samples)
+        found = equations._labels_fit(self.of_bias(*bias), samples)
         assert f"at least {least} labels for a batch of {samples}" in found.evidence
         assert found.cause.startswith(cause)
         assert (found.status == "passed") == (not cause)
@@ -340,7 +340,7 @@ class TestHead:
     )
     def test_one_sample_tells_the_scale(self, scale, cause):
         # Of a reversed gradient the smallest entry is another one than the label's.
-        found = head._one_sample(self.of_batch([1], scale))
+        found = equations._one_sample(self.of_batch([1], scale))
         if scale < 0:
             assert found.cause.startswith("weights of another round")
             return
@@ -349,39 +349,39 @@ class TestHead:
         assert f"the factor {scale:.4g}" in found.evidence
 
     def test_one_sample_tells_other_weights(self):
-        found = head._one_sample(self.of_batch([1], kernel=self.KERNEL + 0.1 * self.KERNEL[::-1]))
+        found = equations._one_sample(self.of_batch([1], kernel=self.KERNEL + 0.1 * self.KERNEL[::-1]))
         assert found.status == "failed"
         assert found.cause.startswith("weights of another round")
         nothing = self.of_batch([1])._replace(bias_gradient=np.zeros(4))
-        assert head._one_sample(nothing).status == head.check_counts(nothing, 2).status == "not applicable"
+        assert equations._one_sample(nothing).status == equations.check_counts(nothing, 2).status == "not applicable"
 
     def test_counts_are_whole_numbers(self):
         """Equal features make the equation exact."""
         features, labels = np.full(6, 0.4), [0, 0, 2]
         for scale, cause in ((1, ""), (3, "the loss is a sum over the batch"), (1 / 3, "divided by the batch size")):
-            found = head.check_counts(self.of_batch(labels, scale, features), 3)
+            found = equations.check_counts(self.of_batch(labels, scale, features), 3)
             assert (found.status == "passed") == (not cause)
             assert cause in found.cause
-        assert "0.00 from whole numbers" in head.check_counts(self.of_batch(labels, 1, features), 3).evidence
-        odd = head.check_counts(self.of_batch(labels, 0.55, features), 3)
+        assert "0.00 from whole numbers" in equations.check_counts(self.of_batch(labels, 1, features), 3).evidence
+        odd = equations.check_counts(self.of_batch(labels, 0.55, features), 3)
         assert odd.status == "suspicious"
         assert "momentum, a wrong learning rate" in odd.cause
-        turned = head.check_counts(self.of_batch(labels, -1, features), 3)
+        turned = equations.check_counts(self.of_batch(labels, -1, features), 3)
         assert (turned.status, turned.cause) == ("suspicious", "the sign of the update is reversed")
         assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
         # Of twice as many samples as classes, mean features say too little.
-        assert head.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
+        assert equations.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
 
     def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
         """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""
         right, turned = (self.of_batch([0, 0, 2], scale) for scale in (1, -1))
-        assert head.reversed_fits(turned, 3)
-        assert not head.reversed_fits(right, 3)
-        if head.check_counts(turned, 3).status == "suspicious":
+        assert equations.reversed_fits(turned, 3)
+        assert not equations.reversed_fits(right, 3)
+        if equations.check_counts(turned, 3).status == "suspicious":
             assert not labels_of(turned, 3).proven.any()
         assert labels_of(right, 3).proven.any()
-        assert not head.reversed_fits(right._replace(bias_gradient=None), 3)
-        assert not head.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
+        assert not equations.reversed_fits(right._replace(bias_gradient=None), 3)
+        assert not equations.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
 
 
 class TestContents:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxleak import audit, models
-from jaxleak.audit._checks import check_head, failed
+from jaxleak.audit._checks import failed
+from jaxleak.audit._checks.equations import check_head
 from jaxleak.audit._checks.head import Head, columns_of, head_of
 from jaxleak.audit._checks.labels import labels_of
 from jaxleak.audit._checks.precision import Precision, precision_of

@@ -6,8 +6,9 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents, check_rounding
+from jaxleak.audit._checks.equations import check_head
 from jaxleak.audit._checks.finding import Finding, failed
-from jaxleak.audit._checks.head import Head, check_head, head_of
+from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.protocols import ClientShare

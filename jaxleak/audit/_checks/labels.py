@@ -4,16 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxleak.audit._checks.head import (
-    Head,
-    check_counts,
-    columns_of,
-    counted,
-    highest_rank,
-    many,
-    rank_of,
-    reversed_fits,
-)
+from jaxleak.audit._checks.equations import check_counts, many, reversed_fits
+from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
 
 #: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
 #: have smaller ones, and would multiply the counts of the class that has the large weight.
