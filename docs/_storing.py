@@ -63,11 +63,14 @@ def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
 
     Raises:
         FileNotFoundError: if the folder has no `results.json`.
-        ValueError: if the run was not finished.
+        ValueError: if the run was not finished, or is of code that was not committed.
     """
     content = read_json(folder / "results.json", dict)
     if content.get("status") != "complete":
         raise ValueError(f"{folder}: the run is {content.get('status', 'unknown')}; run its command to the end")
+    commit = content["provenance"]["commit"]
+    if commit.endswith("-dirty"):
+        raise ValueError(f"{folder}: the run is of {commit}, which nobody else has; commit the code and run it again")
     content["config"] = {**content["config"], "out": None}
     return _write(results / f"{name}.json", json.dumps(content, indent=2))
 

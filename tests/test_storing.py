@@ -32,10 +32,18 @@ def recorded(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_copied_without_its_folder(tmp_path):
-    content = {"status": "complete", "config": {"seeds": [0], "out": "/home/me"}, "metrics": {"psnr": 1.5}}
+    content = {"status": "complete", "config": {"seeds": [0], "out": "/home/me"}, "provenance": {"commit": "0ff1ce"}}
     (tmp_path / "results.json").write_text(json.dumps(content))
     path = storing.store_run(tmp_path, "kept", tmp_path)
     assert json.loads(path.read_text()) == content | {"config": {"seeds": [0], "out": None}}
+
+
+def test_a_run_of_code_that_nobody_has_is_refused(tmp_path):
+    content = {"status": "complete", "config": {}, "provenance": {"commit": "0ff1ce-dirty"}}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="0ff1ce-dirty, which nobody else has"):
+        storing.store_run(tmp_path, "kept", tmp_path)
+    assert not (tmp_path / "kept.json").exists()
 
 
 def test_a_run_that_was_stopped_is_refused(tmp_path):
