@@ -96,7 +96,7 @@ def audited(monkeypatch, truth):
     found = []
     with monkeypatch.context() as patch:
         patch.setattr(stages, "run_stages", lambda case: found.append(case) or iter(()))
-        patch.setattr(stages, "check_update", lambda *_, **__: [])
+        patch.setattr(stages, "checked_update", lambda *_, **__: ([], None))
         audit.update(model, variables, sent, batch_size=1, truth=truth and truth(private))
     return found[0], variables, sent
 

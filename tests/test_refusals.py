@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import audited, cafe_scale, fedleak, invert, mistakes, reproduce, sweep, vflrecon
+from experiments import audited, cafe_scale, fedleak, invert, mistakes, reproduce, sweep
 from experiments._fedleak import jobs
 from experiments._fedleak.runs import UpdateJobs
 from experiments._mistakes import clients as mistakes_clients
@@ -35,6 +35,7 @@ SEVERAL = {
     "homotopy": {},
     "invert": {},
     "reproduce": {},
+    "vflrecon": {},
 }
 DAMAGED = ["", "null", "[1]", '"text"', '{"scores": 1', '{"scores": [1]}', "[" * 100_000]
 
@@ -84,15 +85,13 @@ class TestSeeds:
             module.main(module.Args(**SEVERAL[study], seeds=bad, out=tmp_path / "out"))
         assert not (tmp_path / "out").exists()
 
-    def test_so_do_those_that_take_one_seed_or_count_them(self, tmp_path):
+    def test_so_do_those_that_take_one_seed(self, tmp_path):
         with pytest.raises(ValueError, match="seed must be whole numbers"):
             cafe_scale.main(cafe_scale.Args(seed=2**64, out=tmp_path / "out"))
         with pytest.raises(ValueError, match="seed must be whole numbers"):
             audited.main(audited.Args(seed=2**32, out=tmp_path / "out"))
         with pytest.raises(ValueError, match="seed must be whole numbers"):
             reproduce.main(reproduce.Args(check=1, seed=2**32, out=tmp_path / "out"))
-        with pytest.raises(ValueError, match="seeds must be at most 2147483647"):
-            vflrecon.main(vflrecon.Args(seeds=99999999999999999999, out=tmp_path / "out"))
 
     def test_a_study_that_makes_keys_of_its_seed_takes_none_that_would_wrap(self, tmp_path):
         last = mistakes_clients.LARGEST_SEED

@@ -31,6 +31,8 @@ _OTHERS = {
     "correlation_original": "correlation of two features, true",
     "correlation_reconstructed": "correlation of two features, reconstructed",
     "correlation_error": "error of correlations between features",
+    "shadow_records": "number of records in the shadow run",
+    "victim_records": "number of records in the real run",
     "task_accuracy": "task's accuracy",
     "task_accuracy_undefended": "task's accuracy without the defense",
     "task_accuracy_change": "task's accuracy, change by the defense",
