@@ -12,7 +12,7 @@ from jaxleak import attacks, audit, data, defenses, metrics, models, objectives,
 from jaxleak._base import Batch
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.attacks.adaptive._client import KnownClient
-from jaxleak.attacks.adaptive._likelihood import proportional_likelihood, shadow_weights
+from jaxleak.attacks.adaptive._likelihood import NATURAL_SHARE, proportional_likelihood, shadow_weights
 from jaxleak.study import updates
 from jaxleak.study.updates import _problem
 
@@ -80,7 +80,7 @@ def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
             for one, other in pairs:
                 cost += abs(image[(*one, channel)] - image[(*other, channel)]) / scale
     # 19 of the 20 pixels are free beside the first one, and 31 pairs tell of them.
-    expected = cost * 19 / len(pairs)
+    expected = NATURAL_SHARE * cost * 19 / len(pairs)
     assert float(weight * prior.value(SimpleNamespace(x=jnp.asarray(x)))) == pytest.approx(expected, rel=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
         ).settings
         return {prior.name: (weight, prior.kind) for weight, prior in known.priors if weight}
 
-    natural = (client_updates.natural_tv(4, 4), "sum")
+    natural = (NATURAL_SHARE * client_updates.natural_tv(4, 4), "sum")
     isotropic = presets.fedleak(5).weighing(client_updates.variation_prior("isotropic"))
     assert priors(isotropic, tv=7.0) == {"tv": (7.0, "isotropic")}
     assert priors(presets.dlg(5), tv=7.0) == {"tv": (7.0, "anisotropic")}
@@ -134,7 +134,7 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
 def test_who_knows_large_noise_is_not_misled_by_it():
     """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
     model = models.build("mlp", (8, 8, 1), 10, widths=(32,))
-    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.03)
+    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
     x = data.load("photographs:8", 2, 0).x.mean(axis=-1, keepdims=True)
     private = Batch(jnp.asarray(x)[:, None], jnp.array([1, 2]), jnp.arange(2))
     client = protocols.client(share, num_samples=2, batch_size=2, defense=defense)

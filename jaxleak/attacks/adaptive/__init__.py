@@ -98,8 +98,8 @@ def informed(
         weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
             None leaves them to `prior`.
         prior: what stands beside a likelihood. "weak" is the variation of `presets.bayes`, next to none. "natural" is
-            that of photographs (`client_updates.natural_tv`), with which the answer is the likeliest a posteriori. It
-            shows far more of photographs behind much noise; images of more contrast, such as digits, become flat there.
+            a quarter of that of photographs (`client_updates.natural_tv`). It shows far more of photographs behind much
+            noise; images of more contrast, such as digits, may become flat there.
 
     Returns:
         An `Informed`.
