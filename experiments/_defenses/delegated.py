@@ -49,13 +49,12 @@ def run(
     """
     folder = out / study
     common: dict[str, Any] = {"seeds": seeds, "budget": budget, "out": folder, "fresh": fresh}
+    common["table"] = ((CAFE | VFL)[study],)
     if study in CAFE:
-        tables: Any = (CAFE[study],)
-        common |= {"iterations": iterations, "images": 4, "num_samples": NUM_SAMPLES[study]}
-        cafe_tables.main(cafe_tables.Args(table=tables, **common))
+        sizes: dict[str, Any] = {"iterations": iterations, "images": 4, "num_samples": NUM_SAMPLES[study]}
+        cafe_tables.main(cafe_tables.Args(**sizes, **common))
     else:
-        table: Any = (VFL[study],)
-        vflrecon.main(vflrecon.Args(table=table, shadow_init=("shared",), **common))
+        vflrecon.main(vflrecon.Args(shadow_init=("shared",), **common))
     rows = read_json(folder / "results.json", _cells)
     if study in CAFE:
         _draw_fake_gradients(out, folder)

@@ -54,9 +54,10 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     """
     setup = args.setup
     _validate.seeds(seeds=args.seeds)
-    counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs", "shadow_records")
-    asked = {name: number for name in (*counts, "victim_records") if (number := getattr(setup, name)) is not None}
-    _validate.count(**asked)
+    counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs")
+    records = ("shadow_records", "victim_records")  # None stands for as many as there are
+    asked = {name: getattr(setup, name) for name in (*counts, *records)}
+    _validate.count(**{name: number for name, number in asked.items() if number is not None})
     _validate.positive(budget=args.budget)
     _validate.non_negative(strength=setup.strength)
     unknown = set(setup.fields) - set(party_records.FIELDS)

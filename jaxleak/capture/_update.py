@@ -105,20 +105,20 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
         return tree
     import jax
 
-    scale = 1 / (learning_rate_of(update) * (facts.local_steps or 1))
+    scale = per_weight(update)
     if facts.kind == "weights":
         return jax.tree.map(lambda before, after: (before - after) * scale, params, tree)
     return jax.tree.map(lambda difference: -difference * scale, tree)
 
 
-def learning_rate_of(update: Update) -> float:
-    """The learning rate behind weights or their difference; `ValueError` if it is not known."""
+def per_weight(update: Update) -> float:
+    """The factor from a difference of weights to a gradient; `ValueError` if the learning rate is not known."""
     if update.facts.learning_rate is None:
         what = "a difference of weights" if update.facts.kind == "difference" else "weights"
         raise ValueError(
             f"{update.source}: learning_rate must be given: it turns {what} into a gradient (--learning-rate)"
         )
-    return update.facts.learning_rate
+    return 1 / (update.facts.learning_rate * (update.facts.local_steps or 1))
 
 
 def _frozen(update: Any) -> tuple[str, ...] | None:

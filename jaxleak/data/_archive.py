@@ -68,7 +68,7 @@ def sample_digests(members: Members) -> list[str]:
         members: arrays of an archive, with one row per sample. `x`, `x_num`, `x_cat` and `y`, as far as they are
             there, are hashed in this order as they lie in memory, row by row.
     """
-    arrays = [np.ascontiguousarray(members[key]) for key in _OF_SAMPLES if key in members]
+    arrays = [np.ascontiguousarray(array) for array in _of_samples(members).values()]
     return [
         hashlib.blake2b(b"".join(array[row].tobytes() for array in arrays), digest_size=8).hexdigest()
         for row in range(len(members["y"]))
@@ -97,20 +97,20 @@ def _joined(pieces: Iterable[Members]) -> Members:
     found = list(pieces)
     if not found:
         raise ValueError("files hold no sample")
-    whole = {key: np.concatenate([piece[key] for piece in found]) for key in _OF_SAMPLES if key in found[0]}
+    whole = {key: np.concatenate([piece[key] for piece in found]) for key in _of_samples(found[0])}
     return whole | _names(found[0])
 
 
 def _selected(pieces: Iterator[Members], wanted: list[str], name: str) -> Members:
     """The wanted samples in their order; no further piece is read once all are found."""
-    missing, rows, names = set(wanted), dict[str, list[np.ndarray]](), Members()
+    missing, found, names = set(wanted), dict[str, Members](), Members()
     for piece in pieces:
-        names = names or _names(piece)
+        names, arrays = names or _names(piece), _of_samples(piece)
         for row, digest in enumerate(sample_digests(piece)):
             if digest in missing:
                 missing.remove(digest)
-                rows[digest] = [piece[key][row] for key in _OF_SAMPLES if key in piece]
-                keys = [key for key in _OF_SAMPLES if key in piece]
+                # A copy, since a view would keep the whole piece in memory.
+                found[digest] = {key: array[row].copy() for key, array in arrays.items()}
         if not missing:
             break
     if missing:
@@ -118,8 +118,11 @@ def _selected(pieces: Iterator[Members], wanted: list[str], name: str) -> Member
             f"{len(missing)} of the {len(set(wanted))} samples of {name} are not in these files: give all files of the "
             "data set, as its authors publish them"
         )
-    columns = zip(*(rows[digest] for digest in wanted), strict=True)
-    return dict(zip(keys, map(np.stack, columns), strict=True)) | names
+    return {key: np.stack([found[digest][key] for digest in wanted]) for key in arrays} | names
+
+
+def _of_samples(members: Members) -> Members:
+    return {key: members[key] for key in _OF_SAMPLES if key in members}
 
 
 def _names(piece: Members) -> Members:

@@ -169,8 +169,8 @@ def _furthest(
     for name, leaf in named_leaves(payload).items():
         wanted, shaken = named_leaves(expected)[name], named_leaves(rounding)[name]
         error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
-        relative = _RELATIVE + precision.relative(np.asarray(wanted), weights.get(name))
-        allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + relative * size + 1e-12
+        allowed = _TIMES_ROUNDING * float(jnp.linalg.norm(shaken.ravel())) + _RELATIVE * size + 1e-12
+        allowed += precision.error(np.asarray(wanted), weights.get(name))
         found.append((error / allowed, name, error / max(size, 1e-30)))
     return max(found)
 

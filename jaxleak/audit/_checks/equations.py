@@ -16,6 +16,7 @@ from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, coun
 _SUM_BELOW = 1e-3
 #: Relative misfit of the equations of one sample.
 _ONE_SAMPLE_BELOW = 2e-3
+_NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
 #: The options that reverse the sign of a gradient.
 _TURN = "--kind difference --learning-rate 1"
@@ -77,7 +78,10 @@ def _sums_over_classes(head: Head) -> Finding:
 
 
 def _sign(head: Head, samples: int) -> list[Finding]:
-    """Whether as many classes are absent, by the signs of the kernel's gradient, as must be; nothing if none must."""
+    """Whether as many classes are absent, by the signs of the kernel's gradient, as must be.
+
+    Nothing where features may be negative, since the signs then say nothing.
+    """
     name, classes = "sign of absent classes", head.kernel.shape[1]
     if not head.positive:
         return []
@@ -145,10 +149,10 @@ def _labels_fit(head: Head, samples: int) -> Finding:
     return Finding(name, "failed", evidence, cause, "--batch-size, --reduction, --learning-rate, --local-steps")
 
 
-def _predicted(head: Head, db: np.ndarray) -> np.ndarray | None:
-    """The softmax (C,) that the head gives the features dW db / |db|^2, or None if db is zero."""
-    square = db @ db
-    if not square:
+def _predicted(head: Head) -> np.ndarray | None:
+    """The softmax (C,) that the head gives the features dW db / |db|^2, or None if db is missing or zero."""
+    db = head.bias_gradient
+    if db is None or not (square := db @ db):
         return None
     bias = 0.0 if head.bias is None else head.bias
     return np.asarray(jax.nn.softmax(head.kernel_gradient @ db / square @ head.kernel + bias), np.float64)
@@ -157,11 +161,9 @@ def _predicted(head: Head, db: np.ndarray) -> np.ndarray | None:
 def _one_sample(head: Head) -> Finding:
     """The features of one sample are dW db / |db|^2; the head's weights turn them into the softmax that db contains."""
     name = "one sample's equations"
-    db = head.bias_gradient
-    assert db is not None
-    p = _predicted(head, db)
-    if p is None:
-        return Finding(name, "not applicable", "The head's bias gradient is zero.")
+    db, p = head.bias_gradient, _predicted(head)
+    if db is None or p is None:
+        return Finding(name, "not applicable", _NO_BIAS_GRADIENT)
     label = int(np.argmin(db))
     expected = p - np.eye(len(db))[label]
     scale = float(db @ expected / (expected @ expected))
@@ -186,11 +188,9 @@ def _one_sample(head: Head) -> Finding:
 def check_counts(head: Head, samples: int) -> Finding:
     """n_c = n (mean p_c - db_c), with p of the mean features in the place of the mean p: nearly whole numbers."""
     name = "whole numbers of labels"
-    db = head.bias_gradient
-    assert db is not None
-    p = _predicted(head, db)
-    if p is None:
-        return Finding(name, "not applicable", "The head's bias gradient is zero.")
+    db, p = head.bias_gradient, _predicted(head)
+    if db is None or p is None:
+        return Finding(name, "not applicable", _NO_BIAS_GRADIENT)
 
     error = functools.partial(_counts_error, p, samples)
     here, backwards = error(db), error(-db)
@@ -219,8 +219,7 @@ def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:
 
 def reversed_fits(head: Head, samples: int) -> bool:
     """Whether the counts of the reversed gradient are nearer to whole numbers than those of the gradient."""
-    db = head.bias_gradient
-    p = None if db is None else _predicted(head, db)
+    db, p = head.bias_gradient, _predicted(head)
     return db is not None and p is not None and _counts_error(p, samples, -db) < _counts_error(p, samples, db)
 
 

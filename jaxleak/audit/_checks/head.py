@@ -47,8 +47,12 @@ class Head(NamedTuple):
     def bias_rounding(self) -> float:
         """What rounding may add to an entry of the bias gradient."""
         assert self.bias_gradient is not None
-        size = float(np.linalg.norm(self.bias_gradient))
-        return self.precision.relative(self.bias_gradient, self.bias) * size
+        return self.precision.error(self.bias_gradient, self.bias)
+
+    @property
+    def kernel_rounding(self) -> float:
+        """What rounding may add to the kernel's gradient, as a norm: no entry or singular value moves by more."""
+        return self.precision.error(self.kernel_gradient, self.kernel)
 
     @property
     def rounding(self) -> float:
@@ -126,8 +130,7 @@ def rank_of(head: Head, above: float = RANK_ABOVE) -> int:
     """
     values = np.linalg.svd(head.kernel_gradient, compute_uv=False)
     # Rounding moves no singular value by more than the norm of its errors (Weyl's inequality).
-    rounding = head.precision.relative(head.kernel_gradient, head.kernel) * np.linalg.norm(head.kernel_gradient)
-    return int((values > max(above * values[0], rounding)).sum())
+    return int((values > max(above * values[0], head.kernel_rounding)).sum())
 
 
 def highest_rank(head: Head, samples: int) -> int:
@@ -145,6 +148,5 @@ def columns_of(head: Head) -> tuple[int, int]:
     gradient = head.kernel_gradient
     rows = np.abs(gradient).max(axis=1)
     gradient = gradient[rows > _ENTRY * rows.max()]
-    allowed = _ENTRY * np.abs(gradient).max()
-    allowed += head.precision.relative(head.kernel_gradient, head.kernel) * np.linalg.norm(head.kernel_gradient)
+    allowed = _ENTRY * np.abs(gradient).max() + head.kernel_rounding
     return int((gradient >= -allowed).all(axis=0).sum()), int((gradient <= allowed).all(axis=0).sum())

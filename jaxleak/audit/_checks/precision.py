@@ -27,20 +27,24 @@ class Precision(NamedTuple):
     # it, `scale` times as large.
     of_weights: bool = False
 
-    def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
-        """A bound on the norm of the rounding error of an array of the gradient, over the array's norm.
+    def error(self, array: np.ndarray, weights: np.ndarray | None) -> float:
+        """A bound on the norm of the rounding error of an array of the gradient.
 
         Args:
             array: one array of the gradient, of any shape.
             weights: the parameters that it is the gradient of, or None where they are not known.
         """
-        size, error = max(float(np.linalg.norm(array)), 1e-300), 0.0
+        error = 0.0
         if self.of_weights and weights is not None:
             error += _FLOAT32 * self.scale * float(np.linalg.norm(weights))
         if self.unit:
             smallest = float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
-            error += self.unit * size + smallest * float(np.sqrt(array.size))
-        return error / size
+            error += self.unit * float(np.linalg.norm(array)) + smallest * float(np.sqrt(array.size))
+        return error
+
+    def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
+        """As `error`, over the array's norm."""
+        return self.error(array, weights) / max(float(np.linalg.norm(array)), 1e-300)
 
     def rounded(self, tree: PyTree, weights: PyTree) -> PyTree:
         """A gradient as it would have arrived in this format.

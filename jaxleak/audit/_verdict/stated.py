@@ -8,7 +8,7 @@ from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.capture._names import matching
-from jaxleak.capture._update import learning_rate_of
+from jaxleak.capture._update import per_weight
 from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
 from jaxleak.models import Classifier, freeze
 from jaxleak.protocols import ClientShare
@@ -42,7 +42,7 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
         raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
     update = update._replace(facts=known)
     if known.kind != "gradient":
-        learning_rate_of(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
+        per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
     return update
 
 

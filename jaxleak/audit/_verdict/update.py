@@ -30,6 +30,7 @@ from jaxleak.audit._verdict.verdict import (
     out_of_range,
     unexplained,
 )
+from jaxleak.capture._update import per_weight
 from jaxleak.checkpoint import fingerprint
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -112,12 +113,11 @@ def update(
         cause = "the update is of another model, or lacks a layer"
         option = "--model, --update, and --frozen for layers that the client does not train"
         return _inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
-    if known.reduction == "sum":
-        payload = jax.tree.map(lambda leaf: leaf / known.batch_size, payload)
-    per_weight = None if known.kind == "gradient" else 1 / (share.learning_rate * share.local_steps)
-    if per_weight is not None and known.reduction == "sum":
-        per_weight /= known.batch_size
-    precision = precision_of(sent.arrays.values(), payload, per_weight=per_weight)
+    parts = known.batch_size if known.reduction == "sum" else 1
+    if parts > 1:
+        payload = jax.tree.map(lambda leaf: leaf / parts, payload)
+    scale = None if known.kind == "gradient" else per_weight(sent) / parts
+    precision = precision_of(sent.arrays.values(), payload, per_weight=scale)
     if known.kind == "weights" and precision.unit and not is_defended(known):
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
