@@ -231,7 +231,8 @@ def _shown(
     attacks: dict[str, Inversion] = {}
     for point in points:
         of_point = cell_of_point(point, args.federation).jobs[1:]
-        attacks |= zip((point.id, f"{point.id}, adaptive"), of_point, strict=False)
+        labels = (point.id, f"{point.id}, adaptive", f"{point.id}, adaptive without prior")
+        attacks |= zip(labels, of_point, strict=False)
     report.draw(folder, study, rows, runner, attacks)
     f = args.federation
     how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}

@@ -61,7 +61,52 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
     expected = float(likelihood(observed, simulated))
     assert float(known.gradients.distance(observed, simulated)) == pytest.approx(expected, rel=1e-6)
     assert known.gradients.selection is None  # entries weigh by their noise, and none is left out
-    assert (known.weight("tv"), known.weight("activation")) == (0.1, 0.0)
+    natural = NATURAL_SHARE * client_updates.natural_tv(4, 4)
+    assert (known.weight("tv"), known.weight("activation")) == (natural, 0.0)
+
+
+def test_tables_have_no_prior_of_photographs():
+    """Neighbouring columns of a table are not alike, so that the variation prior of images says nothing of them."""
+    noise, settings = defenses.gaussian_payload_noise(0.1), presets.fedleak(5)
+    for shape, expected in (
+        ((1, 4, 1), 0.1),
+        ((4, 1, 1), 0.1),
+        ((2, 2, 1), NATURAL_SHARE * client_updates.natural_tv(2, 2)),
+    ):
+        model = models.build("mlp", shape, 3)
+        known = adaptive.informed(noise, model, protocols.ClientShare(model), settings, batch_size=1).settings
+        assert known.weight("tv") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "read"),
+    [
+        ("gaussian", 0.1, True),
+        ("laplace", 0.1, True),
+        ("dp_sgd", 100.0, True),
+        ("outpost", 0.5, True),
+        ("soteria", 0.5, False),
+        ("magnitude_noise", 0.3, False),
+        ("guardian", 10.0, False),
+    ],
+)
+def test_a_prior_is_read_where_noise_has_a_likelihood(name, strength, read):
+    """`reads_prior` says whether the two priors make two attackers."""
+    model, defense = models.build("mlp", (4, 4, 1), 3), defenses.client_defense(name, strength)
+    share, settings = protocols.ClientShare(model), presets.fedleak(5)
+    weak, natural = (
+        adaptive.informed(defense, model, share, settings, batch_size=1, prior=prior).settings.weight("tv")
+        for prior in ("weak", "natural")
+    )
+    assert adaptive.reads_prior(defense) == (weak != natural) == read
+    case = updates.Case(data="digits", model="mlp", defense=name, strength=strength, adaptive=True, prior="weak")
+    if read:
+        updates.check(case)
+    else:
+        with pytest.raises(ValueError, match=f"prior .* {name} does not have"):
+            updates.check(case)
+    with pytest.raises(ValueError, match="prior changes adaptive"):
+        updates.check(replace(case, adaptive=False))
 
 
 def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
@@ -69,7 +114,7 @@ def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
     model = models.build("mlp", (4, 5, 2), 3)
     share, settings = protocols.ClientShare(model), presets.fedleak(5)
     defense = defenses.gaussian_payload_noise(0.1)
-    known = adaptive.informed(defense, model, share, settings, batch_size=3, prior="natural").settings
+    known = adaptive.informed(defense, model, share, settings, batch_size=3).settings
     ((weight, prior),) = [entry for entry in known.priors if entry[0]]
     x = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32)
     pairs = [((i, j), (i + 1, j)) for i in range(3) for j in range(5)]
@@ -97,9 +142,7 @@ def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
     share, noise = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
 
     def priors(settings, defense=noise, **weights):
-        known = adaptive.informed(
-            defense, model, share, settings, batch_size=1, weights=weights, prior="natural"
-        ).settings
+        known = adaptive.informed(defense, model, share, settings, batch_size=1, weights=weights).settings
         return {prior.name: (weight, prior.kind) for weight, prior in known.priors if weight}
 
     natural = (NATURAL_SHARE * client_updates.natural_tv(4, 4), "sum")
@@ -119,15 +162,22 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
     built = []
     monkeypatch.setattr(_problem.attacks, "inversion", lambda model, share, settings, **_: built.append(settings))
     case = updates.Case(data="digits", model="mlp", defense=defense, strength=0.5, adaptive=True)
-    for changes in ({}, {"tv": 7.0}, {"tv": 7.0, "tv_kind": "isotropic"}, {"activation_penalty": 0.5}):
+    for changes in (
+        {},
+        {"prior": "weak"},
+        {"tv": 7.0},
+        {"tv": 7.0, "tv_kind": "isotropic"},
+        {"activation_penalty": 0.5},
+    ):
         _problem._attack_on(replace(case, **changes), (8, 8, 1), 10, None)
     found = [{prior.name: (weight, prior.kind) for weight, prior in settings.priors if weight} for settings in built]
-    weak = (0.1, "anisotropic")
+    natural = (NATURAL_SHARE * client_updates.natural_tv(8, 8), "sum")
     assert found == [
-        {"tv": weak},
+        {"tv": natural},
+        {"tv": (0.1, "anisotropic")},
         {"tv": (7.0, "anisotropic")},
         {"tv": (7.0, "isotropic")},
-        {"tv": weak, "activation": (0.5, "mean")},
+        {"tv": natural, "activation": (0.5, "mean")},
     ]
 
 

@@ -154,19 +154,22 @@ def test_what_leaves_the_trained_model_as_it_is_shares_its_training():
 def test_a_point_is_attacked_by_who_knows_the_defense_where_it_is_asked_for():
     federation, plain = Federation(), Case(model="mlp", data="digits")
     noisy = replace(plain, defense="gaussian", strength=0.1)
+    pruned = replace(plain, defense="soteria", strength=0.5)
+    unaware, knows, without_prior = (False, None), (True, None), (True, "weak")
     for case, adaptive, attacks in (
-        (plain, None, [False]),
-        (plain, ("gaussian",), [False]),
-        (noisy, None, [False, True]),
-        (noisy, (), [False]),
-        (noisy, ("gaussian",), [False, True]),
-        (noisy, ("soteria",), [False]),
+        (plain, None, [unaware]),
+        (plain, ("gaussian",), [unaware]),
+        (noisy, None, [unaware, knows, without_prior]),
+        (noisy, (), [unaware]),
+        (noisy, ("gaussian",), [unaware, knows, without_prior]),
+        (noisy, ("soteria",), [unaware]),
+        (pruned, None, [unaware, knows]),
     ):
         for attacked_round in (0, 4):
             of_round = replace(case, attacked_round=attacked_round)
             training, *jobs = cell_of_point(TradeOffPoint(of_round, "", 0.0), federation, adaptive).jobs
             assert training == utility_of(of_round)
-            assert [job.case.adaptive for job in jobs] == attacks
+            assert [(job.case.adaptive, job.case.prior) for job in jobs] == attacks
             assert {job.federation for job in jobs} == {federation if attacked_round else None}
 
 

@@ -156,7 +156,7 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", noise_scale: float
         noise: "gaussian" or "laplace", as the defense adds it.
         noise_scale: standard deviation of gaussian noise, or the scale of Laplace's, > 0.
         tv: weight >= 0 of the variation, a mean over differences; beside nats, 0.1 is next to no prior. That of
-            photographs is a sum, weighed by `client_updates.natural_tv`, as `adaptive.informed` offers it.
+            photographs is a sum, weighed by `client_updates.natural_tv`, as in `adaptive.informed`.
 
     Raises:
         ValueError: on another noise, or a scale that is not > 0.

@@ -35,7 +35,7 @@ GROUPS = {
         "attack", "iterations", "restarts", "microbatch", "labels", "estimate", "optimizer", "step-size", "terms", "tv",
         "tv-kind", "white-point", "generator", "noise", "noise-scale", "homotopy", "finish", "progress-below",
         "exact-kinks", "matched-percent", "per-tensor", "blend", "probe", "probe-length", "exact-curvature", "reselect",
-        "activation-penalty", "granted-statistics", "far",
+        "activation-penalty", "granted-statistics", "far", "prior",
     ),
     "ggl and rog options": ("public-data", "public-samples", "latent-size", "generator-epochs"),
 }  # fmt: skip

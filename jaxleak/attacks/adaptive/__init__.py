@@ -36,8 +36,8 @@ door is `informed_rounds`: from the defense, the split model and the plan to the
 | small entries kept, one unit for all      | alternates between predictions and the order (`attacks.cafe_ordinal`) |
 | none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
 
-A likelihood is in nats, so priors that were weighed for another distance do not hold beside it: `prior` or `weights`
-take their place.
+A likelihood is in nats, so priors that were weighed for another distance do not hold beside it. The variation prior of
+photographs takes their place, unless `prior` or `weights` say otherwise.
 
 Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
 changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
@@ -45,7 +45,7 @@ keys of its own, never from those of a client.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 
@@ -53,13 +53,13 @@ from jaxleak import _validate, objectives
 from jaxleak._base import PyTree, Share
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES
 from jaxleak.attacks._inversion.settings import Settings
-from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.attacks.adaptive._client import KnownClient, PriorName
 from jaxleak.attacks.adaptive._likelihood import comparing
 from jaxleak.attacks.adaptive._party import informed_party
 from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, informed_rounds, rounds_attack
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import PrivateNoise, RankedNoise, TensorNoise
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, PrivateNoise, RankedNoise, TensorNoise
 from jaxleak.models import Classifier
 
 
@@ -80,7 +80,7 @@ def informed(
     round: int = 0,
     variables: PyTree = None,
     weights: Mapping[str, float] | None = None,
-    prior: Literal["weak", "natural"] = "weak",
+    prior: PriorName | None = None,
 ) -> Informed:
     """What the attacker runs who knows that the client has this defense, with this strength.
 
@@ -97,9 +97,11 @@ def informed(
             some.
         weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
             None leaves them to `prior`.
-        prior: what stands beside a likelihood. "weak" is the variation of `presets.bayes`, next to none. "natural" is
-            a quarter of that of photographs (`client_updates.natural_tv`). It shows far more of photographs behind much
-            noise; images of more contrast, such as digits, may become flat there.
+        prior: what stands beside a likelihood. "natural" is a quarter of the variation prior of photographs
+            (`client_updates.natural_tv`). It shows far more of photographs behind much noise; images of more contrast,
+            such as digits, may become flat there. "weak" is the variation of `presets.bayes`, next to none. No one
+            strength suits all images, so report the attacker who sees more. None is "natural" for images and "weak" for
+            tables, which are images of one row.
 
     Returns:
         An `Informed`.
@@ -124,7 +126,9 @@ def informed(
         )
     if defense.in_step and share.local_steps > 1:
         raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
-    _validate.one_of(("weak", "natural"), prior=prior)
+    if prior is None:
+        prior = "natural" if min(model.image_shape[:2]) > 1 else "weak"
+    _validate.one_of(get_args(PriorName), prior=prior)
     client = KnownClient(defense, model, share, batch_size, round, variables, prior == "natural")
     known = comparing(mechanism.noise, client, settings)
     if weights:
@@ -140,6 +144,13 @@ def informed(
 def reads_weights(defense: Defense) -> bool:
     """Whether who knows this defense draws on the weights of the attacked model, `informed`'s `variables`."""
     return defense.mechanism is not None and isinstance(defense.mechanism.noise, TensorNoise | PrivateNoise)
+
+
+def reads_prior(defense: Defense) -> bool:
+    """Whether who knows this defense compares by a likelihood in nats, beside which `informed`'s `prior` stands."""
+    return defense.mechanism is not None and isinstance(
+        defense.mechanism.noise, GaussianNoise | LaplaceNoise | TensorNoise
+    )
 
 
 def _arrived(observed: PyTree, simulated: PyTree) -> PyTree:
@@ -159,6 +170,7 @@ __all__ = [
     "informed",
     "informed_party",
     "informed_rounds",
+    "reads_prior",
     "reads_weights",
     "rounds_attack",
 ]

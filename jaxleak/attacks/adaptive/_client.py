@@ -1,10 +1,13 @@
 """The defended client as the attacker knows it."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from jaxleak._base import PyTree, Share
 from jaxleak.defenses import Defense
 from jaxleak.models import Classifier
+
+#: What may stand beside a likelihood: a share of the variation prior of photographs, or next to none.
+PriorName: TypeAlias = Literal["natural", "weak"]
 
 
 class KnownClient(NamedTuple):

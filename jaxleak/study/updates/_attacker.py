@@ -12,7 +12,7 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
-from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.study.updates._case import HELD_OUT, ITERATIVE, OF_GENERATORS, SYNTHETIC, Case, check_combinations
 from jaxleak.study.updates._names import ATTACKS
 
@@ -50,7 +50,9 @@ def check(case: Case) -> None:
         _validate.one_of(tuple(defenses.CLIENT_DEFENSES), defense=case.defense)
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
-        defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps)
+        known = defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps)
+        if case.prior is not None and not adaptive.reads_prior(known):
+            raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
         if case.attacked_round and defenses.CLIENT_DEFENSES[case.defense].memory:
             raise ValueError(
                 f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "

@@ -130,6 +130,9 @@ class Case:
     """Defense's strength: in its own unit."""
     adaptive: bool = False
     """Attacker knows it: the defense and its strength."""
+    prior: Literal["natural", "weak"] | None = None
+    """Prior beside noise: an attacker who knows the noise takes that of photographs (natural) or next to none (weak);
+    None is natural for images."""
     attacked_round: int = 0
     """Which round it is: number of the attacked one. Only defenses whose strength changes over the rounds read it.
     It does not change the model, which --weights names."""
@@ -152,6 +155,7 @@ _PART_OF = {
     "mean": "std", "std": "mean",
     "finish": "homotopy", "progress_below": "homotopy",
     "step_size": "optimizer",
+    "prior": "adaptive",
 }  # fmt: skip
 
 #: Options of the generator that some attacks train on public data.

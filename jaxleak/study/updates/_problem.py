@@ -75,6 +75,7 @@ def _attack_on(
         round=case.attacked_round,
         variables=variables,
         weights={name: weight for name, weight in chosen.items() if weight is not None},
+        prior=case.prior,
     )
     adapted = known.settings
     if case.labels is not None:  # the case's label rule has precedence over the one that the defense suggests

@@ -1,6 +1,8 @@
 """What a defense costs in accuracy and what it saves in privacy: points of a trade-off as cells of a study.
 
-Every point is a training with the defense, an attack on one upload without knowledge of it, and one with it.
+Every point is a training with the defense, an attack on one upload without knowledge of it, and one with it. An
+attacker who knows the noise attacks twice, with a prior of photographs and with next to none, as no one prior suits all
+images.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak.defenses import CLIENT_DEFENSES, true_epsilon
+from jaxleak.attacks.adaptive import reads_prior
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense, true_epsilon
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Budget, Cell, Results, run_cells, score_named
 from jaxleak.study.runner import ByType, Runner, runner_in
@@ -18,10 +21,11 @@ from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._federation import Federation, Utilities, Utility, utility_of
 from jaxleak.study.updates._inversions import Inversion, Inversions
 
-#: Scores of an attack that a row has; names with the suffix `_adaptive` are for the attacker who knows the defense.
+#: Scores of an attack that a row has; names with the suffix `_adaptive` are for the attacker who knows the defense, and
+#: with `_adaptive_weak` for one who knows its noise and has next to no prior.
 SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
 #: Suffixes of the names of the scores, one per attack of a cell, in the order of the cell's jobs after the training.
-_SUFFIXES = ("", "_adaptive")
+_SUFFIXES = ("", "_adaptive", "_adaptive_weak")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     """A point as a cell, whose number is the test accuracy of its first job, the training.
 
     The second job is the attack that does not know the defense; the third, where there is one, the attack that does.
+    The fourth is that of `prior="weak"`, where the defense has noise of a known likelihood.
 
     Args:
         point: one defense at one strength, or none.
@@ -54,6 +59,9 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     attacked = [point.case]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
         attacked.append(replace(point.case, adaptive=True))
+        defense = client_defense(point.case.defense, point.case.strength, local_steps=point.case.local_steps)
+        if reads_prior(defense):
+            attacked.append(replace(point.case, adaptive=True, prior="weak"))
     trained = federation if point.case.attacked_round else None
     jobs = (utility_of(point.case), *(Inversion(case, federation=trained) for case in attacked))
     return Cell(point.id, None, "test accuracy", jobs, score_named("test_accuracy"))
@@ -96,7 +104,8 @@ def run_trade_off(
     Rows are those of `run_cells`, and have `curve`, `strength`, `defense`, `local_steps`, `clients` and
     `attacked_round`. Where the point ran, each of these has `_spread` and `_values` beside it: `accuracy` in [0, 1];
     the scores `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not
-    know the defense, and with `_adaptive` behind the name of the one that does; `leak`, the PSNR of the better one;
+    know the defense, with `_adaptive` behind the name of the one that does, and with `_adaptive_weak` of the one that
+    knows noise and has next to no prior; `leak`, the PSNR of the best one;
     `accuracy_change` and `leak_change` against the undefended point of the same local steps, if it ran before. There
     are also `diverged` (seeds), `bits_per_entry`, `printed` (the paper's numbers with ours) and `true_epsilon` of a
     private defense, or `true_epsilon_missing`, why there is none.
@@ -141,7 +150,7 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
         for name in SHOWN:
             row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
         row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
-    # An attacker may know the defense and still ignore it: the defender has to expect the better of both attacks.
+    # An attacker may know the defense and still ignore it: the defender has to expect the best attack.
     row |= _statistics("leak", max(([scores["psnr"] for scores in of_attack] for of_attack in attacks), key=np.mean))
     row["printed"] = [
         {"id": name, "metric": metric, "relation": relation, "paper": value}
