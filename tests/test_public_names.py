@@ -28,7 +28,8 @@ NAMES = {
         vflrecon vflrecon_free
     """,
     "jaxleak.attacks.adaptive": """
-        Informed informed informed_party informed_rounds InformedRounds reads_prior reads_weights rounds_attack RoundsAttack
+        Informed informed informed_party informed_rounds InformedRounds reads_prior reads_weights rounds_attack
+        RoundsAttack
     """,
     "jaxleak.attacks.aggregated": """
         aligned_batch_statistics aligned_cosine_tv aligned_dlg aligned_group_consistency aligned_idlg

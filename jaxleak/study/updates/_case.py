@@ -131,8 +131,8 @@ class Case:
     adaptive: bool = False
     """Attacker knows it: the defense and its strength."""
     prior: Literal["natural", "weak"] | None = None
-    """Prior beside noise: an attacker who knows the noise takes that of photographs (natural) or next to none (weak);
-    None is natural for images."""
+    """Attacker's prior: what one who knows the noise takes, that of photographs (natural) or next to none (weak); None
+    is natural for images."""
     attacked_round: int = 0
     """Which round it is: number of the attacked one. Only defenses whose strength changes over the rounds read it.
     It does not change the model, which --weights names."""
