@@ -22,9 +22,13 @@ def dot(a: PyTree, b: PyTree) -> jax.Array:
 
 def norm(tree: PyTree) -> jax.Array:
     """Euclidean norm over all leaves; its gradient at zero is zero."""
-    square = squared_norm(tree)
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
+    return root(squared_norm(tree))
+
+
+def root(square: jax.Array) -> jax.Array:
+    """Square root whose gradient at zero is zero instead of infinite; what is not a number stays so."""
+    zero = square == 0
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, square)))
 
 
 def clip_factor(tree: PyTree, clip: float) -> jax.Array:

@@ -41,6 +41,20 @@ def test_distances_equal_slow_references_and_are_zero_at_equality(trees, name):
     np.testing.assert_allclose(distance(a, a), 0.0, atol=1e-6)
 
 
+NUMBERS = (
+    *(o.squared_l2, o.layer_norms, o.l1, o.relative_l1, o.mean_l1, o.cosine, o.gaussian_kernel),
+    *(o.gaussian_likelihood(0.3), o.laplace_likelihood(0.3), o.layer_weighted(o.layer_norms, (1.0, 1.0, 1.0))),
+)
+
+
+@pytest.mark.parametrize("distance", NUMBERS)
+def test_what_is_not_a_number_is_at_no_distance(trees, distance):
+    """A candidate whose gradient has overflown must not be the nearest."""
+    a, b = trees
+    for tree in ({**b, "b": np.full_like(b["b"], np.nan)}, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), b)):
+        assert np.isnan(distance(a, tree))
+
+
 def test_likelihoods_are_those_of_scipy_up_to_a_constant(trees):
     from scipy import stats
 

@@ -350,7 +350,8 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
     assert (dealt != again).any()  # another restart, another order
 
 
-def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
+def test_a_group_answers_with_the_candidate_that_matches_best():
+    """Best and last iterates of all candidates contend, and one that is not finite does not win."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
     variables, y = model.init(jax.random.key(0)), jnp.array([1, 2])
     x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
@@ -360,9 +361,16 @@ def test_the_score_of_a_group_is_that_of_the_image_it_answers_with():
     attack = attacks.inversion(model, protocols.ClientShare(model), settings, batch_size=2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload, labels=y)
     template = audit.template_of(Batch(x, y, y))
-    found = jax.jit(attack.reconstruct)(attack.init(jax.random.key(2), template), seen)
-    simulated = share(variables, Batch(found.x, found.y, jnp.arange(2)))
-    np.testing.assert_allclose(found.score, settings.gradients.distance(payload, simulated), rtol=1e-5)
+    best, last = (attack.init(jax.random.key(k), template) for k in (2, 3))
+    answer = jax.jit(attack.reconstruct)
+    for one, other in ((best, last), (last, best)):
+        broken = one.variables["x"].at[0].set(jnp.nan)
+        found = answer(one._replace(best={**one.best, "x": broken}, variables=other.variables), seen)
+        contenders = np.concatenate([np.asarray(broken)[1:], other.variables["x"]])
+        simulated = [share(variables, Batch(jnp.asarray(c)[:, None], y, jnp.arange(2))) for c in contenders]
+        distances = [float(settings.gradients.distance(payload, gradient)) for gradient in simulated]
+        np.testing.assert_array_equal(found.x[:, 0], contenders[int(np.argmin(distances))])
+        np.testing.assert_allclose(found.score, min(distances), rtol=1e-5)
 
 
 def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):

@@ -122,8 +122,8 @@ def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False,
     """GradInversion (Yin et al. 2021): L2 norms of layers, TV, l2, normalisation statistics, and a group of candidates.
 
     Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The answer is
-    the plain mean of the candidates. Where they do not agree this averages noise: the mean of four starts scores 1 to 3
-    dB more than one start, and an answer near that has found nothing.
+    the candidate whose gradient is nearest to the observed one. Their mean would average noise where they do not agree:
+    the mean of four starts scores 1 to 3 dB more than one start.
 
     Args:
         iterations: 20,000 in the paper.

@@ -24,12 +24,6 @@ def absolute(x: jax.Array) -> jax.Array:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
-def root(square: jax.Array) -> jax.Array:
-    """Square root whose gradient at zero is zero instead of infinite."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
-
-
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term): () in [0, inf)."""
     return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
@@ -40,7 +34,7 @@ def layer_norms(observed: PyTree, simulated: PyTree) -> jax.Array:
 
     A norm keeps its pull however small the difference becomes; a leaf that agrees exactly has gradient 0.
     """
-    norms = jax.tree.map(lambda a, b: root(jnp.sum((a - b) ** 2)), observed, simulated)
+    norms = jax.tree.map(lambda a, b: _tree.root(jnp.sum((a - b) ** 2)), observed, simulated)
     return sum(jax.tree.leaves(norms), jnp.zeros(()))
 
 
@@ -78,9 +72,10 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
     A tree of zeros has no direction: its distance to anything is 1.
     """
     scale = _tree.norm(observed) * _tree.norm(simulated)
+    zero = scale == 0  # and not `scale > 0`, which takes what is not a number for a tree of zeros
     # Both branches of a where are differentiated: the divisor must be safe in the branch that is not taken.
-    similarity = _tree.dot(observed, simulated) / jnp.where(scale > 0, scale, 1.0)
-    return 1.0 - jnp.where(scale > 0, similarity, 0.0)
+    similarity = _tree.dot(observed, simulated) / jnp.where(zero, 1.0, scale)
+    return 1.0 - jnp.where(zero, 0.0, similarity)
 
 
 def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | None = None) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
-from jaxleak.objectives._distances import absolute, root
+from jaxleak.objectives._distances import absolute
 
 
 def total_variation(x: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
         return absolute(jnp.diff(x, axis=-3)).mean() + absolute(jnp.diff(x, axis=-2)).mean()
     corner = x[..., :-1, :-1, :]
     square = (x[..., 1:, :-1, :] - corner) ** 2 + (x[..., :-1, 1:, :] - corner) ** 2
-    return root(square).mean()
+    return _tree.root(square).mean()
 
 
 def relative_total_variation(x: jax.Array) -> jax.Array:
@@ -194,7 +194,7 @@ def l2_prior(x: jax.Array) -> jax.Array:
     Returns:
         () >= 0; the gradient of an image of zeros is 0.
     """
-    return root(jnp.sum(x**2, axis=tuple(range(1, x.ndim)))).mean()
+    return _tree.root(jnp.sum(x**2, axis=tuple(range(1, x.ndim)))).mean()
 
 
 def group_distance(candidates: jax.Array) -> jax.Array:
@@ -210,7 +210,7 @@ def group_distance(candidates: jax.Array) -> jax.Array:
         () >= 0; 0 for a single candidate.
     """
     squares = jnp.sum((candidates - candidates.mean(axis=0)) ** 2, axis=tuple(range(1, candidates.ndim)))
-    return root(squares).sum()
+    return _tree.root(squares).sum()
 
 
 def group_consistency(candidates: jax.Array) -> jax.Array:

@@ -60,8 +60,8 @@ class Parts(NamedTuple):
     optimizer: optax.GradientTransformationExtraArgs
     reads: Reads
 
-    def objective(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
-        """What is descended on one observation at one sharpness, with labels (B, C) that are `fixed` or None."""
+    def objective_of_one(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
+        """What one candidate costs on one observation at one sharpness, with labels (B, C) that are `fixed` or None."""
         s = self.settings
 
         def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Compared]:
@@ -71,6 +71,11 @@ class Parts(NamedTuple):
             evidence = priors.Evidence(self.setup, s.candidate, observation, variables["x"], x, sharpness)
             return found.distance + priors.total(self.priors, evidence), found
 
+        return one
+
+    def objective(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
+        """What is descended: the cost of the candidate, or that of a group with the distance to its mean."""
+        s, one = self.settings, self.objective_of_one(observation, fixed, sharpness)
         if s.group == 1:
             return one
 
@@ -280,27 +285,29 @@ def _descended(
 
 def _reconstruct(parts: Parts, state: InversionState, observation: Observation) -> Reconstruction:
     require(observation, parts.reads)
-    s, size = parts.settings, parts.setup.batch_size
+    size = parts.setup.batch_size
     fixed = parts.labels.fixed(observation, state.label_key)
-    exact = parts.objective(observation, fixed, None)
-    # The last iterate was never compared: the loss of a step belongs to the variables before its move.
-    contenders = (state.best, state.variables)
-    compared = [exact(variables, state.constants, None)[1] for variables in contenders]
-    last_wins = compared[1].distance < compared[0].distance
-    chosen, found = (_tree.where(last_wins, last, best) for best, last in (contenders, compared))
-    if s.group == 1:
-        x, logits = s.candidate.decode(chosen["x"], state.constants), chosen["y"]
-    else:
-        x = jax.vmap(s.candidate.decode)(chosen["x"], state.constants).mean(axis=0)
-        logits = jax.tree.map(lambda leaf: leaf.mean(axis=0), chosen["y"])
+    one, contenders = parts.objective_of_one(observation, fixed, None), _contenders(parts, state)
+    compared = jax.lax.map(lambda contender: one(*contender, None)[1]._replace(mask=None), contenders)
+    finite = jnp.where(jnp.isnan(compared.distance), jnp.inf, compared.distance)
+    (chosen, constants), found = jax.tree.map(lambda leaf: leaf[jnp.argmin(finite)], (contenders, compared))
+    x, logits = parts.settings.candidate.decode(chosen["x"], constants), chosen["y"]
     soft = parts.labels.soft(logits, fixed)
-    if s.group > 1:  # the candidates were compared one by one, and the answer is their mean
-        found = parts.term.compare(observation, x, soft, None, None)
     x = _finished(parts, x, soft, observation)
     score = jnp.broadcast_to(found.distance, (size,))
     matched = jnp.broadcast_to(found.misfit < parts.term.matched_below, (size,))
     y = parts.labels.hard(logits, soft)
     return Reconstruction(x[:, None], y, score, jnp.ones(size, bool), matched)
+
+
+def _contenders(parts: Parts, state: InversionState) -> tuple[dict[str, PyTree], PyTree]:
+    """Variables and constants with a leading axis: the best iterate and the last one of every candidate.
+
+    The last one was never compared: the loss of a step belongs to the variables before its move.
+    """
+    join = jnp.stack if parts.settings.group == 1 else jnp.concatenate
+    one, other = ((variables, state.constants) for variables in (state.best, state.variables))
+    return jax.tree.map(lambda *leaves: join(leaves), one, other)
 
 
 def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observation) -> jax.Array:
