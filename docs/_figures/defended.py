@@ -26,18 +26,23 @@ DEFENSES = {
     "guardian": "Guardian (rebuilt), beta {:g}: training diverged",
 }
 
+#: Names of the scores of every attacker, each with its mark and its name in the legend.
+ATTACKERS = {
+    "ssim": ("o", "an attacker who does not know the defense"),
+    "ssim_adaptive": ("s", "an attacker who knows it"),
+    "ssim_adaptive_weak": ("^", "an attacker who knows its noise, without a prior"),
+}
+
 
 def defenses(stored: dict[str, Any], path: Path) -> None:
     """What every defense leaves to attackers who know it and who do not, and what it costs in accuracy."""
     measured = (cell for cell in stored["cells"] if "accuracy" in cell)
-    ran = sorted(measured, key=lambda cell: -max(cell["ssim"], cell.get("ssim_adaptive", 0.0)))
+    ran = sorted(measured, key=lambda cell: -max(cell.get(name, 0.0) for name in ATTACKERS))
     figure, (left, right) = plots.subplots(1, 2, size=(10, 1.2 + 0.25 * len(ran)))
     places = -np.arange(len(ran))
-    knows = np.array([cell.get("ssim_adaptive", np.nan) for cell in ran])
-    does_not = np.array([cell["ssim"] for cell in ran])
-    left.hlines(places, does_not, knows, color="grey", linewidth=1)
-    left.plot(does_not, places, "o", label="an attacker who does not know the defense")
-    left.plot(knows, places, "s", label="an attacker who knows it")
+    left.hlines(places, 0, 1, color="0.9", linewidth=0.5, zorder=0)
+    for name, (mark, label) in ATTACKERS.items():
+        left.plot([cell.get(name, np.nan) for cell in ran], places, mark, label=label)
     left.axvline(
         RECOGNISED_ABOVE, color="black", linewidth=1, linestyle=":", label="above: a single image counts as recognised"
     )
