@@ -36,17 +36,19 @@ def test_every_party_knows_which_columns_of_the_table_it_holds(problem):
     assert len(set(everything)) == len(everything) == sum(problem.model.widths)
 
 
-def test_images_have_every_pixel_at_its_place(problem, monkeypatch, tmp_path):
-    drawn = {}
+@pytest.mark.parametrize("seed", [0, 20])
+def test_images_have_every_pixel_at_its_place(seed, monkeypatch, tmp_path):
+    """Which pixels are constant, and so dropped, depends on the seed."""
+    drawn, problem = {}, split_problem(CASE, seed)
     monkeypatch.setattr(pictures.sheets, "comparison_sheet", lambda path, rows, **_: drawn.update(rows))
     victims = np.asarray(party_records.victims_features(problem.model, problem.victim.x, ADVERSARY))
     arrays = {
         "own": problem.own(problem.victim), "victims": victims, "estimate": victims, "baseline": np.zeros_like(victims),
     }  # fmt: skip
-    captions = pictures.draw_pictures(tmp_path, "digits", CASE, [{}], [arrays])
+    captions = pictures.draw_pictures(tmp_path, "digits", CASE, [{}], [arrays], seed=seed)
     assert set(captions) == {"digits-features.png", "digits-images.png"}
     table = _table("digits")
-    rows = _rows(table.y, False, 0)
+    rows = _rows(table.y, False, seed)
     everything = np.sort(np.concatenate(problem.columns))
     truth = np.zeros((pictures.SHOWN, 64))
     truth[:, everything] = scaled(everything, table, rows[64:96], rows[:64])[: pictures.SHOWN]
@@ -68,7 +70,7 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     first[15:], second[15:, 0] = True, True
     scores = [{"label_accuracy_baseline": 0.5}, {"label_accuracy_baseline": 0.7}]
     arrays = [{"right_free": first}, {"right_free": second}]
-    captions = pictures.draw_pictures(tmp_path, "adult", SplitCase("adult"), scores, arrays)
+    captions = pictures.draw_pictures(tmp_path, "adult", SplitCase("adult"), scores, arrays, seed=3)
     assert set(captions) == {"adult-labels.png"}
     steps, percent = shown[pictures.ATTACK_LABELS["free"]]
     assert (steps[0], steps[-1], len(steps)) == (3, 30, 28)

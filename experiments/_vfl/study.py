@@ -106,7 +106,8 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     for name, job in jobs.items():
         arrays = [runner(job, seed).arrays for seed in seeds]
         # A data specification may contain a path, which must not become part of a file's name.
-        captions |= draw_pictures(folder.path / "figures", _in_names(name), job.case, scores[name], arrays)
+        figures = folder.path / "figures"
+        captions |= draw_pictures(figures, _in_names(name), job.case, scores[name], arrays, seed=seeds[0])
     header, rows = ("score", *jobs), table_of(scores)
     write_markdown(
         folder,

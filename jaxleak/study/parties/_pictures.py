@@ -31,6 +31,8 @@ def draw_pictures(
     case: SplitCase,
     scores: Sequence[Mapping[str, float]],
     arrays: Sequence[Mapping[str, np.ndarray]],
+    *,
+    seed: int,
 ) -> dict[str, str]:
     """Draw what the runs of one data set show.
 
@@ -40,6 +42,7 @@ def draw_pictures(
         case: the case that was run.
         scores: scores of every seed by name, each in the unit that `run_case` states.
         arrays: arrays of every seed, from `run_case`; a figure whose arrays are missing is left out.
+        seed: the first of the seeds, on which depends which pixels a party holds.
 
     Returns:
         The captions, by the names of the figures.
@@ -63,7 +66,7 @@ def draw_pictures(
         "about the true ones."
     )
     if case.data in WIDTHS:
-        _images(folder / f"{name}-images.png", case, arrays[0])
+        _images(folder / f"{name}-images.png", case, arrays[0], seed)
         captions[f"{name}-images.png"] = (
             f"The first {SHOWN} images of {name} that took part in training with the first seed. Every pixel is scaled "
             "to its own range. The grey pixels in the second row belong to the victims, and the rows below show what "
@@ -112,8 +115,8 @@ def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     plots.save_figure(figure, path)
 
 
-def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray]) -> None:
-    columns = split_problem(case, 0).columns
+def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray], seed: int) -> None:
+    columns = split_problem(case, seed).columns
     side = WIDTHS[case.data]
 
     def assembled(victims: np.ndarray | float) -> np.ndarray:
