@@ -28,8 +28,11 @@ AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
 FEWER = "fewer records than printed (at most 1000 shadow and 2000 attacked ones, and a third of small data sets)"
 START = "the shadow run starts where the attacked one did, which the paper leaves open"
 THREE_ITEMS = (
-    "a record without the parameters of the bottom model before and after the step, which the paper's six items hold"
+    "a record without the parameters of the bottom model before and after the step, which the paper's six items hold; "
+    "a scale for each entry of a record"
 )
+#: What most cells vary. Records that are not the paper's had a scale for every entry when they were recorded.
+BASE = SplitCase("sensorless", scales="entry")
 #: How the six items are standardised: the end of a measurement's name, and what differs.
 SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
     "item": ("", "one scale for each item of a record, which the paper does not print"),
@@ -106,9 +109,8 @@ _first = operator.itemgetter(0)
 
 
 def _of_tables() -> Iterator[_Draft]:
-    base = SplitCase("sensorless")
     for table in _TABLES:
-        for cell in TABLES[table](base):
+        for cell in TABLES[table](BASE):
             if cell.reason or cell.paper is None:
                 continue
             plain, _, name = cell.id.partition("#")
@@ -154,7 +156,7 @@ def _join(*names: str) -> str:
 
 def _of_text() -> Iterator[_Draft]:
     """Numbers that the paper states in its text, from the runs of its tables."""
-    sensorless, criteo = (dataset_case(SplitCase("sensorless"), name) for name in ("sensorless", "criteo"))
+    sensorless, criteo = (dataset_case(BASE, name) for name in ("sensorless", "criteo"))
     label, feature = f"{LABEL}_shared", f"{FEATURE}_shared"
     yield from _variants("text-abstract-label/vflrecon", criteo, label)
     yield from _variants("text-abstract-label/baseline", criteo, f"{LABEL}_baseline_network")
@@ -184,7 +186,7 @@ def _of_text() -> Iterator[_Draft]:
     yield from _variants("text-fig8/b128", replace(sensorless, batch_size=128, cipher="plain"), feature)
     optimizers = tuple(replace(sensorless, optimizer=name) for name in ("adam", "sgd", "adadelta"))  # type: ignore[arg-type]
     yield from _both("text-optimizer/all", optimizers, label, statistics.fmean)
-    known = tuple(dataset_case(SplitCase("sensorless"), name) for name in AVERAGED)
+    known = tuple(dataset_case(BASE, name) for name in AVERAGED)
     some = f"; the mean over {', '.join(AVERAGED)}, the ones at hand of six"
     for encryption in ("enc", "plain"):
         cipher = "plain" if encryption == "enc" else "none"

@@ -288,7 +288,7 @@ def _reconstruct(parts: Parts, state: InversionState, observation: Observation) 
     size = parts.setup.batch_size
     fixed = parts.labels.fixed(observation, state.label_key)
     one, contenders = parts.objective_of_one(observation, fixed, None), _contenders(parts, state)
-    compared = jax.lax.map(lambda contender: one(*contender, None)[1]._replace(mask=None), contenders)
+    compared = jax.lax.map(lambda it: one(it[0], it[1], None)[1]._replace(mask=None), contenders)
     finite = jnp.where(jnp.isnan(compared.distance), jnp.inf, compared.distance)
     (chosen, constants), found = jax.tree.map(lambda leaf: leaf[jnp.argmin(finite)], (contenders, compared))
     x, logits = parts.settings.candidate.decode(chosen["x"], constants), chosen["y"]

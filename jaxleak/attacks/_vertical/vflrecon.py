@@ -120,7 +120,7 @@ def train_vflrecon(
     steps_per_batch: int = 4,
     optimizer: optax.GradientTransformation | None = None,
     held_out: jax.Array | None = None,
-    scales: Scales = "entry",
+    scales: Scales = "item",
 ) -> ReconstructionNet:
     """Learn R from a shadow run.
 
@@ -139,7 +139,7 @@ def train_vflrecon(
         optimizer: the optimizer of R; None is Adam with rate 1e-3.
         held_out: (N,) bool, private samples whose targets R must not learn, for validation (`select_fields`); None
             holds back none.
-        scales: "entry" standardises every entry of a record by itself, "item" every item as a whole. The paper prints
+        scales: "item" standardises every item of a record as a whole, "entry" every entry by itself. The paper prints
             neither. Parameters hardly move in a run, and nearly as one: with a scale for each entry they drown the
             other items, and R hardly learns. Its loss on the shadow run shows that to the attacker.
 

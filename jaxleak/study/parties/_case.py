@@ -61,8 +61,8 @@ class SplitSetup:
     """Epochs of the reconstruction network R: its training on the steps of all shadow runs."""
     fields: tuple[FieldName, ...] = ("gradient", "outputs", "inputs")
     """What a record of a step holds."""
-    scales: Literal["entry", "item"] = "entry"
-    """What is standardised in a record: every entry by itself, or every item as a whole (the paper prints neither)."""
+    scales: Literal["item", "entry"] = "item"
+    """What is standardised in a record: every item as a whole, or every entry by itself (the paper prints neither)."""
     select: Literal["fixed", "validation"] = "fixed"
     """How the fields are chosen: fixed takes --fields, validation chooses on the attacker's own shadow records."""
     shadow_runs: int = 1
