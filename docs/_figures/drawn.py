@@ -35,7 +35,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
         fedleak.priors,
         tuple(f"prior_{attack}_{noise}" for attack in fedleak.PRIORS for noise in fedleak.NOISE),
     ),
-    "repeated": (reliability.repeated, ("../../experiments/ledger/checked", "check_one_core")),
+    "repeated": (reliability.repeated, ("../../experiments/ledger/checked", "check_two_cores", "check_one_core")),
     "rounds": (defended.rounds, tuple(f"round_{number}" for number in (0, 5, 20, 50, 100, 200))),
     "smooth": (
         fedleak.smooth,
