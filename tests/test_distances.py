@@ -41,13 +41,13 @@ def test_distances_equal_slow_references_and_are_zero_at_equality(trees, name):
     np.testing.assert_allclose(distance(a, a), 0.0, atol=1e-6)
 
 
-NUMBERS = (
+EVERY_DISTANCE = (
     *(o.squared_l2, o.layer_norms, o.l1, o.relative_l1, o.mean_l1, o.cosine, o.gaussian_kernel),
     *(o.gaussian_likelihood(0.3), o.laplace_likelihood(0.3), o.layer_weighted(o.layer_norms, (1.0, 1.0, 1.0))),
 )
 
 
-@pytest.mark.parametrize("distance", NUMBERS)
+@pytest.mark.parametrize("distance", EVERY_DISTANCE)
 def test_what_is_not_a_number_is_at_no_distance(trees, distance):
     """A candidate whose gradient has overflown must not be the nearest."""
     a, b = trees

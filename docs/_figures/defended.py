@@ -40,9 +40,10 @@ def defenses(stored: dict[str, Any], path: Path) -> None:
     ran = sorted(measured, key=lambda cell: -max(cell.get(name, 0.0) for name in ATTACKERS))
     figure, (left, right) = plots.subplots(1, 2, size=(10, 1.2 + 0.25 * len(ran)))
     places = -np.arange(len(ran))
-    left.hlines(places, 0, 1, color="0.9", linewidth=0.5, zorder=0)
-    for name, (mark, label) in ATTACKERS.items():
-        left.plot([cell.get(name, np.nan) for cell in ran], places, mark, label=label)
+    scores = np.array([[cell.get(name, np.nan) for cell in ran] for name in ATTACKERS])
+    left.hlines(places, np.nanmin(scores, axis=0), np.nanmax(scores, axis=0), color="grey", linewidth=1)
+    for of_attacker, (mark, label) in zip(scores, ATTACKERS.values(), strict=True):
+        left.plot(of_attacker, places, mark, label=label)
     left.axvline(
         RECOGNISED_ABOVE, color="black", linewidth=1, linestyle=":", label="above: a single image counts as recognised"
     )

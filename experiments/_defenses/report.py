@@ -54,17 +54,22 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         _with_spread(row, "psnr_adaptive_weak", 1),
         "" if plain else _with_spread(row, "leak_change", 1, sign="+"),
         f"{row['ssim']:.2f}",
-        f"{row['ssim_adaptive']:.2f}" if "ssim_adaptive" in row else "",
-        f"{row['ssim_adaptive_weak']:.2f}" if "ssim_adaptive_weak" in row else "",
+        _if_attacked(row, "ssim_adaptive", ".2f"),
+        _if_attacked(row, "ssim_adaptive_weak", ".2f"),
         f"{row['recognised']:.0%}",
-        f"{row['recognised_adaptive']:.0%}" if "recognised_adaptive" in row else "",
+        _if_attacked(row, "recognised_adaptive", ".0%"),
         f"{row['psnr_grey']:.1f}",
         f"{row['cosine_distance']:.2g}",
         f"{row['label_accuracy']:.0%}",
-        f"{row['label_accuracy_adaptive']:.0%}" if "label_accuracy_adaptive" in row else "",
+        _if_attacked(row, "label_accuracy_adaptive", ".0%"),
         f"{row['bits_per_entry']:.3g}",
         "" if epsilon is None else f"{epsilon:.3g}",
     ]
+
+
+def _if_attacked(row: dict[str, Any], name: str, spec: str) -> str:
+    """A score in the format `spec`; empty where that attacker did not run."""
+    return format(row[name], spec) if name in row else ""
 
 
 def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "") -> str:
