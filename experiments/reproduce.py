@@ -69,7 +69,7 @@ class Args:
     variant: tuple[Literal[tuple(VARIANTS)], ...] = tuple(VARIANTS)  # type: ignore[valid-type]
     """Run only these variants."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of every cell."""
+    """Seeds of every cell; one that is recorded stays and does not run again."""
     budget: float = 60.0
     """Minutes that may be spent; 0 runs nothing and estimates everything."""
     record: bool = False

@@ -199,6 +199,22 @@ def test_further_seeds_are_added_and_an_estimate_never_replaces_a_number(ledger,
     assert study.ran == [(40.0, 0), (40.0, 1), (40.0, 2)]
 
 
+def test_a_recorded_seed_does_not_run_again_where_its_run_is_gone(ledger, tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path / "one", seeds=(0, 3), commit="first")
+    before = ledger.entries[CELL, "printed", ""]
+    elsewhere = FakeStudy(measurement(CELL, 40.0), slow=(40.0,))
+    # A budget of one slow seed is enough, since one seed is lacking.
+    run(elsewhere, ledger, tmp_path / "two", seeds=(0, 1), budget=100.0, commit="second")
+    assert elsewhere.ran == [(40.0, 1)]
+    entry = ledger.entries[CELL, "printed", ""]
+    assert entry.seeds == {0: 40.0, 1: 41.0, 3: 43.0}
+    assert (entry.value, entry.commit, entry.versions) == (pytest.approx(124 / 3), "first, second", before.versions)
+    assert entry.command.endswith("--seeds 0 1 3 --record")
+    assert entry.seconds >= before.seconds
+
+
 def test_a_number_that_is_read_back_keeps_its_commit_and_time(ledger, tmp_path):
     study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 40.0))
     run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path, commit="first")

@@ -9,7 +9,7 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +97,18 @@ class Queue:
         entry = self.ledger.entries.get(measurement.key)
         if entry is None or entry.status in ("not run", "impossible") or entry.differs != measurement.differs:
             return True
-        return entry.status in MEASURED and not set(seeds) <= set(entry.seeds)
+        return entry.status in MEASURED and bool(self.lacking(measurement, seeds))
+
+    def recorded(self, measurement: Measurement) -> Entry | None:
+        """The ledger's numbers of this measurement, where it has some in the same set-up."""
+        entry = self.ledger.entries.get(measurement.key)
+        same = entry is not None and entry.status in MEASURED and entry.differs == measurement.differs
+        return entry if same else None
+
+    def lacking(self, measurement: Measurement, seeds: Sequence[int]) -> list[int]:
+        """The seeds without a recorded number; those with one do not run again, wherever their runs are now."""
+        there = self.recorded(measurement)
+        return [seed for seed in seeds if there is None or seed not in there.seeds]
 
     def kept(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[Entry]:
         """The entries of those that the ledger has with these seeds, or that failed before: they do not run again."""
@@ -110,7 +121,7 @@ class Queue:
 
         Args:
             measurements: which.
-            seeds: each is run for all of these.
+            seeds: each is run for those of these that have no recorded number.
             budget: seconds.
             progress: is told of every cell, and answers signals.
         """
@@ -118,14 +129,15 @@ class Queue:
         lacking = self.in_turn([m for m in measurements if self.wanted(m, seeds)], seeds)
         for number, measurement in enumerate(lacking):
             progress.update("cells", number, len(lacking), "/".join(filter(None, measurement.key)))
-            need = self.runner.cost(measurement.jobs, seeds)
+            new = self.lacking(measurement, seeds)
+            need = self.runner.cost(measurement.jobs, new)
             if measurement.reason:
                 entry = self._entry(measurement, status="impossible", why=measurement.reason)
             elif need > max(left, 0.0):
                 entry = self._entry(
                     measurement,
                     status="not run",
-                    why=_duration(self.runner.lacking(measurement.jobs, seeds), len(seeds), self.estimates_for),
+                    why=_duration(self.runner.lacking(measurement.jobs, new), len(new), self.estimates_for),
                 )
             else:
                 begin = time.perf_counter()
@@ -143,7 +155,8 @@ class Queue:
         The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
         """
         sharing = Counter(job for m in lacking for job in m.jobs)
-        costs = {m.key: sum(self.runner.lacking([job], seeds) / sharing[job] for job in m.jobs) for m in lacking}
+        new = {m.key: self.lacking(m, seeds) for m in lacking}
+        costs = {m.key: sum(self.runner.lacking([job], new[m.key]) / sharing[job] for job in m.jobs) for m in lacking}
         before = Counter(entry.cell for entry in self.ledger.entries.values() if entry.status in MEASURED)
         turns = {}
         for measurement in sorted(lacking, key=lambda m: costs[m.key]):
@@ -152,13 +165,14 @@ class Queue:
         return sorted(lacking, key=lambda m: (turns[m.key], costs[m.key]))
 
     def measure(self, measurement: Measurement, seeds: Sequence[int]) -> Entry:
-        """Run the jobs and judge the number; an error becomes an entry too.
+        """Run the jobs and judge the number, together with those that are recorded; an error becomes an entry too.
 
         What the disk is to blame for, such as data that are missing, is no outcome: it is tried again another time.
         """
-        values: dict[int, float] = {}
+        there, new = self.recorded(measurement), self.lacking(measurement, seeds)
+        values: dict[int, float] = {} if there is None else dict(there.seeds)
         try:
-            for seed in seeds:
+            for seed in new:
                 values[seed] = float(measurement.read([self._run(job, seed) for job in measurement.jobs]))
         except ConfigMismatchError:  # the data have changed, for other cells too
             raise
@@ -172,11 +186,15 @@ class Queue:
             )
         printed = self.ledger.printed[measurement.cell]
         how = self.ledger.directions.of(measurement.cell, printed["unit"])
+        values = dict(sorted(values.items()))
         status, why = judge(float(printed["value"]), list(values.values()), how)
         mean, spread = mean_and_spread(list(values.values()))
-        jobs = [self.log[job, seed] for job in measurement.jobs for seed in seeds]
-        taken, made = sum(job.seconds for job in jobs), self._made(measurement, seeds)
+        jobs = [self.log[job, seed] for job in measurement.jobs for seed in new]
+        taken, made = sum(job.seconds for job in jobs), self._made(measurement, list(values))
         made["commit"] = ", ".join(dict.fromkeys(job.commit for job in jobs))
+        if there is not None:
+            taken += there.seconds or 0.0
+            made |= _with_former(there, made)
         return self._entry(
             measurement,
             status=status,
@@ -260,6 +278,15 @@ def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}-dirty" if changed else commit
+
+
+def _with_former(there: Entry, made: Mapping[str, Any]) -> dict[str, str]:
+    """How all seeds of an entry came about, where `there` has former ones and `made` is about new ones."""
+    joints = {"commit": ", ", "versions": "; ", "machine": "; "}
+    former = {name: getattr(there, name).split(joint) for name, joint in joints.items()}
+    return {
+        name: joint.join(dict.fromkeys([*former[name], *made[name].split(joint)])) for name, joint in joints.items()
+    }
 
 
 def _duration(seconds: float, seeds: int, machine: str) -> str:
