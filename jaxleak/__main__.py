@@ -127,7 +127,11 @@ def _client_options(options: argparse.ArgumentParser) -> None:
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
     )
     facts.add_argument("--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)")
+    facts.add_argument(
+        "--local-epochs", type=int, metavar="K", help="passes over these samples, E steps each (default 1)"
+    )
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
+    facts.add_argument("--momentum", type=float, help="momentum of the local steps (default 0)")
     facts.add_argument(
         "--frozen", nargs="+", metavar="LAYER", help="layers or parameters that the client did not train"
     )
@@ -135,14 +139,14 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--defense",
         metavar="KIND",
-        help="defense that the client applied, such as gaussian or soteria, which the attacker then knows; a wrong "
-        "name prints all that are known, and other stands for any that is not",
+        help="defense that the client applied, which the attacker then knows; a wrong name prints all that are known, "
+        "and other stands for the rest",
     )
     facts.add_argument(
         "--strength",
         type=float,
         metavar="S",
-        help="strength of the defense, such as the standard deviation of noise in units of the mean loss's gradient",
+        help="strength of the defense in its own unit; noise is that of the mean loss's gradient",
     )
 
 

@@ -1,5 +1,6 @@
 """Update files: what one framework wrote another reads, and what nobody should trust is refused in one line."""
 
+import dataclasses
 import zipfile
 
 import equinox as eqx
@@ -135,6 +136,11 @@ def test_weights_become_a_gradient(kind, sign):
     # Of a client that does not say how many steps it took, it is one.
     once = capture.gradient_of(capture.Update(sent, capture.Facts(kind, learning_rate=0.1)), before)
     np.testing.assert_allclose(once["w"], 2 * gradient, rtol=1e-5)
+    # The gradients of three steps have the weights 1 + 1/2 + 1/4, 1 + 1/2 and 1 with a momentum of one half.
+    for several, weight in (({"local_epochs": 3}, 6.0), ({"local_steps": 3, "momentum": 0.5}, 4.25)):
+        stated = dataclasses.replace(facts, **several)
+        found = capture.gradient_of(capture.Update(sent, stated), before)
+        np.testing.assert_allclose(found["w"], 2 * gradient / weight, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,55 @@ def test_local_steps_are_sgd(model, problem):
     assert objectives.cosine(payload, jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, None))) > 1e-6
 
 
+def _momentum_sgd(model, variables, x, y, *, visits, rate, momentum):
+    """(w - w') over the sum of the rates at which the gradients act, by a velocity of plain SGD."""
+    weights, velocity = variables["params"], jax.tree.map(jnp.zeros_like, variables["params"])
+    shares = np.zeros(len(visits))
+    for step, part in enumerate(visits):
+        now = {**variables, "params": weights}
+        g = reference.mean_of_classifier_gradients(model, now, Batch(x[part], y[part], None))
+        velocity = jax.tree.map(lambda v, d: momentum * v + d, velocity, g)
+        weights = jax.tree.map(lambda w, v: w - rate * v, weights, velocity)
+        shares[step] = sum(momentum**later for later in range(len(visits) - step))
+    return jax.tree.map(lambda a, b: (a - b) / (rate * shares.sum()), variables["params"], weights)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_epochs_take_the_same_samples_again_and_new_orders_are_the_clients_own(model, momentum):
+    share = protocols.ClientShare(model, local_steps=2, local_epochs=3, learning_rate=0.5, momentum=momentum, clients=2)
+    assert share.total_steps == 6
+    variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
+    x = jnp.asarray(rng.random((8, 1, *SHAPE)), jnp.float32)
+    batch = Batch(x, jnp.arange(8, dtype=jnp.int32) % CLASSES, jnp.arange(8))
+    orders = np.stack([[rng.permutation(4) for _ in range(2)] for _ in range(2)])
+    for later in (None, jnp.asarray(orders)):
+        uploads = []
+        for client in range(2):
+            epochs = [np.arange(4), *([np.arange(4)] * 2 if later is None else orders[client])]
+            visits = [4 * client + part for epoch in epochs for part in (epoch[:2], epoch[2:])]
+            uploads.append(_momentum_sgd(model, variables, x, batch.y, visits=visits, rate=0.5, momentum=momentum))
+        payload = jax.jit(share)(variables, batch, orders=later)
+        expected = jax.tree.map(lambda a, b: (a + b) / 2, *uploads)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, expected)
+
+
+def test_a_client_that_shuffles_anew_uploads_what_its_own_orders_give_and_the_attacker_has_the_first_order(model):
+    share = protocols.ClientShare(model, local_steps=4, local_epochs=3, learning_rate=0.5)
+    private = Batch(jnp.arange(128.0).reshape(8, 1, *SHAPE) / 128, jnp.arange(8) % CLASSES, jnp.arange(8))
+    sent = []
+    for reshuffle in (False, True):
+        protocol = protocols.client(share, num_samples=8, batch_size=2, reshuffle=reshuffle)
+        assert protocol.share is share
+        state = protocol.init(jax.random.key(0))
+        _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, private)
+        sent.append(transcript.payload)
+        simulated = share(state.params, transcript.private)
+        distance = float(objectives.cosine(simulated, transcript.payload))
+        assert (1e-6 < distance < 0.1) if reshuffle else distance < 1e-6
+    with pytest.raises(ValueError, match="needs local_epochs > 1 and local_steps > 1, got 3 and 1"):
+        protocols.client(protocols.ClientShare(model, local_epochs=3), num_samples=8, batch_size=2, reshuffle=True)
+
+
 def test_the_averaged_estimate_is_one_gradient_of_all_samples(model):
     """Written out in NumPy: one sigmoid layer of 24, one dense layer, the mean cross-entropy's backward pass."""
     variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
@@ -94,8 +143,9 @@ def test_defenses_that_a_client_does_not_have(model):
         protocols.client(wide, num_samples=8, batch_size=2, defense=defenses.sparsify(10.0))
     steps = protocols.ClientShare(model, local_steps=2)
     for inside in (defenses.dp_sgd(), defenses.feature_dropout(0.5), defenses.chain(defenses.feature_dropout(0.5))):
-        with pytest.raises(ValueError, match="needs local_steps = 1, got 2"):
-            protocols.client(steps, num_samples=8, batch_size=2, defense=inside)
+        for several in (steps, protocols.ClientShare(model, local_epochs=2)):
+            with pytest.raises(ValueError, match="needs one local step in all, got 2"):
+                protocols.client(several, num_samples=8, batch_size=2, defense=inside)
     with pytest.raises(ValueError, match="place must be one of payload"):
         protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
 
@@ -127,6 +177,14 @@ def test_defenses_of_the_upload_allow_several_steps_and_networks_that_mix_exampl
 def test_bad_sizes(model):
     with pytest.raises(ValueError, match="local_steps must be > 0, got 0"):
         protocols.ClientShare(model, local_steps=0)
+    with pytest.raises(ValueError, match="local_epochs must be > 0, got 0"):
+        protocols.ClientShare(model, local_epochs=0)
+    with pytest.raises(ValueError, match=r"momentum must be in \[0, 1\), got 1"):
+        protocols.ClientShare(model, momentum=1)
+    twice = protocols.ClientShare(model, local_epochs=2)
+    batch = Batch(jnp.zeros((2, 1, *SHAPE)), jnp.zeros(2, jnp.int32), None)
+    with pytest.raises(ValueError, match=r"orders must be .* = \(1, 1, 2\), got \(1, 2\)"):
+        twice(model.init(jax.random.key(0)), batch, orders=jnp.zeros((1, 2), jnp.int32))
     with pytest.raises(ValueError, match="batch_norm must be one of train, eval"):
         protocols.ClientShare(model, batch_norm="both")
     share = protocols.ClientShare(model, local_steps=3)

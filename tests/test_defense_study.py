@@ -191,7 +191,7 @@ def test_changes_are_of_the_same_seeds():
 
 
 def test_examples_gradients_need_one_step():
-    with pytest.raises(ValueError, match="local_steps = 1, got 12"):
+    with pytest.raises(ValueError, match="one local step in all, got 12"):
         client_defense("dp_soteria", 10.0, local_steps=12)
 
 

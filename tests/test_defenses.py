@@ -286,7 +286,7 @@ def test_named_defenses_are_those_that_their_number_asks_for():
 
 
 def test_named_defenses_are_refused_to_clients_that_have_no_place_for_them():
-    inside, mixing = "needs local_steps = 1, got 2", "batch normalisation mixes them"
+    inside, mixing = "needs one local step in all, got 2", "batch normalisation mixes them"
     for name, strength, steps, statistics in (
         ("dp_sgd", 1.0, inside, mixing),
         ("feature_dropout", 0.5, inside, mixing),

@@ -183,7 +183,7 @@ def test_clients_keep_what_error_feedback_left_out(samples):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"defense": defenses.feature_dropout(0.5), "local_steps": 2}, "needs local_steps = 1, got 2"),
+        ({"defense": defenses.feature_dropout(0.5), "local_steps": 2}, "needs one local step in all, got 2"),
         ({"batch_size": 0}, "batch_size must be > 0"),
         ({"local_steps": 0}, "local_steps must be > 0"),
         ({"clients_per_round": 3}, "clients_per_round must be in"),

@@ -464,7 +464,7 @@ def test_fresh_forgets_checkpoints_too(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"defense": "soteria", "strength": 2.0}, "ratio must be in"),
-        ({"defense": "dp_sgd", "strength": 10.0, "local_steps": 2}, "needs local_steps = 1, got 2"),
+        ({"defense": "dp_sgd", "strength": 10.0, "local_steps": 2}, "needs one local step in all, got 2"),
         ({"defense": "gaussian"}, "strength of gaussian must be given"),
         ({"strength": 0.5}, "defense names none"),
         ({"adaptive": True}, "defense names none"),

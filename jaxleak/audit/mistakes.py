@@ -62,10 +62,7 @@ def _other_mode(client: Client) -> Claim | None:
 @functools.cache
 def _in_mode(share: protocols.ClientShare, batch_norm: BatchNormMode) -> protocols.ClientShare:
     """The same client in another mode; the same object every time, so that nothing is compiled twice."""
-    return protocols.ClientShare(
-        share.model, local_steps=share.local_steps, learning_rate=share.learning_rate, clients=share.clients,
-        batch_norm=batch_norm, loss=share.loss,
-    )  # fmt: skip
+    return share.in_mode(batch_norm)
 
 
 def _swapped(client: Client) -> Claim | None:

@@ -5,6 +5,7 @@ import json
 from typing import Any, Literal, get_args
 
 from jaxleak import _validate
+from jaxleak._steps import check_momentum
 
 #: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
 #: after the local steps.
@@ -24,8 +25,10 @@ class Facts:
         framework: what wrote the arrays, for example "torch" or "jax".
         loss: name of the loss function, for example "cross_entropy".
         reduction: how the loss is reduced over a batch, "mean" or "sum".
-        local_steps: E >= 1 steps of gradient descent, each on samples of its own.
+        local_steps: E >= 1 steps of gradient descent in an epoch, each on samples of its own.
+        local_epochs: K >= 1 passes over the same E * B samples.
         learning_rate: step size of the local steps, > 0.
+        momentum: momentum of the local steps, in [0, 1), with a velocity that begins at zero.
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
         defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
@@ -42,7 +45,9 @@ class Facts:
     loss: str | None = None
     reduction: str | None = None
     local_steps: int | None = None
+    local_epochs: int | None = None
     learning_rate: float | None = None
+    momentum: float | None = None
     batch_size: int | None = None
     batch_norm: str | None = None
     defense: str | None = None
@@ -62,7 +67,9 @@ class Facts:
             if isinstance(self.frozen, str) or not all(isinstance(name, str) and name for name in self.frozen):
                 raise ValueError(f"frozen must hold names of layers, got {self.frozen!r}")
             object.__setattr__(self, "frozen", tuple(self.frozen))  # JSON has lists
-        _validate.count(**self._given("local_steps", "batch_size"))
+        _validate.count(**self._given("local_steps", "local_epochs", "batch_size"))
+        if self.momentum is not None:
+            check_momentum(self.momentum)
         _validate.positive(**self._given("learning_rate"))
         _validate.non_negative(**self._given("strength"))
 

@@ -10,6 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from jaxleak._base import PyTree
+from jaxleak._steps import weight_of_steps
 from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
 from jaxleak.capture._facts import Facts
 from jaxleak.capture._names import fit
@@ -87,8 +88,8 @@ def load(path: str | Path) -> Update:
 def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None = None) -> PyTree:
     """The update in units of a gradient, as a tree like `params`.
 
-    A difference of weights or the weights themselves become `(before - after) / (learning_rate * local_steps)`, as
-    `protocols.ClientShare` computes them.
+    A difference of weights or the weights themselves become `(before - after) / (learning_rate * steps)` with the steps
+    of all epochs, and with momentum their weights (`weight_of_steps`), as `protocols.ClientShare` computes them.
 
     Args:
         update: from `load`.
@@ -113,12 +114,14 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
 
 def per_weight(update: Update) -> float:
     """The factor from a difference of weights to a gradient; `ValueError` if the learning rate is not known."""
-    if update.facts.learning_rate is None:
-        what = "a difference of weights" if update.facts.kind == "difference" else "weights"
+    facts = update.facts
+    if facts.learning_rate is None:
+        what = "a difference of weights" if facts.kind == "difference" else "weights"
         raise ValueError(
             f"{update.source}: learning_rate must be given: it turns {what} into a gradient (--learning-rate)"
         )
-    return 1 / (update.facts.learning_rate * (update.facts.local_steps or 1))
+    steps = (facts.local_steps or 1) * (facts.local_epochs or 1)
+    return 1 / (facts.learning_rate * weight_of_steps(steps, facts.momentum or 0.0))
 
 
 def _frozen(update: Any) -> tuple[str, ...] | None:

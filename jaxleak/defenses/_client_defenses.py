@@ -146,7 +146,7 @@ def client_defense(
     _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
     defense = CLIENT_DEFENSES[kind].build(strength)
     if defense.in_step and local_steps > 1:
-        raise ValueError(f"{kind} acts inside a local step: needs local_steps = 1, got {local_steps}")
+        raise ValueError(f"{kind} acts inside a local step: needs one local step in all, got {local_steps}")
     if defense.in_step and mixes_examples:
         raise ValueError(f"{kind} treats every example by itself, and batch normalisation mixes them: take eval")
     if claims_epsilon and CLIENT_DEFENSES[kind].private and mixes_examples:

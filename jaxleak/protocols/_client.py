@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak._steps import check_momentum
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
@@ -18,9 +19,11 @@ from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, mask
 class ClientShare:
     """`share(params, batch, sharpness=None) -> payload`, the very function that a client runs.
 
-    The payload is `(w - w') / (learning_rate * local_steps)`, the uploaded update in units of a gradient, averaged
-    over the clients of a secure aggregation; with one local step it is the gradient itself. The server knows both
-    constants, so this is arithmetic it can do. Samples are ordered: client by client, step by step.
+    The client takes `local_steps` steps of gradient descent in each of its `local_epochs` over the same samples. The
+    payload is `(w - w') / (learning_rate * steps)` with the number of all steps, the uploaded update in units of a
+    gradient, averaged over the clients of a secure aggregation; with one step it is the gradient itself. With momentum,
+    gradients are weighed by their part in the update. The server knows all constants, so this is arithmetic it can do.
+    Samples are ordered: client by client, and step by step as in the first epoch.
     """
 
     def __init__(
@@ -28,7 +31,9 @@ class ClientShare:
         model: Classifier,
         *,
         local_steps: int = 1,
+        local_epochs: int = 1,
         learning_rate: float = 1e-4,
+        momentum: float = 0.0,
         clients: int = 1,
         batch_norm: BatchNormMode = "train",
         loss: Loss = cross_entropy,
@@ -37,8 +42,11 @@ class ClientShare:
 
         Args:
             model: the global model.
-            local_steps: E >= 1 SGD steps, each on its own B samples.
+            local_steps: E >= 1 steps of an epoch, each on its own B samples.
+            local_epochs: K >= 1 passes over these E * B samples, as in ordinary federated averaging.
             learning_rate: step size of the local steps, > 0.
+            momentum: momentum of the local steps, in [0, 1); the velocity begins at zero in every round, as that of
+                PyTorch's `SGD` does where the client makes its optimiser anew.
             clients: M >= 1 clients whose updates are averaged before the server sees them (FedLeak, section 7).
             batch_norm: "train" normalises by the statistics of each local batch, "eval" by the running ones.
             loss: `(logits (B, C), y) -> ()`, with its reduction.
@@ -46,28 +54,58 @@ class ClientShare:
         Raises:
             ValueError: on arguments out of range.
         """
-        _validate.count(local_steps=local_steps, clients=clients)
+        _validate.count(local_steps=local_steps, local_epochs=local_epochs, clients=clients)
         _validate.positive(learning_rate=learning_rate)
+        check_momentum(momentum)
         _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
         self.model, self.loss, self.batch_norm = model, loss, batch_norm
-        self.local_steps, self.learning_rate, self.clients = local_steps, learning_rate, clients
+        self.local_steps, self.local_epochs, self.clients = local_steps, local_epochs, clients
+        self.learning_rate, self.momentum = learning_rate, momentum
 
-    def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
+    @property
+    def total_steps(self) -> int:
+        """K * E steps of all epochs, after each of which the weights are others."""
+        return self.local_steps * self.local_epochs
+
+    def in_mode(self, batch_norm: BatchNormMode) -> "ClientShare":
+        """The same client with another mode of batch normalisation."""
+        return ClientShare(
+            self.model, local_steps=self.local_steps, local_epochs=self.local_epochs, learning_rate=self.learning_rate,
+            momentum=self.momentum, clients=self.clients, batch_norm=batch_norm, loss=self.loss,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        params: PyTree,
+        batch: Batch,
+        *,
+        sharpness: jax.Array | float | None = None,
+        orders: jax.Array | None = None,
+    ) -> PyTree:
         """The payload of a batch x (M * E * B, 1, H, W, channels); `params` are the model's variables.
 
-        With a `sharpness` the kinks of the model are smoothed: the attacker's copy.
+        With a `sharpness` the kinks of the model are smoothed: the attacker's copy. `orders` (M, K - 1, E * B) are the
+        permutations of every client's samples in its later epochs; None repeats the first epoch's order, which is all
+        that an attacker can assume.
 
         Labels that are traced, as under `jax.jit`, have no values to look at: only their dtype and shape are checked,
         and the losses of `jaxleak.objectives` give an image whose label is out of range no gradient.
 
         Raises:
-            ValueError: if `batch.x` has another shape or is not M * E equal parts, or if `batch.y` does not hold one
-                integer in [0, C) per image, or one distribution (C,).
+            ValueError: if `batch.x` has another shape or is not M * E equal parts, if `batch.y` does not hold one
+                integer in [0, C) per image, or one distribution (C,), or if `orders` have another shape.
         """
-        updates = self.updates(params, batch, sharpness=sharpness)
+        updates = self.updates(params, batch, sharpness=sharpness, orders=orders)
         return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
 
-    def updates(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> list[PyTree]:
+    def updates(
+        self,
+        params: PyTree,
+        batch: Batch,
+        *,
+        sharpness: jax.Array | float | None = None,
+        orders: jax.Array | None = None,
+    ) -> list[PyTree]:
         """Every client's own payload, before they are averaged."""
         self._check(batch)
         total = batch.x.shape[0]
@@ -81,15 +119,33 @@ class ClientShare:
         def gradient(_: object, variables: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
             return gradient_of(self.model, self.loss, self.batch_norm, variables, x, y, sharpness)
 
-        if self.clients == self.local_steps == 1:
+        if self.clients == self.total_steps == 1:
             return [gradient(0, params, x, y)[0]]
 
-        def one_client(x: jax.Array, y: jax.Array) -> PyTree:
-            mean, _ = descend(gradient, params, x, y, self.learning_rate, steps=self.local_steps, unrolled=True)
+        def one_client(x: jax.Array, y: jax.Array, visits: jax.Array | None) -> PyTree:
+            if visits is not None:
+                x, y = x[visits], y[visits]
+            mean, _ = descend(
+                gradient, params, x, y, self.learning_rate,
+                steps=self.total_steps, momentum=self.momentum, unrolled=True,
+            )  # fmt: skip
             return mean
 
         split = (leaf.reshape(self.clients, -1, *leaf.shape[1:]) for leaf in (x, y))
-        return [one_client(a, b) for a, b in zip(*split, strict=True)]
+        visits = self._visits(total // self.clients, orders)
+        return [one_client(*one) for one in zip(*split, visits, strict=True)]
+
+    def _visits(self, samples: int, orders: jax.Array | None) -> list[jax.Array | None]:
+        """For every client the samples that it visits, one epoch after the other; None where there is one epoch."""
+        later = (self.clients, self.local_epochs - 1, samples)
+        if orders is not None and orders.shape != later:
+            raise ValueError(f"orders must be (clients, local_epochs - 1, samples) = {later}, got {orders.shape}")
+        if self.local_epochs == 1:
+            return [None] * self.clients
+        first = jnp.arange(samples)
+        if orders is None:
+            return [jnp.tile(first, self.local_epochs)] * self.clients
+        return [jnp.concatenate([first, *own]) for own in orders]
 
     def example_gradients(self, params: PyTree, batch: Batch) -> PyTree:
         """The payload of every example by itself, for one step of one client: leaves with a leading axis B."""
@@ -104,10 +160,16 @@ class ClientShare:
 def averaged_share(share: ClientShare) -> ClientShare:
     """The server's estimate of `share`: one gradient step on all samples at once (FedLeak, section 2).
 
-    With several local steps or clients it ignores that the weights moved in between, and that each step normalised
-    its own batch; with one of each it is `share`.
+    With several local steps, epochs or clients it ignores that the weights moved in between, and that each step
+    normalised its own batch; with one of each it is `share`.
     """
     return ClientShare(share.model, batch_norm=share.batch_norm, loss=share.loss)
+
+
+def draw_orders(share: ClientShare, key: jax.Array, samples: int) -> jax.Array:
+    """The orders (M, K - 1, samples) of a client that draws a new permutation of its samples in every later epoch."""
+    keys = jax.random.split(key, (share.clients, share.local_epochs - 1))
+    return jax.vmap(jax.vmap(lambda one: jax.random.permutation(one, samples)))(keys)
 
 
 def client(
@@ -117,6 +179,7 @@ def client(
     batch_size: int,
     variables: PyTree = None,
     defense: Defense | None = None,
+    reshuffle: bool = False,
     neighbours: int = 0,
     secure_aggregation: int | None = None,
     with_statistics: bool = False,
@@ -131,6 +194,9 @@ def client(
         defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
             at "server_view" what the server cannot read; for one client, and inside a step for one local step. With
             `neighbours` also at "client_payloads".
+        reshuffle: whether a client of several epochs draws a new order of its samples in each, as PyTorch's loaders do
+            with `shuffle=True`. The attacker does not know these orders: its copy, the protocol's share, repeats the
+            first epoch's.
         neighbours: other clients, each with as many samples of its own, whose payloads a defense at "client_payloads"
             takes along. The server sees the first client's upload, and the transcript holds that client's samples.
         secure_aggregation: fraction bits in [0, 30] of `masked_payloads`: several clients upload under masks that
@@ -144,8 +210,8 @@ def client(
         with is `transcript.private`, and not the data that the round was given.
 
     Raises:
-        ValueError: on sizes out of range, secure aggregation of one client, or a defense at a place that this client
-            does not have.
+        ValueError: on sizes out of range, secure aggregation of one client, a defense at a place that this client does
+            not have, or `reshuffle` where no order matters.
     """
     own_size = share.clients * share.local_steps * batch_size
     _validate.count(num_samples=num_samples, batch_size=batch_size)
@@ -156,7 +222,7 @@ def client(
     check_defense(
         defense,
         [place for place in HORIZONTAL_PLACES if (place == "client_payloads") == bool(neighbours)],
-        local_steps=share.local_steps,
+        local_steps=share.total_steps,
         inside=False,
         mixes_examples=share.model.mixes_images(share.batch_norm),
     )
@@ -164,6 +230,15 @@ def client(
         raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
     if defense is None and neighbours:
         raise ValueError(f"neighbours are of a defense at client_payloads, got {neighbours} and no defense")
+    if reshuffle and (share.local_epochs == 1 or share.local_steps == 1):
+        raise ValueError(
+            "reshuffle changes which samples share a batch in later epochs: needs local_epochs > 1 and "
+            f"local_steps > 1, got {share.local_epochs} and {share.local_steps}"
+        )
+    if reshuffle and neighbours:
+        raise ValueError(
+            f"reshuffle is of one client or of clients that are summed: needs neighbours = 0, got {neighbours}"
+        )
     if secure_aggregation is not None:
         largest_entry(share.clients, secure_aggregation)
     model = share.model
@@ -175,11 +250,14 @@ def client(
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
         drawn = Batch(private.x[index], private.y[index], index)
         batch = jax.tree.map(lambda leaf: leaf[:own_size], drawn)
-        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        round_key = jax.random.fold_in(key, state.round)
+        noise_key = jax.random.fold_in(round_key, 1)
+        orders = draw_orders(share, jax.random.fold_in(round_key, 2), own_size // share.clients) if reshuffle else None
         if secure_aggregation is None:
-            payload = share(state.params, batch)
+            payload = share(state.params, batch, orders=orders)
         else:
-            uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *share.updates(state.params, batch))
+            updates = share.updates(state.params, batch, orders=orders)
+            uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *updates)
             payload = aggregate(masked_payloads(noise_key, uploads, fraction_bits=secure_aggregation), mean=True)
         if acts_at(defense, "client_payloads"):
             each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)

@@ -34,7 +34,7 @@ def check_defense(
     _validate.one_of(tuple(places), place=defense.place)
     by_example = defense.place == "per_example_gradient"
     if local_steps > 1 and (defense.one_step or (by_example and not inside)):
-        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {local_steps}")
+        raise ValueError(f"this defense acts inside a step: needs one local step in all, got {local_steps}")
     if by_example and mixes_examples:
         raise ValueError(
             "batch normalisation mixes examples, and a defense acts on each: take batch_norm='eval', and layers that "

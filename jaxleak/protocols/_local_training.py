@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak._base import BatchNormMode, Loss, PyTree
+from jaxleak._steps import weight_of_steps
 from jaxleak.models import Classifier
 
 #: `(number of the step, variables, x (B, H, W, channels), y (B,)) -> (gradient, running statistics after it)`
@@ -39,6 +40,7 @@ def descend(
     *,
     steps: int,
     unrolled: bool,
+    momentum: float = 0.0,
 ) -> tuple[PyTree, PyTree]:
     """Descend from `start`, one part of the samples after the other.
 
@@ -51,23 +53,30 @@ def descend(
         steps: E >= 1.
         unrolled: in Python, for whoever differentiates through the steps: the transpose of a scan keeps every
             activation too, and is slower on CPU. Otherwise scanned, which compiles once whatever E is.
+        momentum: in [0, 1); the velocity begins at zero.
 
     Returns:
-        The mean of the steps' gradients, which is `(start - end) / (learning_rate * E)` without the rounding of that
-        difference, and the running statistics after the last step.
+        The mean of the steps' gradients by their weights in the update (`weight_of_steps`), which is `(start - end) /
+        (learning_rate * weight)` without the rounding of that difference, and the running statistics after the last
+        step.
     """
 
-    def step(carry: tuple[PyTree, PyTree], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, PyTree], None]:
-        variables, total = carry
+    def step(carry: tuple[PyTree, ...], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, ...], None]:
+        variables, total, velocity = carry
         found, stats = gradient(now[0], variables, now[1], now[2])
-        weights = jax.tree.map(lambda w, g: w - learning_rate * g, variables["params"], found)
-        return ({**variables, "params": weights, "batch_stats": stats}, jax.tree.map(jnp.add, total, found)), None
+        if momentum:
+            velocity = found = jax.tree.map(lambda v, g: momentum * v + g, velocity, found)
+        weights = jax.tree.map(lambda w, v: w - learning_rate * v, variables["params"], found)
+        total = jax.tree.map(jnp.add, total, found)
+        return ({**variables, "params": weights, "batch_stats": stats}, total, velocity), None
 
-    carry = (start, jax.tree.map(jnp.zeros_like, start["params"]))
+    zeros = jax.tree.map(jnp.zeros_like, start["params"])
+    carry: tuple[PyTree, ...] = (start, zeros, zeros if momentum else ())
     parts = (jnp.arange(steps), *(leaf.reshape(steps, -1, *leaf.shape[1:]) for leaf in (x, y)))
     if unrolled:
         for number in range(steps):
             carry, _ = step(carry, tuple(part[number] for part in parts))
     else:
         carry, _ = jax.lax.scan(step, carry, parts)
-    return jax.tree.map(lambda leaf: leaf / steps, carry[1]), carry[0]["batch_stats"]
+    weight = weight_of_steps(steps, momentum)
+    return jax.tree.map(lambda leaf: leaf / weight, carry[1]), carry[0]["batch_stats"]

@@ -27,6 +27,7 @@ from jaxleak.study.updates import (
     own_opinion,
     public_images,
     resolved,
+    share_of,
     where_seen,
 )
 
@@ -45,10 +46,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     read = resolved(case).leaves(model)
     payload = load_payload(args.payload, variables["params"], read)
     attacks.check_payload(payload, variables, read)
-    share = protocols.ClientShare(
-        model, local_steps=case.local_steps, learning_rate=case.learning_rate, clients=case.clients,
-        batch_norm=case.batch_norm,  # type: ignore[arg-type]
-    )  # fmt: skip
+    share = share_of(case, model)
     generator = generator_for(case, seed, args.image_shape, captured=True)
     attacker = resolved(case, generator)
     engine = attacker.build(model, protocols.averaged_share(share) if case.estimate else share)

@@ -29,7 +29,8 @@ GROUPS = {
     "data options": ("data", "batch-size", "partition", "pool", "skip", "federation"),
     "model options": ("model", "weights", "activation", "init", "width", "mean", "std"),
     "client and defense options": (
-        "local-steps", "learning-rate", "batch-norm", "attacked-round", "clients", "defense", "strength", "adaptive",
+        "local-steps", "local-epochs", "reshuffle", "learning-rate", "momentum", "batch-norm", "attacked-round",
+        "clients", "defense", "strength", "adaptive",
     ),
     "attack options": (
         "attack", "iterations", "restarts", "microbatch", "labels", "estimate", "optimizer", "step-size", "terms", "tv",

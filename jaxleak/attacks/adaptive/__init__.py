@@ -124,8 +124,8 @@ def informed(
             "noise that is ordered like the gradient is attacked over many rounds (`informed_rounds`); no attacker of "
             "one client's update is known"
         )
-    if defense.in_step and share.local_steps > 1:
-        raise ValueError(f"this defense acts inside a step: needs local_steps = 1, got {share.local_steps}")
+    if defense.in_step and (steps := share.local_steps * getattr(share, "local_epochs", 1)) > 1:
+        raise ValueError(f"this defense acts inside a step: needs one local step in all, got {steps}")
     if prior is None:
         prior = "natural" if min(model.image_shape[:2]) > 1 else "weak"
     _validate.one_of(get_args(PriorName), prior=prior)

@@ -34,7 +34,9 @@ def check_client(
     batch_norm: str = "train",
     reduction: str = "mean",
     local_steps: int = 1,
+    local_epochs: int = 1,
     learning_rate: float = 1e-4,
+    momentum: float = 0.0,
     precision: Precision | None = None,
 ) -> list[Finding]:
     """Compare an update with what the client must have sent, for a batch whose images are known.
@@ -48,8 +50,10 @@ def check_client(
         labels: (B,) integers.
         batch_norm: mode of the client's normalisation layers.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
-        local_steps: number of local steps of the client, >= 1.
+        local_steps: number of local steps of the client in an epoch, >= 1.
+        local_epochs: number of passes over the images, >= 1, each in the order of the first.
         learning_rate: step size of the local steps, > 0.
+        momentum: momentum of the local steps, in [0, 1).
         precision: the format in which the update was sent; None recognises 16 bits by the payload's values.
 
     Returns:
@@ -72,7 +76,8 @@ def check_client(
 
     def share(mode: str) -> ClientShare:
         return ClientShare(
-            model, local_steps=local_steps, learning_rate=learning_rate, batch_norm=mode  # type: ignore[arg-type]
+            model, local_steps=local_steps, local_epochs=local_epochs, learning_rate=learning_rate, momentum=momentum,
+            batch_norm=mode,  # type: ignore[arg-type]
         )  # fmt: skip
 
     factor = len(x) / local_steps if reduction == "sum" else 1.0
@@ -122,18 +127,19 @@ def check_known_images(
         precision: as in `check_client`.
 
     Returns:
-        The last finding of `check_client`. After several local steps it fails no update: the truth may list its
-        images in another order than that in which the client took them.
+        The last finding of `check_client`. After several local steps it fails no update: the client may have taken
+        the images in another order than that of the truth, or in new orders in later epochs.
     """
     if truth is None or truth[1] is None or defended:
         return []
     *_, found = check_client(
         share.model, variables, payload, *truth, batch_norm=share.batch_norm, local_steps=share.local_steps,
-        learning_rate=share.learning_rate, precision=precision,
+        local_epochs=share.local_epochs, learning_rate=share.learning_rate, momentum=share.momentum,
+        precision=precision,
     )  # fmt: skip
     if found.name != _NAME or found.status != "failed":
         return [found] if found.name == _NAME else []
-    if share.local_steps > 1:
+    if share.total_steps > 1:
         return [found._replace(status="suspicious", cause=f"images in another order; or {found.cause}")]
     return [found._replace(option=f"--truth, {found.option}")]
 

@@ -44,7 +44,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     Args:
         head: from `head_of`, of a gradient of the mean loss.
         samples: n >= 1 that are stated, of all local steps.
-        local_steps: E >= 1 that are stated.
+        local_steps: steps >= 1 of all epochs that are stated.
     """
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak._base import PyTree
+from jaxleak._base import BatchNormMode, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.finding import Finding, Status
 from jaxleak.audit._checks.laws import Laws, against, find_laws, shares_of_norm, vanishing
@@ -84,13 +84,9 @@ def _cause(
     """The first mistake whose correction mends all laws."""
     share = laws.share
     if share.model.has_running_statistics:
-        other = "eval" if share.batch_norm == "train" else "train"
+        other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
         if other == "train" or variables.get("batch_stats"):
-            mirrored = ClientShare(
-                share.model, local_steps=share.local_steps, learning_rate=share.learning_rate,
-                clients=share.clients, batch_norm=other, loss=share.loss,  # type: ignore[arg-type]
-            )  # fmt: skip
-            there = find_laws(mirrored, variables, batch_size, key, precision)
+            there = find_laws(share.in_mode(other), variables, batch_size, key, precision)
             if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
                 return f'the client normalised in mode "{other}"', f"--batch-norm {other}"
     for leaf, layout, changed in other_layouts(variables["params"], payload):

@@ -77,7 +77,7 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
         raise ValueError(f"strength of {known.defense} must be given: its {unit} (--strength)")
     mixes = share.model.mixes_images(share.batch_norm)
     return client_defense(
-        known.defense, known.strength, local_steps=share.local_steps, mixes_examples=mixes, claims_epsilon=False
+        known.defense, known.strength, local_steps=share.total_steps, mixes_examples=mixes, claims_epsilon=False
     )
 
 

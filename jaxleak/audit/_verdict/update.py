@@ -95,7 +95,8 @@ def update(
     assert known.batch_size is not None
     model, variables = trained_part(model, variables, known.frozen)
     share = ClientShare(
-        model, local_steps=known.local_steps or 1, learning_rate=known.learning_rate or 1e-4,
+        model, local_steps=known.local_steps or 1, local_epochs=known.local_epochs or 1,
+        learning_rate=known.learning_rate or 1e-4, momentum=known.momentum or 0.0,
         batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
@@ -137,7 +138,7 @@ def update(
     answers, said = _attacked(case)
     labels = Labels.none(model.num_classes)
     if head is not None:
-        labels = labels_of(head, samples, local_steps=share.local_steps)
+        labels = labels_of(head, samples, local_steps=share.total_steps)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
     from jaxleak.study.updates._believed import believed_rates
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
-    from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, victim
+    from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, share_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
     from jaxleak.study.updates._federation import (
         Federation,
@@ -48,7 +48,7 @@ _MODULE_OF = {
     **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
     "believed_rates": "_believed",
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
-    **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "victim"), "_client"),
+    **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "share_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
     **dict.fromkeys(("Federation", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"),
     "Training": "_training",
@@ -117,6 +117,7 @@ __all__ = [
     "run_trade_off",
     "score",
     "seconds_of_update",
+    "share_of",
     "sources_of_update",
     "trade_off_runner",
     "trained",

@@ -12,6 +12,7 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
+from jaxleak._steps import check_momentum
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.study.updates._case import HELD_OUT, ITERATIVE, OF_GENERATORS, SYNTHETIC, Case, check_combinations
 from jaxleak.study.updates._names import ATTACKS
@@ -24,6 +25,8 @@ def check(case: Case) -> None:
     """Raise `ValueError` on unknown names or options out of range, before any data are loaded."""
     _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
     _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
+    _validate.count(local_epochs=case.local_epochs)
+    check_momentum(case.momentum)
     optional = {"width": case.width, "microbatch": case.microbatch}
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
@@ -50,7 +53,7 @@ def check(case: Case) -> None:
         _validate.one_of(tuple(defenses.CLIENT_DEFENSES), defense=case.defense)
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
-        known = defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps)
+        known = defenses.client_defense(case.defense, case.strength, local_steps=case.total_steps)
         if case.prior is not None and not adaptive.reads_prior(known):
             raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
         if case.attacked_round and defenses.CLIENT_DEFENSES[case.defense].memory:

@@ -48,10 +48,17 @@ class Case:
     """Images per update."""
     local_steps: int = 1
     """Steps per upload: how many of gradient descent a client takes before it uploads."""
+    local_epochs: int = 1
+    """Epochs per upload: how often a client goes through its samples, in --local-steps steps each time."""
+    reshuffle: bool = False
+    """New orders: in every epoch after the first, the client's steps take its samples in a new order, which the
+    attacker does not know."""
     clients: int = 1
     """Clients per sum: how many stand behind one secure aggregation."""
     learning_rate: float = 1e-4
     """Size of a step: learning rate of the client's local steps."""
+    momentum: float = 0.0
+    """Client's momentum: that of its local steps, in [0, 1)."""
     estimate: bool = False
     """Averaged steps: attack with the averaged-gradient estimate instead of the unrolled local steps."""
     batch_norm: str = "train"
@@ -141,6 +148,11 @@ class Case:
     def taken(self) -> int:
         """Index of the first sample of the data that no client holds; all later ones are free, too."""
         return self.skip + self.pool
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps of gradient descent a client takes, in all of its epochs."""
+        return self.local_steps * self.local_epochs
 
     @property
     def images(self) -> int:

@@ -59,7 +59,8 @@ FRACTION_BITS = 24
 #: Options that the client's program depends on; cases that differ only in other options share its compilation.
 _CLIENT_FIELDS = (
     "model", "activation", "width", "init", "mean", "std", "pool",
-    "batch_size", "local_steps", "clients", "learning_rate", "batch_norm", "defense", "strength",
+    "batch_size", "local_steps", "local_epochs", "reshuffle", "clients", "learning_rate", "momentum", "batch_norm",
+    "defense", "strength",
 )  # fmt: skip
 
 
@@ -97,14 +98,21 @@ def _compiled_client(
     case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
     model = build_model(case, image_shape, num_classes)
-    share = protocols.ClientShare(
+    share = share_of(case, model)
+    return model, share, _protocol(case, share, None, with_statistics)
+
+
+def share_of(case: Case, model: models.Classifier) -> protocols.ClientShare:
+    """What the case's client computes on a model."""
+    return protocols.ClientShare(
         model,
         local_steps=case.local_steps,
+        local_epochs=case.local_epochs,
         learning_rate=case.learning_rate,
+        momentum=case.momentum,
         clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
     )
-    return model, share, _protocol(case, share, None, with_statistics)
 
 
 def _protocol(
@@ -121,6 +129,7 @@ def _protocol(
         batch_size=case.batch_size,
         variables=variables,
         defense=defense,
+        reshuffle=case.reshuffle,
         neighbours=0 if case.defense is None else defenses.CLIENT_DEFENSES[case.defense].neighbours,
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
@@ -132,4 +141,4 @@ def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:
     if case.defense is None:
         return None
     mixes = model.mixes_images(case.batch_norm)  # type: ignore[arg-type]
-    return defenses.client_defense(case.defense, case.strength, local_steps=case.local_steps, mixes_examples=mixes)
+    return defenses.client_defense(case.defense, case.strength, local_steps=case.total_steps, mixes_examples=mixes)

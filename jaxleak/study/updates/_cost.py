@@ -46,7 +46,7 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
         evaluations *= LINE_SEARCH
     if s.gradient_free:
         evaluations *= presets.GGL_POPULATION * FIRST_ORDER / SECOND_ORDER
-    each = max(OVERHEAD, SECOND_ORDER * case.images * forward) * evaluations
+    each = max(OVERHEAD, SECOND_ORDER * case.images * case.local_epochs * forward) * evaluations
     learning = 0.0
     if case.attack in presets.GENERATIVE:
         pixels = math.prod(_shape_of(case.data)[0][:2])

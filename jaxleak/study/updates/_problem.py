@@ -67,7 +67,7 @@ def _attack_on(
         return resolved(case, generator).build(model, shown)
     chosen = {"tv": case.tv, "activation": case.activation_penalty}
     known = adaptive.informed(
-        defenses.client_defense(case.defense, case.strength, local_steps=shown.local_steps),
+        defenses.client_defense(case.defense, case.strength, local_steps=shown.total_steps),
         model,
         shown,
         resolved(case, generator).settings,

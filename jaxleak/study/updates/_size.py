@@ -41,9 +41,14 @@ def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = N
     closed = case.attack in CLOSED_FORM
     trials = case.microbatch or case.restarts
     copies = CLIENT_COPIES if closed else ACTIVATION_COPIES * trials
-    named = {"--microbatch": trials, "--batch-size": case.batch_size, "--local-steps": case.local_steps}
+    named = {
+        "--microbatch": trials,
+        "--batch-size": case.batch_size,
+        "--local-steps": case.local_steps,
+        "--local-epochs": case.local_epochs,
+    }
     largest = max(named, key=lambda name: named[name])
-    need = PARAMETER_COPIES * parameters + copies * case.images * per_image
+    need = PARAMETER_COPIES * parameters + copies * case.images * case.local_epochs * per_image
     audit.require_bytes(need, device, f"{largest} (now {named[largest]}) lowers it")
 
 

@@ -59,7 +59,7 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     attacked = [point.case]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
         attacked.append(replace(point.case, adaptive=True))
-        defense = client_defense(point.case.defense, point.case.strength, local_steps=point.case.local_steps)
+        defense = client_defense(point.case.defense, point.case.strength, local_steps=point.case.total_steps)
         if reads_prior(defense):
             attacked.append(replace(point.case, adaptive=True, prior="weak"))
     trained = federation if point.case.attacked_round else None

@@ -1,0 +1,27 @@
+"""How far a client's steps move the weights; without JAX, since clients of other frameworks ask it too."""
+
+from jaxleak import _validate
+
+
+def check_momentum(momentum: float) -> None:
+    """Raise `ValueError` unless a client's momentum is in [0, 1)."""
+    _validate.non_negative(momentum=momentum)
+    if momentum >= 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+
+
+def weight_of_steps(steps: int, momentum: float = 0.0) -> float:
+    """The weights that the gradients of all steps have in an update together; without momentum, one each.
+
+    A step moves the weights by the velocity `v_t = momentum v_{t-1} + g_t`, so that the gradient of step s has the
+    weight `1 + momentum + ... + momentum^(S - s)` in the sum of all S steps.
+
+    Args:
+        steps: S >= 1.
+        momentum: in [0, 1).
+    """
+    total = weight = 0.0
+    for _ in range(steps):
+        weight = momentum * weight + 1.0
+        total += weight
+    return total
