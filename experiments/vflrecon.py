@@ -13,7 +13,7 @@ and difference per cell, ours for the first of `--shadow-init`, beside the other
 run goes on where it was. Rows `#adaptive` attack with a shadow run that has the defense too, rows `#validated` with
 several shadow runs and with fields that were chosen on the attacker's own records. Without a number of records, a run
 takes as many as it has of 1000 shadow records and 2000 others, and says how many these are; a number that the data do
-not have is refused. docs/vflrecon.md has the results of these commands.
+not have is refused. docs/vflrecon.md says which results are stored.
 """
 
 import functools

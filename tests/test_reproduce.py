@@ -181,14 +181,14 @@ def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run
         "ours | 1 | 1 | 0 | 0",
     ):
         assert f"| {row} |" in overview
-    assert "exactly as printed are of" not in overview
+    assert "measured as printed are of" not in overview
     committed = pages.pages([ledger_of(paper) for paper in PAPERS])["index.md"]
-    assert "exactly as printed are of [Table 2](cafe/table2.md) (" in committed
+    assert "measured as printed are of [Table 2](cafe/table2.md) (" in committed
     assert ") and [Section 3, footnote 3](fedleak/text-overdetermination.md) (" in committed
     assert "| yale32 | 165 | " in committed
     assert reproduce.main(reproduce.Args(status=True)) == 0
     said = capsys.readouterr().out
-    printed = said.partition(" 56 exactly as printed (of ")[2].partition(")")[0].split(", ")
+    printed = said.partition(" 56 as printed (of ")[2].partition(")")[0].split(", ")
     assert printed == [
         *(f"cafe/{table}" for table in ("table2", "table3", "table4", "table5", "table6", "text-fake-gradients")),
         *(f"fedleak/{table}" for table in ("table11-gd", "table11-psnr", "text-overdetermination")),

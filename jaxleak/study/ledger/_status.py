@@ -122,7 +122,7 @@ def status_text(found: dict[str, Any]) -> str:
     where = ", ".join("/".join(table) for table in variants["printed"]["tables"])
     return (
         f"{found['measured']} of {found['cells']} cells have a measurement, {found['paper_algorithm']} of them by the "
-        f"paper's own algorithm, {found['as_printed']} exactly as printed{f' (of {where})' if where else ''}\n"
+        f"paper's own algorithm, {found['as_printed']} as printed{f' (of {where})' if where else ''}\n"
         f"met, by the variant of a cell's most faithful measurement: {', '.join(by_variant)}; beyond: better for the "
         "attacker than printed by more than the spread and 5 %"
     )
