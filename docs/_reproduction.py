@@ -111,9 +111,10 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         f"The papers print {found['cells']} results. For {found['measured']} of them there is a measurement here, for "
         f"{found['paper_algorithm']} one by the paper's own algorithm, and for {found['as_printed']} one with all "
-        f"that the paper prints (what a paper leaves open is ours, and said). The printed number is missed {found['missed']} times and met {found['met']} times. In "
-        f"{found['beyond']} of those that are met the attack leaks more here than in the paper, by more than the "
-        f"spread and 5 %. {_met_by_noise(ledgers)} others are of GradInversion, which fails in the paper and here: its "
+        "that the paper prints (what a paper leaves open is ours, and said). The printed number is missed "
+        f"{found['missed']} times and met {found['met']} times. In {found['beyond']} of those that are met the attack "
+        f"leaks more here than in the paper, by more than the spread and 5 %. "
+        f"{_met_by_noise(ledgers)} others are of GradInversion, which fails in the paper and here: its "
         "answer is close to the mean of its random starts, so the number is repeated, and no reconstruction "
         "([FedLeak's baselines](../fedleak/baselines.md)).",
         "",

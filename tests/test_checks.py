@@ -52,6 +52,20 @@ def test_a_right_update_passes(plain, normalised):
         assert {finding.status for finding in client.check()} <= {"passed", "not applicable"}
 
 
+@pytest.mark.parametrize(
+    ("images", "options"),
+    [(4, {"local_steps": 2, "local_epochs": 3, "momentum": 0.9}), (1, {"local_epochs": 3})],
+)
+def test_a_right_update_of_several_epochs_passes_where_they_are_stated(plain, images, options):
+    share = protocols.ClientShare(plain.model, learning_rate=0.1, **options)
+    batch = jax.tree.map(lambda leaf: leaf[:images], plain.batch)
+    claim = {"payload": jax.jit(share)(plain.variables, batch), "batch_size": images // share.local_steps}
+    assert {finding.status for finding in plain.check(share=share, **claim)} <= {"passed", "not applicable"}
+    without = protocols.ClientShare(plain.model, learning_rate=0.1, local_steps=share.local_steps)
+    (rank,) = (finding for finding in plain.check(share=without, **claim) if finding.name == "batch size by rank")
+    assert (rank.status, rank.option) == ("failed", "--batch-size, --local-steps, --local-epochs, or --defense other")
+
+
 MISTAKES = {
     "sum": (lambda c: {"payload": jax.tree.map(lambda g: 4 * g, c.gradient)}, "sum over the batch"),
     "too small a batch": (lambda c: {"batch_size": 2}, "batch is larger"),
@@ -279,13 +293,13 @@ class TestHead:
         ],
     )
     def test_the_rank_bounds_the_batch_size(self, labels, stated, status, says):
-        found = equations._rank(self.of_batch(labels), stated)
+        found = equations._rank(self.of_batch(labels), stated, 1)
         assert found.status == status
         assert says in found.evidence
         expected = {
             "passed": "",
             "suspicious": f"--batch-size {len(labels)}",
-            "failed": "--batch-size, --local-steps, or --defense other",
+            "failed": "--batch-size, --local-steps, --local-epochs, or --defense other",
         }
         assert found.option.startswith(expected[status])
         if status == "suspicious":

@@ -143,6 +143,7 @@ def test_what_is_just_allowed_is_checked_and_taken():
         ({"microbatch": 0}, "microbatch must be > 0"),
         ({"skip": -1}, "skip must be >= 0"),
         ({"attack": "patch_embedding", "batch_size": 2}, "one image behind one gradient, got 2 images"),
+        ({"attack": "patch_embedding", "local_epochs": 3}, "one gradient, got 3 steps"),
         ({"attack": "patch_embedding", "adaptive": True}, "adaptive must be False, got True"),
         ({"defense": "error_feedback", "strength": 10.0, "attacked_round": 3}, "attacked_round must be 0, got 3"),
     ):

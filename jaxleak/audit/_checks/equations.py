@@ -1,7 +1,8 @@
 """Checks of the last dense layer's gradient, which cross-entropy ties to the labels and to the batch size.
 
 All of them are exact for every network, and for several local steps with n the samples of all of them, but for the
-whole numbers of labels, which takes the softmax of the mean features for the mean softmax.
+whole numbers of labels, which takes the softmax of the mean features for the mean softmax. Epochs over the same samples
+and momentum leave fewer of them.
 """
 
 import functools
@@ -16,13 +17,14 @@ from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, coun
 _SUM_BELOW = 1e-3
 #: Relative misfit of the equations of one sample.
 _ONE_SAMPLE_BELOW = 2e-3
+_LABELS, _COUNTS, _ONE_SAMPLE = "labels in the batch", "whole numbers of labels", "one sample's equations"
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
 #: The options that reverse the sign of a gradient.
 _TURN = "--kind difference --learning-rate 1"
 
 
-def check_head(head: Head | None, samples: int) -> list[Finding]:
+def check_head(head: Head | None, samples: int, *, epochs: int = 1, uneven: bool = False) -> list[Finding]:
     """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
 
     A later check that takes for granted what an earlier one has refuted is not applicable: it would name the same
@@ -31,6 +33,8 @@ def check_head(head: Head | None, samples: int) -> list[Finding]:
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
+        epochs: how often each of them was visited, >= 1.
+        uneven: whether the steps have different weights in the update, as with momentum.
     """
     if head is None:
         why = (
@@ -38,12 +42,18 @@ def check_head(head: Head | None, samples: int) -> list[Finding]:
             "follows that layer, such as a scale of the logits."
         )
         return [Finding("equations of the head", "not applicable", why)]
-    size, rank = _size_of_the_bias_gradient(head, samples), _rank(head, samples)
+    size, rank = _size_of_the_bias_gradient(head, samples), _rank(head, samples, epochs)
     sign = [_unless_refuted(finding, size, rank) for finding in _sign(head, samples)]
     found = [_sums_over_classes(head), size, rank, *sign]
     if head.bias_gradient is None:
         return found
-    found.append(_unless_refuted(_labels_fit(head, samples), size, rank, *sign))
+    if uneven:
+        found.append(Finding(_LABELS, "not applicable", "Momentum weighs the steps, and with them labels, unevenly."))
+    else:
+        found.append(_unless_refuted(_labels_fit(head, samples), size, rank, *sign))
+    if epochs > 1 or uneven:
+        why = "The same samples were visited at several weights, or the steps weigh unevenly."
+        return [*found, Finding(_COUNTS if samples > 1 else _ONE_SAMPLE, "not applicable", why)]
     if samples > 1:
         return [*found, _unless_refuted(check_counts(head, samples), size, rank, *sign)]
     # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
@@ -117,19 +127,25 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
     return Finding(name, "failed", evidence, cause, "--learning-rate, --local-steps, --reduction")
 
 
-def _rank(head: Head, samples: int) -> Finding:
+def _rank(head: Head, samples: int, epochs: int) -> Finding:
+    """Every visit of a sample adds one to the rank at most; visits of one sample at nearby weights may add nothing."""
     name = "batch size by rank"
     rank, most = rank_of(head), highest_rank(head, samples)
-    evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(rank)} behind it"
-    if rank > samples:
-        cause = f"the batch is larger than {samples}, or the update is noisy or was computed in mixed precision"
+    evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(-(-rank // epochs))} behind it"
+    if rank > samples * epochs:
+        cause = (
+            f"the batch is larger than {samples}, the client took more epochs, or the update is noisy or was computed "
+            "in mixed precision"
+        )
         evidence = f"{evidence}, but the stated number is {samples}."
-        return Finding(name, "failed", evidence, cause, "--batch-size, --local-steps, or --defense other")
+        option = "--batch-size, --local-steps, --local-epochs, or --defense other"
+        return Finding(name, "failed", evidence, cause, option)
     if rank < most and head.rounding < RANK_ABOVE:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
         return Finding(name, "suspicious", evidence, cause, f"--batch-size {rank}")
+    most = highest_rank(head, samples * epochs)
     return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")
 
 
@@ -138,7 +154,7 @@ def _of_samples(count: int) -> str:
 
 
 def _labels_fit(head: Head, samples: int) -> Finding:
-    name = "labels in the batch"
+    name = _LABELS
     least = int(counted(head, samples).sum())
     evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
     if least <= samples:
@@ -160,7 +176,7 @@ def _predicted(head: Head) -> np.ndarray | None:
 
 def _one_sample(head: Head) -> Finding:
     """The features of one sample are dW db / |db|^2; the head's weights turn them into the softmax that db contains."""
-    name = "one sample's equations"
+    name = _ONE_SAMPLE
     db, p = head.bias_gradient, _predicted(head)
     if db is None or p is None:
         return Finding(name, "not applicable", _NO_BIAS_GRADIENT)
@@ -187,7 +203,7 @@ def _one_sample(head: Head) -> Finding:
 
 def check_counts(head: Head, samples: int) -> Finding:
     """n_c = n (mean p_c - db_c), with p of the mean features in the place of the mean p: nearly whole numbers."""
-    name = "whole numbers of labels"
+    name = _COUNTS
     db, p = head.bias_gradient, _predicted(head)
     if db is None or p is None:
         return Finding(name, "not applicable", _NO_BIAS_GRADIENT)

@@ -27,13 +27,14 @@ _EXACT_BELOW = 1e-5
 def run_stages(case: Case) -> Iterator[Answer | str]:
     """Answers, and sentences on what was not tried and why."""
     certain = exact = False
-    if case.samples == 1 and not case.defended:
+    if case.samples == 1 and case.share.total_steps == 1 and not case.defended:
         for found in _closed_forms(case):
             if isinstance(found, Answer) and found.shown.all():
                 certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
             yield found
     else:
-        why = "the client defends its update" if case.defended else f"{case.samples} samples are behind it"
+        why = f"{case.samples} samples are behind it" if case.samples > 1 else "the client took several steps"
+        why = "the client defends its update" if case.defended else why
         yield f"Closed forms of one exact gradient were not tried: {why}."
     if exact:
         return

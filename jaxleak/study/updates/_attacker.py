@@ -44,8 +44,9 @@ def check(case: Case) -> None:
             raise ValueError(f"homotopy must not fall, got {first} to {last}")
     if case.attack not in CLOSED_FORM:
         resolved(case)
-    elif case.images != 1:
-        raise ValueError(f"{case.attack} solves for one image behind one gradient, got {case.images} images")
+    elif case.images != 1 or case.total_steps != 1:
+        behind = f"{case.images} images" if case.images > 1 else f"{case.total_steps} steps"
+        raise ValueError(f"{case.attack} solves for one image behind one gradient, got {behind}")
     elif case.adaptive:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
