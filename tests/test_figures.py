@@ -211,6 +211,22 @@ def test_priors_stand_by_attack_and_by_noise(drawn):
         assert heights == [runs[attack, float(noise)] for noise in fedleak.NOISE]
 
 
+def test_bars_of_epochs_are_named_as_their_runs(drawn):
+    stored, figure = drawn("epochs")
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    for run, label in zip(stored, labels, strict=True):
+        config = run["config"]
+        images = config["batch_size"] * config["local_steps"]
+        assert ("4 images" in label) <= (images == 4)
+        assert ("8 images" in label) <= (images == 8)
+        assert ("5 epochs" in label) == (config["local_epochs"] == 5)
+        assert ("new orders" in label) == config["reshuffle"]
+        assert ("momentum" in label) == (config["momentum"] > 0)
+        assert ("one gradient" in label) == config["estimate"]
+    assert [bar.get_width() for bar in axes.patches] == [run["metrics"]["psnr"] for run in stored]
+
+
 def test_smooth_networks_are_named_as_their_runs(drawn):
     stored, figure = drawn("smooth")
     labels = [label.get_text().lower().replace(",", "") for label in figure.axes[0].get_yticklabels()]

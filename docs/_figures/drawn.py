@@ -28,6 +28,7 @@ DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "defenses": (defended.defenses, ("defenses",)),
     "fake_gradients": (cafe.fake_gradients, ("fake_true", "fake_capped")),
     "labels": (networks.labels, ("labels",)),
+    "epochs": (fedleak.epochs, tuple(fedleak.EPOCHS)),
     "local_steps": (fedleak.local_steps, ("local_exact", "local_smooth")),
     "mistakes": (audits.mistakes, ("mistakes",)),
     "mutants": (reliability.mutants, ("mutants", "mutants_later", "mutants_unseen")),

@@ -65,6 +65,17 @@ SMOOTH = (
 #: Numbers of local steps in FedLeak's Table 9.
 STEPS = (1, 2, 4, 8, 12)
 
+#: Stored runs of clients that take several epochs, and what a reader is told of each.
+EPOCHS = {
+    "epochs_four_1": "4 images, one step",
+    "epochs_four_5": "5 epochs",
+    "epochs_eight_1": "8 images, four steps",
+    "epochs_eight_5": "5 epochs, one order",
+    "epochs_eight_5_reshuffle": "5 epochs, new orders",
+    "epochs_eight_5_momentum": "5 epochs, new orders, momentum",
+    "epochs_eight_5_estimate": "5 epochs, new orders,\nattacked as one gradient",
+}
+
 
 def terms(stored: dict[str, Any], path: Path) -> None:
     """What FedLeak's own terms change, here and in the paper."""
@@ -207,4 +218,23 @@ def _trends(
         axes.set_ylabel(PSNR)
     figure.suptitle(title, fontsize=11)
     plots.legend_below(figure, grid.flat[0])
+    plots.save_figure(figure, path)
+
+
+def epochs(*stored: dict[str, Any], path: Path) -> None:
+    """What epochs over the same images leave, one bar for each run of `EPOCHS`, with its seeds as points."""
+    figure, axes = plots.subplots(size=(7, 4))
+    places = np.arange(len(stored))[::-1]
+    bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8, label_type="center", color="white")
+    for place, run in zip(places, stored, strict=True):
+        axes.plot([cell["psnr"] for cell in run["cells"]], [place] * len(run["cells"]), "o", color="black", markersize=4)
+    grey = np.mean([run["metrics"]["psnr_grey"] for run in stored])
+    axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    axes.plot([], [], "o", color="black", markersize=4, label="one seed")
+    axes.set_yticks(places, EPOCHS.values())
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(PSNR)
+    axes.set_title("Epochs over the same images protect nothing from who repeats them")
+    plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
