@@ -32,6 +32,7 @@ FLOORS = {
             "_orbax",
             "_own_keys",
             "_processes",
+            "_steps",
             "_tree",
             "_validate",
         ),

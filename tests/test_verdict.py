@@ -32,6 +32,11 @@ def _sent(model, images=1, seed=1):
     return variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
 
 
+def _case(share, observation):
+    """An audit of one sample that keeps and shows nothing."""
+    return search.Case(share, observation, 1, None, jax.random.key(0), None)
+
+
 def _pictures(count):
     """Images (count, 4, 4, 1) that are not flat."""
     return np.broadcast_to(np.linspace(0, 1, 16).reshape(1, 4, 4, 1), (count, 4, 4, 1))
@@ -185,7 +190,7 @@ def test_peeling_leaves_an_update_of_the_layers_below():
 def test_an_answer_is_an_image_and_judged_as_one(perceptron):
     """What lies outside of [0, 1] is cut off before its gradient is compared."""
     model, variables, _, gradient = perceptron
-    case = SimpleNamespace(share=protocols.ClientShare(model), observation=Observation(0, variables, gradient))
+    case = _case(protocols.ClientShare(model), Observation(0, variables, gradient))
     wild = np.random.default_rng(0).uniform(-1, 2, (1, *model.image_shape))
     answer = graded(case, "wild", wild, np.zeros(1, np.int32))
     np.testing.assert_array_equal(answer.x, np.clip(wild, 0, 1).astype(np.float32))
@@ -406,6 +411,61 @@ def test_a_defended_update_is_attacked_with_and_without_knowing_how(perceptron, 
     assert verdict.answers[0].attack == attack
 
 
+def test_a_loss_that_nobody_states_hides_no_input_of_a_dense_layer(perceptron):
+    model, variables, batch, _ = perceptron
+
+    def squares(params):
+        logits = model.apply({**variables, "params": params}, batch.x[:, 0]).logits
+        return jnp.mean((logits - jax.nn.one_hot(batch.y, 10)) ** 2)
+
+    gradient = jax.grad(squares)(variables["params"])
+    sent = {"batch_size": 1, "defense": "other", "minutes": 0.1}
+    verdict = audit.update(model, variables, gradient, truth=(batch.x[:, 0], batch.y), **sent)
+    assert verdict.headline == "leaks images"
+    assert "whatever the loss and the label" in verdict.reasons[0]
+    assert "that layer's gradient" in verdict.reasons[0]
+    assert verdict.metrics["psnr"] > 100
+    # What is no outer product of one input is not of one sample, or was changed.
+    first = next(name for name in gradient if name != model.head)
+    noise = 1e-2 * jax.random.normal(jax.random.key(3), gradient[first]["kernel"].shape)
+    noisy = gradient | {first: gradient[first] | {"kernel": gradient[first]["kernel"] + noise}}
+    found = audit.update(model, variables, noisy, **sent | {"minutes": 1e-4})
+    assert found.verdict == "not attacked"
+    assert any("neither the loss nor the label" in reason for reason in found.reasons)
+
+
+def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
+    model, variables, batch, gradient = perceptron
+    x, y, share = np.asarray(batch.x[:, 0]), np.asarray(batch.y), protocols.ClientShare(model)
+    sent = {
+        defenses.sparsify(10.0): (0.01, 1e-6),
+        defenses.quantize(4): (1e-3, 1e-6),
+        defenses.gaussian_payload_noise(1e-3): (1e-4, 1.0),
+    }
+    for defense, (without, through) in sent.items():
+        payload = defense.apply(jax.random.key(3), gradient, round=0)
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        case = _case(share, seen)._replace(defended=True)
+        assert search.graded(case, "fedleak_400", x, y).cosine_distance > without
+        known = search.graded(case._replace(defense=defense), "fedleak_400", x, y)
+        assert known.cosine_distance < through
+        expected = search.distance_of_truth(case._replace(defense=defense), known)
+        noisy = defense.mechanism.noise is not None
+        assert (expected is not None) == noisy
+        assert not noisy or 0.5 < expected / known.cosine_distance < 2
+
+
+def test_fewer_equations_than_unknowns_certify_nothing(perceptron):
+    model, variables, batch, gradient = perceptron
+    few = defenses.sparsify(0.5).apply(jax.random.key(3), gradient)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, few)
+    case = _case(protocols.ClientShare(model), seen)._replace(defended=True, defense=defenses.sparsify(0.5))
+    found = search.graded(case, "fedleak_400", np.asarray(batch.x[:, 0]), np.asarray(batch.y), agreement=np.ones(1))
+    assert found.matched
+    assert not found.determined
+    assert not found.shown.any()
+
+
 def _answer(attack="fedleak_400", distance=1e-9, **fields):
     fields = {"misfit": 0.1} | fields
     return Answer(attack, _pictures(2), np.zeros(2), cosine_distance=distance, **fields)
@@ -516,14 +576,16 @@ class TestStages:
         monkeypatch.setattr(stages, "_closed_forms", lambda case: iter(closed))
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
-        found = list(stages.run_stages(SimpleNamespace(samples=1, defended=False)))
+        share = SimpleNamespace(total_steps=1)
+        found = list(stages.run_stages(SimpleNamespace(samples=1, defended=False, share=share)))
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
         for fields, why in (
             ({"samples": 2, "defended": False}, "2 samples"),
-            ({"samples": 1, "defended": True}, "defends"),
+            ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
+            ({"samples": 1, "defended": False, "share": SimpleNamespace(total_steps=5)}, "several steps"),
         ):
-            first = next(stages.run_stages(SimpleNamespace(**fields)))
+            first = next(stages.run_stages(SimpleNamespace(**{"share": share} | fields)))
             assert first.startswith("Closed forms of one exact gradient were not tried: ")
             assert why in first
 
@@ -559,7 +621,8 @@ def test_a_search_looks_at_the_clock_in_time(monkeypatch, gradient, left, chunk)
     monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
     share = SimpleNamespace(model=SimpleNamespace(image_shape=(2, 2, 1)))
     seen = SimpleNamespace(params=None, payload=None)
-    case = SimpleNamespace(share=share, observation=seen, samples=1, store=SimpleNamespace(left=left))
+    store = SimpleNamespace(left=left)
+    case = SimpleNamespace(share=share, received=None, observation=seen, samples=1, store=store)
     assert search._chunk(case) == chunk
 
 

@@ -228,7 +228,9 @@ def epochs(*stored: dict[str, Any], path: Path) -> None:
     bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8, label_type="center", color="white")
     for place, run in zip(places, stored, strict=True):
-        axes.plot([cell["psnr"] for cell in run["cells"]], [place] * len(run["cells"]), "o", color="black", markersize=4)
+        axes.plot(
+            [cell["psnr"] for cell in run["cells"]], [place] * len(run["cells"]), "o", color="black", markersize=4
+        )
     grey = np.mean([run["metrics"]["psnr_grey"] for run in stored])
     axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
     axes.plot([], [], "o", color="black", markersize=4, label="one seed")

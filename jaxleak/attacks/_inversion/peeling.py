@@ -58,6 +58,23 @@ def dense_inputs(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Ar
     return kernel_gradient @ bias_gradient / jnp.vdot(bias_gradient, bias_gradient)
 
 
+def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> float:
+    """How far the kernel's gradient of a dense layer is from `h db^T`, in (B = 1) theory 0, relative to its norm.
+
+    Every loss gives one sample's gradient this form, and so does everything that a client does to the layers above. A
+    second sample, noise and rounding to few values do not.
+
+    Args:
+        model: the network.
+        payload: a gradient, with the layer's kernel and bias.
+        layer: name of the kernel, as `Peeled.layer`.
+    """
+    gradients = named_leaves(payload)
+    kernel, db = model.matrix(layer, gradients[layer]), gradients[model.bias_of(layer)]
+    rest = kernel - jnp.outer(dense_inputs(kernel, db), db)
+    return float(jnp.linalg.norm(rest) / jnp.linalg.norm(kernel))
+
+
 def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMode, key: jax.Array) -> Peeled | None:
     """Everything below the first dense layer with a bias, for the gradient of one image.
 

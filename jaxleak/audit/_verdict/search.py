@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import objectives
-from jaxleak._base import Attack, Batch, Observation, PyTree
+from jaxleak._base import Attack, Batch, Observation, PyTree, Share
 from jaxleak._tree import norm
+from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
@@ -31,6 +33,23 @@ _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
 _GRADIENTS_PER_ITERATION = 4
 
 
+class Received(NamedTuple):
+    """What would arrive of a candidate, as far as a stated defense tells."""
+
+    share: Share  # behind the defense, where that can be simulated
+    in_part: bool = False  # whether entries that arrived as zero were left out, and say nothing
+
+
+@functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
+def received(share: ClientShare, defense: Defense | None, samples: int) -> Received:
+    """How answers are compared with an update: through the defense, where one is stated and known."""
+    if defense is None or defense.mechanism is None:
+        return Received(share)
+    mechanism = defense.mechanism
+    client = KnownClient(defense, share.model, share, samples)
+    return Received(simulated(mechanism.simulation, client), mechanism.zeroes)
+
+
 class Case(NamedTuple):
     """One audited update."""
 
@@ -44,6 +63,11 @@ class Case(NamedTuple):
     defense: Defense | None = None  # how, where that is known
 
     @property
+    def received(self) -> Received:
+        """How answers are compared with the update."""
+        return received(self.share, self.defense, self.samples)
+
+    @property
     def template(self) -> Batch:
         """Shapes of the private batch."""
         empty = jnp.zeros((self.samples, 1, *self.share.model.image_shape))
@@ -51,10 +75,12 @@ class Case(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _misfits(share: ClientShare, variables: PyTree, payload: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
-    simulated = share(variables, Batch(x, y, jnp.arange(len(y))))
-    difference = jax.tree.map(jnp.subtract, simulated, payload)
-    return jnp.stack([norm(difference) / norm(payload), objectives.cosine(payload, simulated)])
+def _misfits(by: Received, variables: PyTree, payload: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
+    own = by.share(variables, Batch(x, y, jnp.arange(len(y))))
+    if by.in_part:
+        own = jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, payload)
+    difference = jax.tree.map(jnp.subtract, own, payload)
+    return jnp.stack([norm(difference) / norm(payload), objectives.cosine(payload, own)])
 
 
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
@@ -64,17 +90,31 @@ def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -
 
 def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
     """As `graded`, of inputs in whatever range equations gave them."""
-    x = np.asarray(x, np.float32)
-    misfit, cosine = _misfits(
-        case.share, case.observation.params, case.observation.payload, jnp.asarray(x)[:, None], jnp.asarray(y)
-    )
-    return Answer(name, x, np.asarray(y), float(misfit), float(cosine), **fields)
+    x, seen = np.asarray(x, np.float32), case.observation
+    misfit, cosine = _misfits(case.received, seen.params, seen.payload, jnp.asarray(x)[:, None], jnp.asarray(y))
+    # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
+    equations = sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(seen.payload))
+    return Answer(name, x, np.asarray(y), float(misfit), float(cosine), determined=equations >= x.size, **fields)
+
+
+def distance_of_truth(case: Case, answer: Answer) -> float | None:
+    """The cosine distance that noise alone puts between a client's own images and its update, told by the answer's.
+
+    None where the client states no noise on its whole update.
+    """
+    defense, seen = case.defense, case.observation
+    if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
+        return None
+    x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
+    own = jax.jit(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
+    sent = defense.apply(case.key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
+    return float(objectives.cosine(sent, own))
 
 
 def _chunk(case: Case) -> int:
     """How many iterations a search may do before it looks at the clock; no result depends on it."""
     empty = jnp.zeros((case.samples, 1, *case.share.model.image_shape)), jnp.zeros(case.samples, jnp.int32)
-    once = functools.partial(_misfits, case.share, case.observation.params, case.observation.payload, *empty)
+    once = functools.partial(_misfits, case.received, case.observation.params, case.observation.payload, *empty)
     jax.block_until_ready(once())  # compiles
     begin = time.monotonic()
     jax.block_until_ready(once())

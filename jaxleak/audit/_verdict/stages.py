@@ -1,6 +1,8 @@
 """The attacks of an audit in the order of their cost, and which of them apply."""
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,18 +10,22 @@ import numpy as np
 
 from jaxleak import attacks
 from jaxleak._base import Attack, Observation, Share
+from jaxleak._tree import named_leaves
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
-from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, peel
+from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, misfit_of_one_sample, peel
+from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._invert import invert
-from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
+from jaxleak.audit._verdict.search import Case, distance_of_truth, graded, graded_inputs, search
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, OUTSIDE, Answer, called
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, Answer, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
+#: Relative misfit up to which a layer's gradient has the form that one sample gives.
+_ONE_SAMPLE_BELOW = 1e-3
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
 
@@ -27,15 +33,10 @@ _EXACT_BELOW = 1e-5
 def run_stages(case: Case) -> Iterator[Answer | str]:
     """Answers, and sentences on what was not tried and why."""
     certain = exact = False
-    if case.samples == 1 and case.share.total_steps == 1 and not case.defended:
-        for found in _closed_forms(case):
-            if isinstance(found, Answer) and found.shown.all():
-                certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
-            yield found
-    else:
-        why = f"{case.samples} samples are behind it" if case.samples > 1 else "the client took several steps"
-        why = "the client defends its update" if case.defended else why
-        yield f"Closed forms of one exact gradient were not tried: {why}."
+    for found in _equations(case):
+        if isinstance(found, Answer) and found.shown.all():
+            certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
+        yield found
     if exact:
         return
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
@@ -46,10 +47,25 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         yield from _row_space(case)
 
 
+def _equations(case: Case) -> Iterator[Answer | str]:
+    """What equations give, as far as the update keeps them."""
+    if case.samples > 1 or case.share.total_steps > 1:
+        why = f"{case.samples} samples are behind it" if case.samples > 1 else "the client took several steps"
+        yield f"Closed forms of one exact gradient were not tried: {why}."
+    elif not case.defended:
+        yield from _closed_forms(case)
+    elif case.defense is not None:
+        yield "Closed forms of one exact gradient were not tried: the client defends its update."
+    else:
+        found: list[Answer | str] = list(_inputs_alone(case))
+        yield from found or ["No closed form applies that needs neither the loss nor the label."]
+
+
 def _closed_forms(case: Case) -> Iterator[Answer | str]:
     model, seen, watch = case.share.model, case.observation, Stopwatch()
     if not model.head:
         yield "Closed forms of one exact gradient were not tried: they read the label off a dense layer at the end."
+        yield from _inputs_alone(case)
         return
     try:
         attack = patch_embedding(model)
@@ -81,6 +97,24 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if answer.finished:
         case.store.keep("peeling", answer)
     yield answer
+
+
+def _inputs_alone(case: Case) -> Iterator[Answer]:
+    """The image from the first dense layer's gradient alone, which has the same form for every loss and label.
+
+    A client with a loss of its own, or that changed the gradients of other layers, hides nothing by that.
+    """
+    model, seen, watch = case.share.model, case.observation, Stopwatch()
+    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
+    if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
+        return
+    misfit = misfit_of_one_sample(model, seen.payload, peeled.layer)
+    x = affine_solution(peeled) if misfit < _ONE_SAMPLE_BELOW else None
+    if x is not None:
+        # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
+        distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
+        spent: dict[str, Any] = watch.spent
+        yield Answer(ALONE, np.asarray(x)[None], np.full(1, -1), misfit, distance, solved=True, **spent)
 
 
 def _head_bias_gradient(case: Case) -> jax.Array:
@@ -147,6 +181,11 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
         yield f"{called(name)} was not tried: the time was spent."
         return
     yield answer
+    if (expected := distance_of_truth(case, answer)) is not None and expected >= MATCHED_BELOW:
+        yield (
+            f"No image can be certified behind this noise: it puts the client's own images at a cosine distance of "
+            f"about {expected:.2g} from the update. {_agreeing(answer)}"
+        )
     if briefly or answer.shown.all() or not answer.finished:
         return
     # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
@@ -164,6 +203,16 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
         yield answer
         if (answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()) or not answer.finished:
             return
+
+
+def _agreeing(answer: Answer) -> str:
+    """How far the starts of a search agree, whose answer nothing can certify."""
+    if answer.agreement is None:
+        return "Look at the images."
+    return (
+        f"The starts of the first search agree to an SSIM of {answer.agreement.mean():.2f}. Images that agree may be "
+        "right, or what the prior prefers: look at them, and compare with the truth."
+    )
 
 
 def _row_space(case: Case) -> Iterator[Answer | str]:

@@ -35,6 +35,14 @@ from jaxleak.checkpoint import fingerprint
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
+#: SSIM to a given truth from which on a verdict that found no leak is contradicted.
+_CONTRADICTED_ABOVE = 0.8
+#: What stands first where the truth contradicts a verdict, which is reached without it.
+_RECOGNISED = (
+    "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
+    "attacker, who has no truth and no certificate for them."
+)
+
 
 def update(
     model: Classifier,
@@ -148,6 +156,8 @@ def update(
     ended = any(answer.finished for answer in answers)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
+    if outcome == "not shown to leak" and numbers.get("ssim", 0.0) > _CONTRADICTED_ABOVE:
+        reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes
     )

@@ -26,10 +26,13 @@ OUTSIDE = 0.01
 _FLAT_BELOW = 0.02
 #: Distance from which on a cosine distance is rounding, which may leave it below zero.
 _ROUNDING = 1e-6
+#: Name of the answer that no label and no loss was needed for.
+ALONE = "inputs_alone"
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     "dense_inputs": "the inputs of a dense layer",
+    ALONE: "the inputs of a dense layer, whatever the loss and the label",
     "peeling": "peeling",
     "fedleak": "FedLeak",
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
@@ -63,6 +66,7 @@ class Answer(NamedTuple):
     compiling: float = 0.0  # seconds of them in which programs were compiled, or read if they were kept
     iterations: int = 0
     finished: bool = True  # False where the budget ended it
+    determined: bool = True  # False where the update has fewer entries than the images have numbers
 
     @property
     def matched(self) -> bool:
@@ -77,7 +81,7 @@ class Answer(NamedTuple):
     @property
     def shown(self) -> np.ndarray:
         """(B,) bool: images that have a certificate which needs no truth."""
-        if not self.matched:
+        if not self.matched or not self.determined:
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
@@ -254,9 +258,9 @@ def decide(
         found = f"equations have {it} as their solution" if best.solved else f"independent starts end at {them}"
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
+        whose = "that layer's gradient, as one sample gives it," if best.attack == ALONE else "the answer's gradient"
         reasons.append(
-            f"{which}: {found} ({called(best.attack)}), and the answer's gradient has a cosine distance {near} from "
-            "the update."
+            f"{which}: {found} ({called(best.attack)}), and {whose} has a cosine distance {near} from the update."
         )
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
