@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,6 +118,17 @@ def test_step_one_is_least_squares_without_the_missing_equations(setting, adapti
         np.testing.assert_allclose(attack.V[:, party, unit], v, rtol=1e-3, atol=1e-4 * np.abs(v).max() + 1e-9)
         compared += not rows.all()
     assert compared > 5
+
+
+def test_rounds_beyond_the_plan_change_nothing(setting):
+    model, private, _ = setting
+    plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, feature_rounds=8)
+    attack = attacks.cafe_censored(model, plan, invert=False)
+    protocol = protocols.vertical(model, num_samples=N, batch_size=K, sampling="uniform")
+    run = functools.partial(audit.run, attack, protocol, FIRST_LAYER_ONLY, private, key=KEY)
+    exactly, _ = run(rounds=plan.rounds)
+    longer, _ = run(rounds=plan.rounds + 3, state=exactly)
+    jax.tree.map(np.testing.assert_array_equal, longer.attack, exactly.attack)
 
 
 def test_bad_input(setting, adaptive):

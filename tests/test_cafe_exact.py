@@ -139,6 +139,11 @@ def test_bias_gradients_alone_do_for_step_1(problem, head, plan, state):
     np.testing.assert_allclose(granted.projected, throughout.projected, rtol=1e-3, atol=1e-6)
 
 
+def test_rounds_beyond_the_plan_change_nothing(head, plan):
+    exactly = _watch(head, plan)
+    jax.tree.map(np.testing.assert_array_equal, _watch(head, plan, ((FIRST_LAYER_ONLY, plan.rounds + 3),)), exactly)
+
+
 def test_matrix_free_solvers_give_the_same_answer(head, recovery):
     free = attacks.plan_cafe_exact(head.model, num_samples=N, batch_size=K, solver="matrix_free")
     assert not free.direct

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +88,17 @@ def test_capped_entries_come_back_by_their_order(setting):
     _, knowing = recovered(setting, attacks.cafe_ordinal, CAPPED, **options)
     assert error(unaware, setting[1]) > 0.3
     assert error(knowing, setting[1]) < 0.1 * error(unaware, setting[1])
+
+
+def test_rounds_beyond_the_plan_change_nothing(setting):
+    model, private, _ = setting
+    plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, feature_rounds=8)
+    attack = attacks.cafe_ordinal(model, plan, invert=False)
+    protocol = protocols.vertical(model, num_samples=N, batch_size=K, sampling="uniform")
+    run = functools.partial(audit.run, attack, protocol, FIRST_LAYER_ONLY, private, key=KEY)
+    exactly, _ = run(rounds=plan.rounds)
+    longer, _ = run(rounds=plan.rounds + 3, state=exactly)
+    jax.tree.map(np.testing.assert_array_equal, longer.attack, exactly.attack)
 
 
 def test_bad_input(setting):

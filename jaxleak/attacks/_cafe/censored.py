@@ -23,6 +23,7 @@ from jaxleak.attacks._cafe.exact import (
     check_seen,
     diagnose,
     recorded,
+    rows_to_add,
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
@@ -154,11 +155,12 @@ def cafe_censored(
             weight = (visible_entries(kernel) & resolved[:, None]).astype(jnp.float32)
             # V is zero during Step I, so nothing is added then.
             gram, rhs = _equations(v[index], kernel, weight)
+            rows = rows_to_add(plan, t, index)
             state = state._replace(
                 V=v,
                 resolved=resolved,
-                normal=state.normal.at[index[:, None], index[None, :]].add(gram),
-                projected=state.projected.at[index].add(rhs),
+                normal=state.normal.at[rows[:, None], rows[None, :]].add(gram, mode="drop"),
+                projected=state.projected.at[rows].add(rhs, mode="drop"),
             )
         phase = jnp.where(t < plan.output_rounds, 1, 2)
         return state, {"phase": phase, "visible_bias_entries": visible.mean()}

@@ -167,8 +167,8 @@ def cafe_exact(
     """The exact CAFE attack on frozen parameters.
 
     Rounds 0 ... T1-1 record the first dense layer's bias gradients. V is solved when round T1 arrives, and rounds
-    T1 ... T1+T2-1 accumulate kernel gradients projected onto it. `reconstruct` solves for H, labels and data. A threat
-    may grant only "first/bias" in Step I; the kernel gradient is then never computed.
+    T1 ... T1+T2-1 accumulate kernel gradients projected onto it; later rounds change nothing. `reconstruct` solves for
+    H, labels and data. A threat may grant only "first/bias" in Step I; the kernel gradient is then never computed.
 
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds; `reconstruct` inverts the
@@ -232,7 +232,8 @@ def cafe_exact(
                 rows = jax.lax.with_sharding_constraint(rows, _mesh.replicated(mesh))
                 kernel = jax.lax.with_sharding_constraint(kernel, _mesh.divided(mesh, 3, axis=1))
             update = jnp.einsum("kpe,pde->kpd", rows, kernel)
-            state = state._replace(V=v, resolved=resolved, projected=state.projected.at[index].add(update))
+            projected = state.projected.at[rows_to_add(plan, t, index)].add(update, mode="drop")
+            state = state._replace(V=v, resolved=resolved, projected=projected)
         phase = jnp.where(t < plan.output_rounds, 1, 2)
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
@@ -327,11 +328,22 @@ def diagnose(
 
 
 def recorded(state: Any, index: jax.Array, bias: jax.Array) -> dict[str, jax.Array]:
-    """The fields of a state after one more round: how many it has seen, their batches, and Step I's bias gradients."""
+    """The fields of a state after one more round: how many it has seen, their batches, and Step I's bias gradients.
+
+    A round beyond the plan's leaves them as they are.
+    """
     t = state.seen
     return {
-        "seen": t + 1,
-        "batches": state.batches.at[t].set(index),
-        # Rounds after Step I write beyond the table, which drops them.
+        "seen": jnp.minimum(t + 1, len(state.batches)),
+        # Rounds after the plan, or after Step I, write beyond their table, which drops them.
+        "batches": state.batches.at[t].set(index, mode="drop"),
         "bias_gradients": state.bias_gradients.at[t].set(bias, mode="drop"),
     }
+
+
+def rows_to_add(plan: CafeExactPlan, t: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of a table of all samples that round `t` adds to: its batch's, and none after the plan's last round.
+
+    Sums over rounds whose batches are not recorded would no longer fit the equations that are solved.
+    """
+    return jnp.where(t < plan.rounds, index, plan.num_samples)  # rows beyond the table are dropped

@@ -25,6 +25,7 @@ from jaxleak.attacks._cafe.exact import (
     check_seen,
     diagnose,
     recorded,
+    rows_to_add,
 )
 from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
@@ -155,7 +156,8 @@ def cafe_ordinal(
                 lambda: _completed(upload, jnp.einsum("kpd,kpe->pde", state.H[index], v[index]), reading),
             )
             update = jnp.einsum("kpe,pde->kpd", v[index], kernel)
-            state = state._replace(projected=state.projected.at[index].add(update))
+            projected = state.projected.at[rows_to_add(plan, t, index)].add(update, mode="drop")
+            state = state._replace(projected=projected)
         phase = jnp.where(done < 0, 1, 2)
         return state, {"phase": phase, "bias_gradient_norm": jnp.linalg.norm(first["bias"])}
 
