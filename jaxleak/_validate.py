@@ -119,6 +119,16 @@ def batch_labels(y: Any, samples: int, num_classes: int) -> None:
         raise ValueError(f"labels must be in [0, {num_classes}), got {wrong[0]}")
 
 
+def private_set(private: Any, num_samples: int) -> None:
+    """Raise `ValueError` unless x, y and index of `private` hold one row for each of so many samples.
+
+    JAX clamps an index that is out of range, so that a smaller set would silently show its last sample again.
+    """
+    for name, rows in zip(("x", "y", "index"), private, strict=True):
+        if rows is not None and (rows.ndim == 0 or rows.shape[0] != num_samples):
+            raise ValueError(f"private.{name} must hold num_samples = {num_samples} samples, got shape {rows.shape}")
+
+
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them."""
     shape, wanted = tuple(x.shape), (1, *image_shape)

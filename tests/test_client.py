@@ -251,3 +251,11 @@ class TestLabels:
 def test_a_loss_refuses_labels_that_are_not_integers():
     with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
         objectives.cross_entropy(jnp.zeros((2, 3)), jnp.array([0.0, 1.0]))
+
+
+def test_a_private_set_of_another_size_is_refused(problem):
+    protocol, private = problem.protocol, problem.private
+    state = protocol.init(jax.random.key(0))
+    for round_ in (protocol.round, jax.jit(protocol.round)):
+        with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 2 samples, got shape \(1,\)"):
+            round_(jax.random.key(1), state, private._replace(y=private.y[1:]))

@@ -185,3 +185,11 @@ def test_bad_arguments_are_refused(workers):
     refuses("multiples of workers=5, got 12 and 6", protocols.horizontal, one_party, workers=5)
     refuses("multiples of workers=4, got 12 and 6", protocols.horizontal, one_party, workers=4)
     refuses("one party in horizontal federated learning, got 2", protocols.horizontal, two_parties, workers=3)
+
+
+def test_a_private_set_of_another_size_is_refused(workers):
+    _, protocol, private = workers
+    state = protocol.init(jax.random.key(0))
+    for round_ in (protocol.round, jax.jit(protocol.round)):
+        with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 12 samples, got shape \(11,\)"):
+            round_(jax.random.key(1), state, private._replace(y=private.y[1:]))

@@ -301,3 +301,11 @@ def test_bad_input():
         )
     with pytest.raises(ValueError, match="party must be >= 0"):
         party_view(-1)
+
+
+def test_a_private_set_of_another_size_is_refused(model, private):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    state = protocol.init(jax.random.key(0))
+    for round_ in (protocol.round, jax.jit(protocol.round)):
+        with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 6 samples, got shape \(5,\)"):
+            round_(jax.random.key(1), state, private._replace(y=private.y[1:]))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxleak import _validate
+from jaxleak._base import Batch
 
 NOT_NUMBERS = (float("nan"), None, "5", (1,))
 BEYOND = 2 * _validate.LARGEST
@@ -47,6 +48,17 @@ def test_numbers_that_may_be_zero():
     for value in (-1e-300, *NOT_NUMBERS):
         refused(_validate.non_negative, value, "must be >= 0, got ")
     refused(_validate.non_negative, BEYOND, "must be finite and at most")
+
+
+def test_a_private_set_holds_every_sample_once():
+    def rows(*lengths):
+        return Batch(*(np.zeros((length, 2)) for length in lengths))
+
+    _validate.private_set(rows(3, 3, 3), 3)
+    _validate.private_set(rows(3, 3, 3)._replace(index=None), 3)
+    for name, lengths in (("x", (2, 3, 3)), ("y", (3, 4, 3)), ("index", (3, 3, 1))):
+        with pytest.raises(ValueError, match=rf"^private\.{name} must hold num_samples = 3 samples, got shape \("):
+            _validate.private_set(rows(*lengths), 3)
 
 
 def test_ranges_hold_their_ends():

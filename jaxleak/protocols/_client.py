@@ -211,7 +211,8 @@ def client(
 
     Raises:
         ValueError: on sizes out of range, secure aggregation of one client, a defense at a place that this client does
-            not have, or `reshuffle` where no order matters.
+            not have, or `reshuffle` where no order matters; when a round is run, if the private set does not hold N
+            samples.
     """
     own_size = share.clients * share.local_steps * batch_size
     _validate.count(num_samples=num_samples, batch_size=batch_size)
@@ -247,6 +248,7 @@ def client(
         return ProtocolState(jnp.zeros((), jnp.int32), model.init(key) if variables is None else variables, ())
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
+        _validate.private_set(private, num_samples)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
         drawn = Batch(private.x[index], private.y[index], index)
         batch = jax.tree.map(lambda leaf: leaf[:own_size], drawn)

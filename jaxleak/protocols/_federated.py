@@ -45,7 +45,8 @@ def vertical(
         A `Protocol`. Its payload is the gradient tree of the mean loss over the K samples of the batch.
 
     Raises:
-        ValueError: if K is not in [1, N], or `sampling` or the defense's place ("payload" only) is unknown.
+        ValueError: if K is not in [1, N], or `sampling` or the defense's place ("payload" only) is unknown; when a
+            round is run, if the private set does not hold N samples.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
@@ -54,7 +55,7 @@ def vertical(
     def draw(key: jax.Array, step: jax.Array) -> jax.Array:
         return draw_batch(key, step, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
 
-    return _protocol(model, draw, optimizer, loss, defense, with_statistics)
+    return _protocol(model, draw, num_samples, optimizer, loss, defense, with_statistics)
 
 
 def horizontal(
@@ -88,7 +89,7 @@ def horizontal(
 
     Raises:
         ValueError: if the model has several parties, or sizes do not divide or are out of range, or the defense acts
-            elsewhere than on the payload.
+            elsewhere than on the payload; when a round is run, if the private set does not hold N samples.
     """
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
@@ -105,12 +106,13 @@ def horizontal(
             key, step, workers=workers, num_samples=num_samples, batch_size=batch_size, sampling=sampling
         )
 
-    return _protocol(model, draw, optimizer, loss, defense, with_statistics)
+    return _protocol(model, draw, num_samples, optimizer, loss, defense, with_statistics)
 
 
 def _protocol(
     model: SplitModel,
     draw: Callable[[jax.Array, jax.Array], jax.Array],
+    num_samples: int,
     optimizer: optax.GradientTransformation | None,
     loss: Loss,
     defense: Defense | None,
@@ -127,6 +129,7 @@ def _protocol(
         return ProtocolState(jnp.zeros((), jnp.int32), params, transform.init(params))
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
+        _validate.private_set(private, num_samples)
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
