@@ -309,3 +309,11 @@ def test_a_private_set_of_another_size_is_refused(model, private):
     for round_ in (protocol.round, jax.jit(protocol.round)):
         with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 6 samples, got shape \(5,\)"):
             round_(jax.random.key(1), state, private._replace(y=private.y[1:]))
+
+
+@pytest.mark.parametrize("shape", [(N, 1, 3), (N, 3, 3), (N, 2, 2), (N, 2, 4), (N, 6)])
+def test_samples_of_other_parties_or_columns_are_refused(model, private, shape):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    state = protocol.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"x must have shape \(B, 2, 3\), .*, got \("):
+        jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(x=jnp.zeros(shape)))

@@ -59,7 +59,15 @@ class BottomTopModel(NamedTuple):
         return (max(self.widths),)
 
     def slices(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Each party's own features (B, d_p) out of padded samples (B, P, max d_p)."""
+        """Each party's own features (B, d_p) out of padded samples (B, P, max d_p).
+
+        Raises:
+            ValueError: if `x` has another number of parties or of columns.
+        """
+        wanted = (self.parties, *self.slice_shape)
+        if tuple(x.shape[1:]) != wanted:
+            sizes = ", ".join(map(str, wanted))
+            raise ValueError(f"x must have shape (B, {sizes}), columns padded to the widest party, got {x.shape}")
         return tuple(x[:, p, :width] for p, width in enumerate(self.widths))
 
     def top(self, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:

@@ -67,7 +67,7 @@ def split_training(
     Raises:
         ValueError: if B is not in [1, N], an option or a defense's place is unknown, or a defense needs gradients of
             single examples, which an interactive layer does not give; when a step is run, if the private set does not
-            hold N samples.
+            hold N samples of the model's parties and columns.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
