@@ -104,7 +104,7 @@ def batch_labels(y: Any, samples: int, num_classes: int) -> None:
 
     if tuple(y.shape) not in ((samples,), (samples, num_classes)):
         raise ValueError(
-            f"labels must have shape ({samples},), one per image, or ({samples}, {num_classes}) if they are soft, "
+            f"labels must have shape ({samples},), one per sample, or ({samples}, {num_classes}) if they are soft, "
             f"got {tuple(y.shape)}"
         )
     if y.ndim == 2:

@@ -233,7 +233,7 @@ class TestLabels:
         ("y", "message"),
         [
             ([0.0, 1.0], "labels must be integers, got dtype float32"),
-            ([0, 1, 2], r"labels must have shape \(2,\), one per image, or \(2, 3\) if they are soft, got \(3,\)"),
+            ([0, 1, 2], r"labels must have shape \(2,\), one per sample, or \(2, 3\) if they are soft, got \(3,\)"),
             ([[0], [1]], r"got \(2, 1\)"),
         ],
     )

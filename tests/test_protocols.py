@@ -193,3 +193,12 @@ def test_a_private_set_of_another_size_is_refused(workers):
     for round_ in (protocol.round, jax.jit(protocol.round)):
         with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 12 samples, got shape \(11,\)"):
             round_(jax.random.key(1), state, private._replace(y=private.y[1:]))
+
+
+def test_labels_out_of_range_are_refused_where_they_have_values(workers):
+    _, protocol, private = workers
+    state = protocol.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 3\), got -1"):
+        protocol.round(jax.random.key(1), state, private._replace(y=private.y.at[2].set(-1)))
+    with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
+        jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(y=private.y * 1.0))

@@ -317,3 +317,12 @@ def test_samples_of_other_parties_or_columns_are_refused(model, private, shape):
     state = protocol.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"x must have shape \(B, 2, 3\), .*, got \("):
         jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(x=jnp.zeros(shape)))
+
+
+def test_labels_out_of_range_are_refused_where_they_have_values(model, private):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    state = protocol.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 3\), got -1"):
+        protocol.round(jax.random.key(1), state, private._replace(y=private.y.at[2].set(-1)))
+    with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
+        jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(y=private.y * 1.0))

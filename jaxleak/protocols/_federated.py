@@ -46,7 +46,8 @@ def vertical(
 
     Raises:
         ValueError: if K is not in [1, N], or `sampling` or the defense's place ("payload" only) is unknown; when a
-            round is run, if the private set does not hold N samples.
+            round is run, if the private set does not hold N samples with labels in [0, C); under `jax.jit` labels have
+            no values to look at.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
@@ -89,7 +90,8 @@ def horizontal(
 
     Raises:
         ValueError: if the model has several parties, or sizes do not divide or are out of range, or the defense acts
-            elsewhere than on the payload; when a round is run, if the private set does not hold N samples.
+            elsewhere than on the payload; when a round is run, if the private set does not hold N samples with
+            labels in [0, C), see `vertical`.
     """
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
@@ -130,6 +132,7 @@ def _protocol(
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         _validate.private_set(private, num_samples)
+        _validate.batch_labels(private.y, num_samples, model.num_classes)
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)

@@ -67,7 +67,8 @@ def split_training(
     Raises:
         ValueError: if B is not in [1, N], an option or a defense's place is unknown, or a defense needs gradients of
             single examples, which an interactive layer does not give; when a step is run, if the private set does not
-            hold N samples of the model's parties and columns.
+            hold N samples of the model's parties and columns, with labels in [0, C); under `jax.jit` labels have no
+            values to look at.
     """
     _validate.positive(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
@@ -98,6 +99,7 @@ def split_training(
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         _validate.private_set(private, num_samples)
+        _validate.batch_labels(private.y, num_samples, model.num_classes)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
