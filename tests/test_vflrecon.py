@@ -191,6 +191,31 @@ def test_bad_input(setting):
         attacks.vflrecon(model, party=2, num_samples=4, labels=lambda seen: seen)
 
 
+def test_what_does_not_fit_the_shadow_run_is_refused(setting):
+    model, shadow, *_, seen = setting
+
+    def refuses(message, *, private=shadow, model=model, **options):
+        with pytest.raises(ValueError, match=message):
+            attacks.train_vflrecon(jax.random.key(0), seen, private, model, **{"party": 0, "task": "labels", **options})
+
+    refuses(r"party must be in \[0, 1\], got 2", party=2)
+    refuses(r"party must be in \[0, 1\], got -1", party=-1)
+    wide = models.bottom_top((2, 3), 3, bottom=(4,), top=(4,))
+    refuses("party 1 has 3 features, got a record of 2", model=wide, party=1)
+    for task in ("labels", "features"):
+        short = jax.tree.map(lambda leaf: leaf[:90], shadow)
+        refuses("private must hold every sample of the shadow run, got 90, and sample 95", private=short, task=task)
+    refuses(r"labels must be in \[0, 3\), got 3", private=shadow._replace(y=shadow.y.at[5].set(3)))
+    refuses(r"labels must have shape \(96,\)", private=shadow._replace(y=shadow.y[1:]))
+    refuses(r"held_out must have shape \(96,\), dtype bool .*, got \(96,\), int32", held_out=jnp.zeros(96, jnp.int32))
+    refuses("held_out must have", held_out=jnp.zeros(95, bool))
+    refuses("held_out must have", held_out=jnp.ones(96, bool))
+    refuses("epochs must be a whole number, got 1.5", epochs=1.5)
+    refuses("steps_per_batch must be a whole number, got 0.5", steps_per_batch=0.5)
+    with pytest.raises(ValueError, match=r"num_samples must be a whole number, got 4\.5"):
+        attacks.vflrecon(model, party=0, num_samples=4.5, labels=lambda seen: seen)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(weighted):
     """Without a step the loss is that of the start: on four of five steps, since two are taken at a time."""

@@ -144,18 +144,25 @@ def train_vflrecon(
             other items, and R hardly learns. Its loss on the shadow run shows that to the attacker.
 
     Raises:
-        ValueError: on unknown fields, scales or task, a shadow run without this party's record, or if `held_out` does
-            not fit or leaves nothing to learn.
+        ValueError: on unknown fields, scales or task, a shadow run without this party's record, a party, records or
+            labels that do not fit the model or the run, or if `held_out` does not fit or leaves nothing to learn.
         FloatingPointError: if the loss is not finite.
     """
     _validate.one_of(("labels", "features"), task=task)
     _validate.one_of(("entry", "item"), scales=scales)
-    _validate.positive(epochs=epochs, steps_per_batch=steps_per_batch)
+    _validate.count(epochs=epochs, steps_per_batch=steps_per_batch)
     if not fields or set(fields) - set(FIELDS):
         raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
     seen = require(shadow, Reads("train_vflrecon", index=True, party=True))
-    if held_out is not None and (held_out.shape != private.y.shape or bool(held_out.all())):
-        raise ValueError(f"held_out must have shape {private.y.shape} and leave samples, got {held_out.shape}")
+    _check_shadow(model, seen.party, seen.index, private, party)
+    samples = len(private.x)
+    if task == "labels":
+        _validate.batch_labels(private.y, samples, model.num_classes)
+    if held_out is not None and (held_out.shape != (samples,) or held_out.dtype != bool or bool(held_out.all())):
+        raise ValueError(
+            f"held_out must have shape ({samples},), dtype bool and leave samples, "
+            f"got {held_out.shape}, {held_out.dtype}"
+        )
     target = targets_of(model, private, party, task)
     default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
     return train_network(
@@ -171,6 +178,19 @@ def train_vflrecon(
         weights=None if held_out is None else (~held_out)[seen.index].astype(jnp.float32),
         items=_item_widths(seen.party, tuple(fields)) if scales == "item" else None,
     )
+
+
+def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, private: Batch, party: int) -> None:
+    """Raise `ValueError` unless the party exists, and the record of all steps and the private records are its own."""
+    _validate.in_range(0, model.parties - 1, party=party)
+    if steps.x.shape[-1] != model.widths[party]:
+        raise ValueError(
+            f"party must be the one whose record is shown: party {party} has {model.widths[party]} features, "
+            f"got a record of {steps.x.shape[-1]}"
+        )
+    last = int(index.max())
+    if last >= len(private.x):  # JAX clamps an index that is out of range
+        raise ValueError(f"private must hold every sample of the shadow run, got {len(private.x)}, and sample {last}")
 
 
 def _item_widths(steps: PartyRecord, fields: tuple[str, ...]) -> tuple[int, ...]:
@@ -266,7 +286,7 @@ def vflrecon(
     Raises:
         ValueError: if neither network is given, or the party does not exist.
     """
-    _validate.positive(num_samples=num_samples)
+    _validate.count(num_samples=num_samples)
     _validate.in_range(0, model.parties - 1, party=party)
     if labels is None and features is None:
         raise ValueError("vflrecon needs a network for labels or one for features")
