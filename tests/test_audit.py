@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxleak import attacks, audit, models, protocols, threats
-from jaxleak._base import Attack, Batch, Protocol, ProtocolState, Reconstruction, Transcript
+from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, Reconstruction, Transcript
 from jaxleak.attacks import aggregated
 from jaxleak.audit._invert import _length
 from jaxleak.audit._restarts import trial_keys
@@ -174,10 +174,21 @@ def test_bad_arguments_are_refused():
         ({"rounds": 0}, "rounds must be > 0, got 0"),
         ({"chunk": 0}, "chunk must be > 0, got 0"),
         ({"restarts": 0}, "restarts must be > 0, got 0"),
+        ({"rounds": 2.5}, "rounds must be a whole number, got 2.5"),
+        ({"chunk": 1.5}, "chunk must be a whole number, got 1.5"),
+        ({"restarts": 1.5}, "restarts must be a whole number, got 1.5"),
         ({"executor": "pmap"}, "executor must be one of scan, step, eager, got 'pmap'"),
     ):
         with pytest.raises(ValueError, match=match):
             _run(**options)
+    for name in ("chunk", "restarts", "microbatch"):
+        options = {"restarts": 4, name: 1.5}
+        with pytest.raises(ValueError, match=rf"{name} must be a whole number, got 1\.5"):
+            audit.invert(TOY.attack, Observation(jnp.int32(0)), PRIVATE, key=KEY, iterations=2, **options)
+    with pytest.raises(ValueError, match=r"rounds must be a whole number, got 1\.5"):
+        audit.watch(
+            TOY.protocol, threats.HONEST_BUT_CURIOUS_SERVER, PRIVATE, TOY.protocol.init(KEY), key=KEY, rounds=1.5
+        )
 
 
 class TestLengthOfAnInversion:

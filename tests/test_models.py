@@ -236,6 +236,8 @@ def test_bad_sizes_are_refused():
         models.all_dense((0,))
     with pytest.raises(ValueError, match="width must be > 0, got -1"):
         models.all_dense((4,), width=-1)
+    with pytest.raises(ValueError, match=r"width must be a whole number, got 4\.5"):
+        models.all_dense((4,), width=4.5)
 
 
 def test_a_million_classes_are_the_most():
@@ -342,6 +344,8 @@ def test_bottoms_and_top_of_the_smallest_sizes_and_below():
         (((3, 0), 2), "party 1 has no features"),
         (((3,), 1), "num_classes must be in"),
         (((3,), 10**6 + 1), "num_classes must be in"),
+        (((3,), 2.5), "num_classes must be a whole number"),
+        (((3, 1.5), 2), r"widths\[1\] must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
             models.bottom_top(*arguments)
@@ -350,6 +354,8 @@ def test_bottoms_and_top_of_the_smallest_sizes_and_below():
         ({"top": ()}, "at least one layer each"),
         ({"bottom": (3, 0)}, r"bottom\[1\] must be > 0"),
         ({"top": (0,)}, r"top\[0\] must be > 0"),
+        ({"bottom": (3, 1.5)}, r"bottom\[1\] must be a whole number, got 1\.5"),
+        ({"top": (1.5,)}, r"top\[0\] must be a whole number, got 1\.5"),
     ):
         with pytest.raises(ValueError, match=message):
             models.bottom_top((3,), 2, **options)

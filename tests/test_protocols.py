@@ -174,6 +174,8 @@ def test_bad_arguments_are_refused(workers):
         refuses(r"batch_size must be in \[\d, 12\], got 13", build, one_party, batch_size=13, **options)
         refuses(r"batch_size must be in \[\d, 12\], got 0", build, one_party, batch_size=0, **options)
         refuses("num_samples must be > 0, got 0", build, one_party, num_samples=0, **options)
+        refuses(r"num_samples must be a whole number, got 12\.5", build, one_party, num_samples=12.5, **options)
+        refuses(r"batch_size must be a whole number, got 4\.5", build, one_party, batch_size=4.5, **options)
         refuses(
             "sampling must be one of epoch, uniform, got 'poisson'", build, one_party, sampling="poisson", **options
         )

@@ -289,6 +289,10 @@ def test_bad_input():
     model = models.bottom_top((2, 2), 2, bottom=(2,), top=(2,))
     with pytest.raises(ValueError, match=r"batch_size must be in \[1, 4\], got 5"):
         protocols.split_training(model, num_samples=4, batch_size=5)
+    with pytest.raises(ValueError, match=r"num_samples must be a whole number, got 4\.5"):
+        protocols.split_training(model, num_samples=4.5, batch_size=2)
+    with pytest.raises(ValueError, match=r"batch_size must be a whole number, got 1\.5"):
+        protocols.split_training(model, num_samples=4, batch_size=1.5)
     with pytest.raises(ValueError, match="place must be one of bottom_output, top_output"):
         protocols.split_training(model, num_samples=4, batch_size=2, defenses=[_scale("payload", 1.0)])
     with pytest.raises(ValueError, match="per_example_gradient cannot be combined with an interactive layer"):

@@ -77,7 +77,7 @@ def invert(
         ValueError: on arguments out of range.
     """
     iterations = _length(attack, iterations)
-    _validate.positive(chunk=chunk, restarts=restarts)
+    _validate.count(chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
     if devices and executor == "eager":
         raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
@@ -86,6 +86,7 @@ def invert(
     on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
     microbatch = on_device if microbatch is None else microbatch
     _validate.in_range(1, on_device, microbatch=microbatch)
+    _validate.count(microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     history: dict[str, np.ndarray] = {}

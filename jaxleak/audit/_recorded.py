@@ -31,8 +31,9 @@ def watch(
 
     Raises:
         FloatingPointError: if a round showed values that are not finite.
+        ValueError: on a number of rounds that is not whole or < 1.
     """
-    _validate.positive(rounds=rounds)
+    _validate.count(rounds=rounds)
     state, observations = _watch(protocol, threat, private, state, key, rounds)
     finite = np.asarray(_all_finite(observations))
     if not finite.all():

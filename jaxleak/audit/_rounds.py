@@ -54,9 +54,9 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
 
     Raises:
         MemoryError: if what the attack carries does not fit, before any of it is there.
-        ValueError: on a number of restarts < 1.
+        ValueError: on a number of restarts that is not whole or < 1.
     """
-    _validate.positive(restarts=restarts)
+    _validate.count(restarts=restarts)
     template = template_of(private)
     attack_key = jax.random.fold_in(key, 2)
     carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
@@ -105,7 +105,7 @@ def run(
         MemoryError: before the first round, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range.
     """
-    _validate.positive(rounds=rounds, chunk=chunk)
+    _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
     if state is None:
         state = start(attack, protocol, private, key=key, restarts=restarts)

@@ -100,18 +100,20 @@ def bottom_top(
             bottoms get one more linear layer to C outputs, and the logits are their sum.
 
     Raises:
-        ValueError: on sizes out of range; a party without features is named.
+        ValueError: on sizes that are not whole or out of range; a party without features is named.
     """
     if not widths:
         raise ValueError("widths must name at least one party")
     for party, width in enumerate(widths):
         if width < 1:
             raise ValueError(f"party {party} has no features: widths must be >= 1, got {tuple(widths)}")
+    _validate.count(**{f"widths[{i}]": width for i, width in enumerate(widths)})
     _validate.in_range(2, 10**6, num_classes=num_classes)
+    _validate.count(num_classes=num_classes)
     if not bottom or (top is not None and not top):
         raise ValueError("bottom and top need at least one layer each; top=None is the top without parameters")
-    _validate.positive(**{f"bottom[{i}]": n for i, n in enumerate(bottom)})
-    _validate.positive(**{f"top[{i}]": n for i, n in enumerate(top or ())})
+    _validate.count(**{f"bottom[{i}]": n for i, n in enumerate(bottom)})
+    _validate.count(**{f"top[{i}]": n for i, n in enumerate(top or ())})
     layers = tuple(bottom) if top is not None else (*bottom, num_classes)
     bottom_net = Dense(layers, linear_last=top is None)
     rest_net = None if top is None else Dense((*top[1:], num_classes), linear_last=True)

@@ -45,12 +45,13 @@ def vertical(
         A `Protocol`. Its payload is the gradient tree of the mean loss over the K samples of the batch.
 
     Raises:
-        ValueError: if K is not in [1, N], or `sampling` or the defense's place ("payload" only) is unknown; when a
-            round is run, if the private set does not hold N samples with labels in [0, C); under `jax.jit` labels have
-            no values to look at.
+        ValueError: if a size is not whole, K is not in [1, N], or `sampling` or the defense's place ("payload"
+            only) is unknown; when a round is run, if the private set does not hold N samples with labels in [0, C);
+            under `jax.jit` labels have no values to look at.
     """
-    _validate.positive(num_samples=num_samples)
+    _validate.count(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
 
     def draw(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -89,14 +90,15 @@ def horizontal(
         with_statistics: also record the batch's activation statistics.
 
     Raises:
-        ValueError: if the model has several parties, or sizes do not divide or are out of range, or the defense acts
-            elsewhere than on the payload; when a round is run, if the private set does not hold N samples with
-            labels in [0, C), see `vertical`.
+        ValueError: if the model has several parties, or sizes are not whole, do not divide or are out of range, or the
+            defense acts elsewhere than on the payload; when a round is run, if the private set does not hold N samples
+            with labels in [0, C), see `vertical`.
     """
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
-    _validate.positive(workers=workers, num_samples=num_samples)
+    _validate.count(workers=workers, num_samples=num_samples)
     _validate.in_range(workers, num_samples, batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     if num_samples % workers or batch_size % workers:
         raise ValueError(

@@ -65,13 +65,14 @@ def split_training(
         at the bottoms' outputs; `share` computes it without defenses.
 
     Raises:
-        ValueError: if B is not in [1, N], an option or a defense's place is unknown, or a defense needs gradients of
-            single examples, which an interactive layer does not give; when a step is run, if the private set does not
-            hold N samples of the model's parties and columns, with labels in [0, C); under `jax.jit` labels have no
-            values to look at.
+        ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, or a
+            defense needs gradients of single examples, which an interactive layer does not give; when a step is run, if
+            the private set does not hold N samples of the model's parties and columns, with labels in [0, C); under
+            `jax.jit` labels have no values to look at.
     """
-    _validate.positive(num_samples=num_samples)
+    _validate.count(num_samples=num_samples)
     _validate.in_range(1, num_samples, batch_size=batch_size)
+    _validate.count(batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     for defense in defenses:
         check_defense(defense, SPLIT_PLACES)
