@@ -129,6 +129,12 @@ def private_set(private: Any, num_samples: int) -> None:
             raise ValueError(f"private.{name} must hold num_samples = {num_samples} samples, got shape {rows.shape}")
 
 
+def batch_as_planned(index: Any, batch_size: int) -> None:
+    """Raise `ValueError` unless the `index` of an observed round holds as many samples as the attack was made for."""
+    if tuple(index.shape) != (batch_size,):
+        raise ValueError(f"batch_size of the rounds must be the attack's, {batch_size}, got index {tuple(index.shape)}")
+
+
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them."""
     shape, wanted = tuple(x.shape), (1, *image_shape)

@@ -271,6 +271,17 @@ def test_missing_rounds_and_grants_are_named(head, plan, state):
             _watch(head, plan, ((threat, None),))
 
 
+@pytest.mark.parametrize("build", [attacks.cafe_exact, attacks.cafe_censored, attacks.cafe_ordinal])
+@pytest.mark.parametrize("size", [1, K - 1, K + 1])
+def test_a_batch_of_another_size_than_the_plans_is_refused(head, plan, build, size):
+    attack = build(head.model, plan)
+    state = jax.eval_shape(attack.init, KEY, head.template)
+    first = {"bias": jnp.zeros((P, 64))}
+    seen = Observation(jnp.int32(0), payload={"first": first}, index=jnp.arange(size))
+    with pytest.raises(ValueError, match=rf"batch_size of the rounds must be the attack's, 6, got index \({size},\)"):
+        jax.eval_shape(attack.step, KEY, state, seen)
+
+
 def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
     """A logistic model of two parties, whose gradients NumPy knows."""
     model = models.logistic((3,), parties=2, num_classes=4)

@@ -94,6 +94,13 @@ def test_the_free_attack_needs_no_shadow_run(setting):
     np.testing.assert_array_equal(answer.x[:, 0], victim.x[:, 0])
 
 
+def test_the_free_attack_refuses_batches_of_another_size(setting):
+    model, _, victim, _, seen, _ = setting
+    attack = attacks.vflrecon_free(model, None, party=0, num_samples=96, rounds=24, batch_size=7)
+    with pytest.raises(ValueError, match=r"batch_size of the rounds must be the attack's, 7, got index \(8,\)"):
+        audit.replay(attack, seen, audit.template_of(victim), key=jax.random.key(2))
+
+
 def test_records_hold_the_fields_in_order():
     b, theta = np.ones((3, 2)), {"w": jnp.full((2, 2), 5.0)}
     seen = PartyRecord(7 * b, theta, jax.tree.map(lambda leaf: leaf + 1, theta), None, 2 * b, 4 * b, 3 * b)

@@ -114,7 +114,7 @@ def cafe_censored(
 
     Raises:
         ValueError: if the plan is for several workers; when an observation is first seen, if the threat withholds what
-            is read; and in `reconstruct`, if rounds of the plan are missing.
+            is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing.
     """
     _validate.in_range(1, 1, workers=plan.workers)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size

@@ -186,9 +186,9 @@ def cafe_exact(
         consistency. A sample without an answer has the score inf either way.
 
     Raises:
-        ValueError: when an observation is first seen, if the threat withholds what is read; and in `reconstruct`, if
-            rounds of the plan are missing (says how many), Step II's rounds did not show the kernel's gradient, or V
-            has too low a rank for the number of rounds.
+        ValueError: when an observation is first seen, if the threat withholds what is read or the batch is not of the
+            plan's size; and in `reconstruct`, if rounds of the plan are missing (says how many), Step II's rounds did
+            not show the kernel's gradient, or V has too low a rank for the number of rounds.
     """
 
     # Step I needs no more than these; Step II reads "first/kernel" too, once the threat grants it.
@@ -331,7 +331,11 @@ def recorded(state: Any, index: jax.Array, bias: jax.Array) -> dict[str, jax.Arr
     """The fields of a state after one more round: how many it has seen, their batches, and Step I's bias gradients.
 
     A round beyond the plan's leaves them as they are.
+
+    Raises:
+        ValueError: if the round's batch has another size than the plan's.
     """
+    _validate.batch_as_planned(index, state.batches.shape[1])
     t = state.seen
     return {
         "seen": jnp.minimum(t + 1, len(state.batches)),

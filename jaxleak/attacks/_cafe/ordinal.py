@@ -100,7 +100,8 @@ def cafe_ordinal(
 
     Raises:
         ValueError: on values out of range, or a plan for several workers; when an observation is first seen, if the
-            threat withholds what is read; and in `reconstruct`, if rounds of the plan are missing.
+            threat withholds what is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the
+            plan are missing.
     """
     _validate.in_range(1, 1, workers=plan.workers)
     _validate.one_of(KEPT, reading=reading)

@@ -139,7 +139,7 @@ def vflrecon_free(
         features are answered with zeros.
 
     Raises:
-        ValueError: on sizes out of range.
+        ValueError: on sizes out of range, and, when an observation is first seen, if its batch has another size.
     """
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.in_range(0, model.parties - 1, party=party)
@@ -160,6 +160,7 @@ def vflrecon_free(
         del key
         granted = require(observation, reads)
         index, seen = granted.index, granted.party
+        _validate.batch_as_planned(index, batch_size)
         t = state.rounds_seen
         state = FreeState(
             state.gradients.at[t].set(seen.output_gradient, mode="drop"),
