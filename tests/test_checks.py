@@ -265,6 +265,22 @@ class TestHead:
         assert found.status == status
         assert f"{moved:.1e} ({part.split('_')[0]})" in found.evidence
 
+    @pytest.mark.parametrize("labels", [[2], [1, 1], [0, 3]])
+    def test_a_loss_that_is_no_cross_entropy_is_not_told_that_its_sign_is_reversed(self, labels):
+        """A squared error of the logits: its slopes of absent classes may be negative, and sum to no zero."""
+        right, n = self.of_batch(labels), len(labels)
+        features = np.random.default_rng(2).random((n, 6))
+        slope = 2 * (features @ self.KERNEL - 1 - np.eye(4)[labels]) / (4 * n)
+        other = right._replace(kernel_gradient=features.T @ slope, bias_gradient=slope.sum(axis=0), positive=True)
+        assert any(finding.status == "failed" for finding in equations._sign(other, n))
+        found = {finding.name: finding for finding in equations.check_head(other, n)}
+        assert found["sums over classes"].status == "failed"
+        assert not any("sign of the update" in finding.cause for finding in found.values())
+        last = "one sample's equations" if n == 1 else "whole numbers of labels"
+        for name in ("sign of absent classes", last):
+            assert found[name].status == "not applicable"
+            assert "sums over classes, has refuted" in found[name].evidence
+
     @pytest.mark.parametrize(
         ("size", "samples", "cause"),
         [

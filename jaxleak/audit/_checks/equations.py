@@ -42,22 +42,23 @@ def check_head(head: Head | None, samples: int, *, epochs: int = 1, uneven: bool
             "follows that layer, such as a scale of the logits."
         )
         return [Finding("equations of the head", "not applicable", why)]
-    size, rank = _size_of_the_bias_gradient(head, samples), _rank(head, samples, epochs)
-    sign = [_unless_refuted(finding, size, rank) for finding in _sign(head, samples)]
-    found = [_sums_over_classes(head), size, rank, *sign]
+    sums, size = _sums_over_classes(head), _size_of_the_bias_gradient(head, samples)
+    rank = _rank(head, samples, epochs)
+    sign = [_unless_refuted(finding, sums, size, rank) for finding in _sign(head, samples)]
+    found = [sums, size, rank, *sign]
     if head.bias_gradient is None:
         return found
     if uneven:
         found.append(Finding(_LABELS, "not applicable", "Momentum weighs the steps, and with them labels, unevenly."))
     else:
-        found.append(_unless_refuted(_labels_fit(head, samples), size, rank, *sign))
+        found.append(_unless_refuted(_labels_fit(head, samples), sums, size, rank, *sign))
     if epochs > 1 or uneven:
         why = "The same samples were visited at several weights, or the steps weigh unevenly."
         return [*found, Finding(_COUNTS if samples > 1 else _ONE_SAMPLE, "not applicable", why)]
     if samples > 1:
-        return [*found, _unless_refuted(check_counts(head, samples), size, rank, *sign)]
+        return [*found, _unless_refuted(check_counts(head, samples), sums, size, rank, *sign)]
     # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
-    return [*found, _unless_refuted(_one_sample(head), rank, *sign)]
+    return [*found, _unless_refuted(_one_sample(head), sums, rank, *sign)]
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
