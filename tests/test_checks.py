@@ -427,6 +427,24 @@ class TestContents:
             assert found.evidence == f"a has {size} entries of {values} different sizes."
 
     @pytest.mark.parametrize(
+        ("change", "status"),
+        [
+            (lambda leaf: leaf, "passed"),
+            (lambda leaf: leaf.T, "passed"),
+            (lambda leaf: leaf.astype(np.float16), "passed"),
+            (np.sign, "suspicious"),
+            (lambda leaf: np.round(leaf * (127 / np.abs(leaf).max())), "suspicious"),
+        ],
+    )
+    def test_a_product_of_few_grey_levels_and_slopes_is_not_quantised(self, change, status):
+        rng = np.random.default_rng(0)
+        image, slopes = rng.integers(0, 17, 64) / 16, rng.standard_normal(32) * (np.arange(32) < 10)
+        found = contents._few_values({"w1": change(np.outer(image, slopes).astype(np.float32))})
+        assert found.status == status
+        assert found.evidence.startswith("w1 has 2048 entries of ")
+        assert ("products of what one sample's layer reads" in found.evidence) == (status == "passed")
+
+    @pytest.mark.parametrize(
         ("cosine", "status"), [(0.91, "failed"), (0.89, "passed"), (-0.91, "failed"), (0, "passed")]
     )
     def test_an_update_like_the_weights_is_taken_for_weights(self, cosine, status):

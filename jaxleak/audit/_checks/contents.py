@@ -13,6 +13,8 @@ _WEIGHTS_ABOVE = 0.9
 #: Distinct values, up to sign, below which an array of many entries counts as quantised.
 _FEW_VALUES = 256
 _MANY_ENTRIES = 2000
+#: Relative misfit below which a matrix has rank one; float16 leaves 5e-4, and quantising to 8 bits more than 2e-3.
+_RANK_ONE_BELOW = 1e-3
 #: Share of an update's norm from which on the rounding of weights hides much of it.
 _ROUNDED_ABOVE = 0.1
 
@@ -80,13 +82,38 @@ def _few_values(leaves: dict[str, np.ndarray]) -> Finding:
     large = {name: leaf for name, leaf in leaves.items() if leaf.size >= _MANY_ENTRIES and leaf.any()}
     if not large:
         return Finding("quantisation", "not applicable", f"No leaf that is not zero has {_MANY_ENTRIES} entries.")
-    fewest, name = min((len(np.unique(np.abs(leaf))), name) for name, leaf in large.items())
-    evidence = f"{name} has {large[name].size} entries of {fewest} different sizes."
-    if fewest <= _FEW_VALUES:
-        return Finding(
-            "quantisation", "suspicious", evidence, "the update was quantised or reduced to signs", "--defense"
-        )
-    return Finding("quantisation", "passed", evidence)
+    sizes = {name: len(np.unique(np.abs(leaf))) for name, leaf in large.items()}
+    few = [name for name, count in sizes.items() if count <= _FEW_VALUES]
+    suspects = [name for name in few if not _is_outer_product(large[name])]
+    name = min(suspects or sizes, key=lambda name: (sizes[name], name))
+    evidence = f"{name} has {large[name].size} entries of {sizes[name]} different sizes"
+    if suspects:
+        cause = "the update was quantised or reduced to signs"
+        return Finding("quantisation", "suspicious", evidence + ".", cause, "--defense")
+    if few:
+        evidence += ", which are products of what one sample's layer reads, of few different values, and its slopes"
+    return Finding("quantisation", "passed", evidence + ".")
+
+
+def _is_outer_product(leaf: np.ndarray) -> bool:
+    """Whether a matrix is one of rank one, up to rounding, that few different values in one factor explain.
+
+    A dense layer that reads an image of few grey levels has such a gradient: products of few numbers with many slopes,
+    which differ. Where neither factor has many different sizes the leaf may as well be one of signs.
+    """
+    if leaf.ndim != 2:
+        return False
+    matrix = np.asarray(leaf, np.float64)
+    i, j = np.unravel_index(np.abs(matrix).argmax(), matrix.shape)
+    row, column = matrix[i], matrix[:, j]
+    misfit = np.linalg.norm(matrix - np.outer(column, row / row[j])) / np.linalg.norm(matrix)
+    return bool(misfit < _RANK_ONE_BELOW) and max(map(_share_of_sizes, (row, column))) > 0.5
+
+
+def _share_of_sizes(factor: np.ndarray) -> float:
+    """Number of different sizes among the entries that are not zero, relative to the number of these."""
+    sizes = np.abs(factor[factor != 0])
+    return len(np.unique(sizes)) / len(sizes) if len(sizes) > 1 else 0.0
 
 
 def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> Finding:
