@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, Observation, audit, capture, defenses, metrics, models, protocols
+from jaxleak._command.audit import _scored
 from jaxleak._lock import FolderInUseError
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.labels import Labels, labels_of
@@ -632,6 +633,7 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         found, labels = check_truth((given, [0, 4]), 2, (3, 4, 1), 5)
         np.testing.assert_allclose(found, x, rtol=1e-6)
         assert labels.tolist() == [0, 4]
+    assert check_truth((x, np.array([0.0, 4.0])), 2, (3, 4, 1), 5)[1].dtype == np.int64
     assert check_truth(None, 2, (3, 4, 1), 5) is None
     assert check_truth((np.stack([x[0], 0 * x[0] + 1]), None), 2, (3, 4, 1), 5)[1] is None  # 0 and 1 are pixels
     for truth, match in (
@@ -641,6 +643,10 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         ((x, [0]), "truth must hold 2 labels in"),
         ((x, [0, 5]), "truth must hold 2 labels in"),
         ((x, [-1, 0]), "truth must hold 2 labels in"),
+        ((x, np.eye(5)[:2]), r"truth must hold 2 labels .* got shape \(2, 5\): one-hot\? take the argmax"),
+        ((x, [0.5, 1.0]), "whole numbers"),
+        ((x, [np.nan, 1.0]), "whole numbers"),
+        ((x, ["0", "1"]), "whole numbers"),
     ):
         with pytest.raises(ValueError, match=match):
             check_truth(truth, 2, (3, 4, 1), 5)
@@ -655,6 +661,15 @@ def test_scores_are_of_the_truth_in_the_answers_order():
     assert found["label_accuracy"] == 0.5
     assert 0.5 < found["ssim"] < 1
     assert "label_accuracy" not in scores((x, None), answer)[0]
+    assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])
+def test_images_too_small_for_ssim_are_scored_without(shape):
+    x = np.random.default_rng(0).random((1, *shape))
+    found, _ = scores((x, None), Answer("fedleak_400", x + 0.1, np.array([1]), 0.0, 0.0))
+    assert found.keys() == {"psnr", "psnr_grey"}
+    assert _scored(found) == "PSNR 20.0 dB"
 
 
 def test_an_image_that_was_normalised_before_the_network_is_read_in_its_own_unit():

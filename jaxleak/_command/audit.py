@@ -63,8 +63,7 @@ def audit(options: argparse.Namespace) -> int:
     for reason in verdict.reasons:
         print(f"  {reason}")
     if "psnr" in verdict.metrics:
-        scores = "PSNR {psnr:.1f} dB, SSIM {ssim:.2f}".format_map(verdict.metrics)
-        print(f"  Scored against --truth, which no attack saw: {scores}.")
+        print(f"  Scored against --truth, which no attack saw: {_scored(verdict.metrics)}.")
     for note in verdict.notes:
         print(f"  Note on the network: {note}.")
     if verdict.best is not None:
@@ -122,6 +121,12 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             return arrays["x"], arrays.get("y")
     except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"--truth {path} must be an npz file with x and y: {error}") from error
+
+
+def _scored(metrics: dict[str, Any]) -> str:
+    """The scores against the truth in words; images that are too small have no SSIM."""
+    ssim = ", SSIM {ssim:.2f}" if "ssim" in metrics else ""
+    return ("PSNR {psnr:.1f} dB" + ssim).format_map(metrics)
 
 
 def _without_images(answer: Any) -> dict[str, Any]:

@@ -7,9 +7,18 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak.audit._verdict.verdict import Answer
 
+#: Pixels that either side of an image must have for SSIM, whose smallest window is 3x3.
+SMALLEST_SIDE = 3
+
 
 def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ...], classes: int) -> Any:
     """Images (B, H, W, channels) in [0, 1] and labels (B,) or None.
+
+    Args:
+        truth: images and labels, or None.
+        images: B.
+        shape: (H, W, channels).
+        classes: C; labels are in [0, C).
 
     Raises:
         ValueError: naming what has another shape or range.
@@ -23,20 +32,31 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
         raise ValueError(f"truth must hold images of shape {(images, *shape)}, got {x.shape}")
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}")
-    if y is not None and (y.shape != (images,) or y.min() < 0 or y.max() >= classes):
-        raise ValueError(f"truth must hold {images} labels in [0, {classes}), got {y}")
-    return x, y
+    return x, None if y is None else _labels(y, images, classes)
+
+
+def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
+    wanted = f"truth must hold {images} labels in [0, {classes})"
+    if y.shape != (images,):
+        remedy = ": one-hot? take the argmax" if y.ndim == 2 and y.shape[1] > 1 else ""
+        raise ValueError(f"{wanted}, got shape {y.shape}{remedy}")
+    if y.dtype.kind not in "iuf" or not (y == np.floor(y)).all():
+        raise ValueError(f"{wanted} that are whole numbers, got {y}")
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(f"{wanted}, got {y}")
+    return y.astype(np.int64)
 
 
 def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, float], np.ndarray]:
-    """PSNR, SSIM and label accuracy of an answer, and the true images in its order."""
+    """PSNR, SSIM and label accuracy of an answer, and the true images in its order; no SSIM of images too small."""
     x, y = truth
     order = metrics.match_one_to_one(best.x, x)
     found = {
         "psnr": float(np.mean(metrics.psnr(x[order], best.x))),
         "psnr_grey": float(np.mean(metrics.grey_psnr(x))),
-        "ssim": float(np.mean(metrics.ssim(x[order], best.x))),
     }
+    if min(x.shape[1:3]) >= SMALLEST_SIDE:
+        found["ssim"] = float(np.mean(metrics.ssim(x[order], best.x)))
     if y is not None:
         found["label_accuracy"] = float(metrics.label_multiset_accuracy(y, best.y))
     return found, x[order]
