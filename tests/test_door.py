@@ -380,6 +380,50 @@ def test_wrong_functions_and_variables_are_refused(convnets):
         model.apply(variables, X)
 
 
+class Tokens(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Embed(5, 4)(x.reshape(len(x), -1)).mean(1))
+
+
+class TokensOfNnx(nnx.Module):
+    def __init__(self):
+        self.words = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.words(x.reshape(len(x), -1)).mean(1)
+
+
+class TokensOfEquinox(eqx.Module):
+    words: eqx.nn.Embedding
+
+    def __call__(self, x):
+        return jax.vmap(self.words)(x.ravel()).mean(0)
+
+
+TOKENS = {
+    "linen": lambda **size: models.from_flax(
+        Tokens(), Tokens().init(jax.random.key(0), jnp.zeros((1, 6), jnp.int32)), **size
+    ),
+    "drawn": lambda **size: models.classifier(Tokens(), **size),
+    "nnx": lambda **size: models.from_flax(TokensOfNnx(), **size),
+    "equinox": lambda **size: models.from_equinox(
+        TokensOfEquinox(eqx.nn.Embedding(5, 3, key=jax.random.key(0))), **size
+    ),
+    "function": lambda **size: models.from_function(
+        lambda v, x: jnp.take(v["params"]["words"], x[:, 0, :, 0], axis=0).mean(1),
+        {"params": {"words": jnp.ones((5, 3))}},
+        **size,
+    ),
+}
+
+
+@pytest.mark.parametrize("door", TOKENS)
+def test_a_network_that_reads_tokens_is_refused_with_the_reason(door):
+    with pytest.raises(ValueError, match=r"reads integer token ids.* rows of an embedding's gradient"):
+        TOKENS[door](image_shape=(1, 6, 1))
+
+
 def test_variables_of_linen_modules_are_asked_for():
     for given, message in (
         (None, "must be given.*; models.classifier takes a module whose weights are still to be drawn"),

@@ -391,6 +391,15 @@ def test_what_cannot_be_taken_in_is_named():
         model.apply({**variables, "params": other}, images(1)[1])
 
 
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_network_that_reads_tokens_is_refused_with_the_reason(exported):
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Embedding(5, 4), torch.nn.Flatten())
+    if exported:
+        module = torch.export.export(module, (torch.zeros(2, 1, 1, 6, dtype=torch.long),))
+    with pytest.raises(ValueError, match=r"reads integer token ids.* rows of an embedding's gradient"):
+        models.from_torch(module, image_shape=(1, 6, 1))
+
+
 def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
     flat = nn.Flatten()
     for module, message in (

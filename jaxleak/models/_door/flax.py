@@ -14,7 +14,7 @@ from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._conv import Form
 from jaxleak.models._door.function import assemble, check_sizes, wrapped
 from jaxleak.models._door.network import Computed, Function, Layout, same_structure
-from jaxleak.models._door.refused import RefusedError
+from jaxleak.models._door.refused import RefusedError, without_tokens
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -120,7 +120,8 @@ def drawn(
     x = jnp.zeros((1, height, width, channels) if layout == "NHWC" else (1, channels, height, width))
     name = _training_argument(module)
     arguments: dict[str, Any] = {name: not _TRAINING[name]} if name else {}
-    return module.init(jax.random.key(0) if key is None else key, x, **arguments)
+    with without_tokens():
+        return module.init(jax.random.key(0) if key is None else key, x, **arguments)
 
 
 def _training_argument(module: nn.Module) -> str | None:

@@ -14,7 +14,7 @@ from jaxleak.models._conv import Form
 from jaxleak.models._door.facts import Facts, slots_of_batch
 from jaxleak.models._door.plan import Head, Plan
 from jaxleak.models._door.program import Program, flattened
-from jaxleak.models._door.refused import RefusedError
+from jaxleak.models._door.refused import RefusedError, without_tokens
 
 Layout = Literal["NHWC", "NCHW"]
 
@@ -67,7 +67,9 @@ class Network:
         key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._traced:
             x = jax.ShapeDtypeStruct((batch, *self.image_shape), dtype)
-            closed, outputs = jax.make_jaxpr(function, return_shape=True)(shapes["params"], shapes["batch_stats"], x)
+            with without_tokens():
+                read = jax.make_jaxpr(function, return_shape=True)
+                closed, outputs = read(shapes["params"], shapes["batch_stats"], x)
             self._traced[key] = (flattened(closed), outputs)
         return self._traced[key]
 
@@ -81,8 +83,10 @@ class Network:
                 got = type(outputs.logits).__name__
                 raise ValueError(f"the network must give logits (B, C) and nothing else in mode {mode!r}, got a {got}")
             if len(found) != 2 or found[0] != batch or found[1] < 2:
+                remedy = "; a network with one logit z can be wrapped so that it gives the two logits (0, z)"
                 raise ValueError(
                     f"the network must give logits (B, C) with C >= 2 in mode {mode!r}, got {found} for {batch} images"
+                    f"{remedy if found in ((batch,), (batch, 1)) else ''}"
                 )
             if num_classes is not None and found[1] != num_classes:
                 raise ValueError(f"num_classes must be that of the network, {found[1]}, got {num_classes}")

@@ -15,7 +15,7 @@ from jaxleak._base import PyTree
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier
 from jaxleak.models._door.function import assemble
 from jaxleak.models._door.network import Computed, Function
-from jaxleak.models._door.refused import RefusedError
+from jaxleak.models._door.refused import RefusedError, without_tokens
 from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
 from jaxleak.models._door.torch_layers import ActiveDropoutError
 
@@ -68,7 +68,8 @@ def from_torch(
         by_mode = dict.fromkeys(modes, graph)
         functions = dict.fromkeys(modes, _function(graph))
     elif isinstance(module, torch.nn.Module):
-        graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in BATCH_NORM_MODES}
+        with without_tokens():
+            graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in BATCH_NORM_MODES}
         by_mode = {name: of_mode.first for name, of_mode in graphs.items()}
         graph = by_mode["train"]
         functions = {name: _function(graphs[name].first, graphs[name].of) for name in BATCH_NORM_MODES}
