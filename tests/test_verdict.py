@@ -697,11 +697,12 @@ def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
     assert audit.update(model, variables, gradient, batch_size=2, minutes=1e-3).verdict in ("not attacked", "leaks")
 
 
-def test_a_table_of_several_samples_is_refused_at_once():
-    model = models.mlp((1, 8, 1), 3, widths=(6,))
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 8, 1), (8, 2, 1)])
+def test_a_table_of_several_samples_is_refused_at_once(shape):
+    model = models.mlp(shape, 3, widths=(6,))
     variables = model.init(jax.random.key(0))
     gradient = jax.tree.map(jnp.ones_like, variables["params"])
-    with pytest.raises(ValueError, match="image_shape must have at least 2x2 pixels for a batch of 2"):
+    with pytest.raises(ValueError, match=r"image_shape must have at least 3x3 pixels for a batch of 2.*Fold a"):
         audit.update(model, variables, gradient, batch_size=2)
-    with pytest.raises(ValueError, match="image_shape must have at least 2x2 pixels for a batch of 3"):
+    with pytest.raises(ValueError, match="image_shape must have at least 3x3 pixels for a batch of 3"):
         audit.update(model, variables, gradient, batch_size=1, local_steps=3, learning_rate=0.1)

@@ -17,7 +17,7 @@ from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.truth import check_truth, scores
+from jaxleak.audit._verdict.truth import SMALLEST_SIDE, check_truth, scores
 from jaxleak.audit._verdict.verdict import (
     Answer,
     Outcome,
@@ -108,11 +108,7 @@ def update(
         batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
     )  # fmt: skip
     samples = known.batch_size * share.local_steps
-    if samples > 1 and min(model.image_shape[:2]) < 2:
-        raise ValueError(
-            f"image_shape must have at least 2x2 pixels for a batch of {samples}, got {model.image_shape}: the search "
-            "for several samples weighs the variation of images, and does not serve tables"
-        )
+    _check_sides(model.image_shape, samples)
     defense = stated_defense(known, share)
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
@@ -161,6 +157,17 @@ def update(
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes
     )
+
+
+def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:
+    """Refuse at once what the search for several samples would break down on."""
+    if samples > 1 and min(image_shape[:2]) < SMALLEST_SIDE:
+        raise ValueError(
+            f"image_shape must have at least {SMALLEST_SIDE}x{SMALLEST_SIDE} pixels for a batch of {samples}, got "
+            f"{image_shape}: the search for several samples weighs the variation of images and compares its "
+            "starts by SSIM. Fold a signal of N samples into an image in which both sides are at least "
+            f"{SMALLEST_SIDE}, for example (12, 8, leads) for 96 samples, inside a wrapper model that unfolds it"
+        )
 
 
 def _numbers(
