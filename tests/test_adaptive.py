@@ -13,6 +13,7 @@ from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks.adaptive import _likelihood, _simulation
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
+from jaxleak.defenses.mechanisms import Mechanism, Replayed
 from jaxleak.protocols import ClientShare
 
 SHAPE = (8, 8, 1)
@@ -56,6 +57,9 @@ def test_what_nobody_can_know_is_refused(client):
             informed(client, unknown)
     with pytest.raises(ValueError, match=r"attacked over many rounds \(`informed_rounds`\)"):
         informed(client, defenses.fake_gradients(3))
+    inside = defenses.per_leaf("per_example_gradient", lambda _, g: jnp.sign(g), mechanism=Mechanism(Replayed()))
+    with pytest.raises(ValueError, match="place must be payload, got per_example_gradient"):
+        informed(client, inside)
     alone = defenses.chain(defenses.quantize(8))
     assert alone.mechanism == defenses.quantize(8).mechanism is not None
     with pytest.raises(ValueError, match="batch_size"):

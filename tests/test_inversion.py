@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jaxleak import attacks, audit, models, objectives, protocols
-from jaxleak._base import Batch, Observation
+from jaxleak._base import Batch, Observation, Transcript
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.engine import assemble
 from jaxleak.audit._invert import placed
@@ -151,6 +151,13 @@ def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path)
         resumed, _, infos = invert(attack, observed, iterations=200, checkpoints=Checkpoints(tmp_path / "c", {}))
         jax.tree.map(np.testing.assert_array_equal, whole, resumed)
         chex.assert_trees_all_equal(infos, expected)
+    with pytest.raises(ValueError, match="iterations must be at least the 200 that the checkpoint has done, got 100"):
+        invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
+
+
+def test_a_transcript_is_no_observation(attack, observed):
+    with pytest.raises(ValueError, match=r"observation must be what a threat grants, .* got a transcript"):
+        invert(attack, Transcript(None, None, None, None, None, None), iterations=1)
 
 
 def test_executors_agree(attack, observed):

@@ -29,6 +29,9 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
     assert (s.weight("tv"), s.weight("latent")) == (0.3, 0.0)
     # A prior that was not there has no weight to keep.
     assert presets.dlg(3).weighing(client_updates.variation_prior("sum")).weight("tv") == 0
+    both = plain._replace(priors=tuple((0.1, client_updates.variation_prior(kind)) for kind in ("sum", "isotropic")))
+    with pytest.raises(ValueError, match="names of their own to be weighed by name, got tv twice"):
+        both.weighing(l2=0.1)
 
 
 @pytest.mark.parametrize(

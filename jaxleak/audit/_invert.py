@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxleak import _mesh, _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Transcript
 from jaxleak._memory import within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._restarts import best_restart, start_trials, step_trials
@@ -74,8 +74,11 @@ def invert(
     Raises:
         FloatingPointError: if what was observed is not finite.
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
-        ValueError: on arguments out of range.
+        ValueError: on arguments out of range, fewer iterations than a checkpoint has done, or a transcript in place of
+            an observation, since it holds the truth.
     """
+    if isinstance(observation, Transcript):
+        raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
     iterations = _length(attack, iterations)
     _validate.count(chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
@@ -105,6 +108,8 @@ def invert(
         return one_by_one(lambda c: one(trials, c, observation, key), carry, length)
 
     first, lowered = int(state.iteration), None
+    if first > iterations:
+        raise ValueError(f"iterations must be at least the {first} that the checkpoint has done, got {iterations}")
     if first < iterations and executor == "scan":
         lowered = _scan.lower(trials, state, observation, key, min(chunk, iterations - first))
     elif first < iterations and executor == "step":

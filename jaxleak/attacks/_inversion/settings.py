@@ -83,8 +83,11 @@ class Settings(NamedTuple):
             weights: by name, "tv", "l2", "activation", "batch_norm" or "latent"; a prior that is not there is added.
 
         Raises:
-            ValueError: on an unknown name.
+            ValueError: on an unknown name, or two priors of one name, of which none would be meant.
         """
+        names = [prior.name for _, prior in self.priors]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"priors must have names of their own to be weighed by name, got {twice[0]} twice")
         found = {prior.name: (weight, prior) for weight, prior in self.priors}
         found |= {prior.name: (self.weight(prior.name), prior) for prior in priors}
         for name, weight in weights.items():

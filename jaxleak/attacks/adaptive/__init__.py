@@ -59,7 +59,7 @@ from jaxleak.attacks.adaptive._party import informed_party
 from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, informed_rounds, rounds_attack
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, PrivateNoise, RankedNoise, TensorNoise
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, PrivateNoise, RankedNoise, Replayed, TensorNoise
 from jaxleak.models import Classifier
 
 
@@ -108,8 +108,9 @@ def informed(
 
     Raises:
         ValueError: on sizes out of range, a defense that declares no mechanism, orders noise like the gradient (see
-            `informed_rounds`) or acts inside a step of a client that takes several, or settings that do not compare
-            gradients where the attacker would compare them otherwise.
+            `informed_rounds`), is replayed and acts elsewhere than on the upload, or acts inside a step of a client
+            that takes several, or settings that do not compare gradients where the attacker would compare them
+            otherwise.
     """
     _validate.count(batch_size=batch_size)
     _validate.non_negative(round=round)
@@ -118,6 +119,11 @@ def informed(
         raise ValueError(
             f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
             f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
+        )
+    if isinstance(mechanism.simulation, Replayed) and defense.place != "payload":
+        raise ValueError(
+            f"Replayed() runs a defense on the whole upload, so its place must be payload, got {defense.place}; "
+            "declare another mechanism, or attack with a share of your own (TransformedShare)"
         )
     if isinstance(mechanism.noise, RankedNoise):
         raise ValueError(

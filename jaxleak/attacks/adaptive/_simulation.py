@@ -30,7 +30,8 @@ def _replayed(simulation: Replayed, client: KnownClient) -> Share:
         payload = share(params, batch, sharpness=sharpness)
         # The same draws in every iteration: an objective that jitters would keep a random iterate as its best.
         keys = jax.random.split(own_key(Purpose.TRANSFORMS), DRAWS if simulation.random else 1)
-        drawn = jax.vmap(lambda key: defense.apply(key, jax.lax.stop_gradient(payload)))(keys)
+        sent = jax.lax.stop_gradient(payload)
+        drawn = jax.vmap(lambda key: defense.apply(key, sent, round=client.round))(keys)
         return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
 
     return TransformedShare(share, compute)
