@@ -155,9 +155,10 @@ def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path)
         invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
 
 
-def test_a_transcript_is_no_observation(attack, observed):
+def test_a_transcript_is_no_observation(attack):
+    seen = Transcript(None, None, None, None, None, None)
     with pytest.raises(ValueError, match=r"observation must be what a threat grants, .* got a transcript"):
-        invert(attack, Transcript(None, None, None, None, None, None), iterations=1)
+        audit.invert(attack, seen, None, key=jax.random.key(0), iterations=1)
 
 
 def test_executors_agree(attack, observed):
