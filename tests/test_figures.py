@@ -221,6 +221,8 @@ def test_bars_of_epochs_are_named_as_their_runs(drawn):
         assert ("4 images" in label) <= (images == 4)
         assert ("8 images" in label) <= (images == 8)
         assert ("5 epochs" in label) == (config["local_epochs"] == 5)
+        assert ("rate" in label) == (config["learning_rate"] != 0.1)
+        assert "rate" not in label or f"rate {config['learning_rate']:g}" in label
         assert ("new orders" in label) == config["reshuffle"]
         assert ("momentum" in label) == (config["momentum"] > 0)
         assert ("one gradient" in label) == config["estimate"]

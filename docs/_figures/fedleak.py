@@ -67,13 +67,15 @@ STEPS = (1, 2, 4, 8, 12)
 
 #: Stored runs of clients that take several epochs, and what a reader is told of each.
 EPOCHS = {
-    "epochs_four_1": "4 images, one step",
-    "epochs_four_5": "5 epochs",
-    "epochs_eight_1": "8 images, four steps",
+    "epochs_four_1": "4 images, one batch",
+    "epochs_four_5": "the same, 5 epochs",
+    "epochs_eight_1": "8 images, four batches",
     "epochs_eight_5": "5 epochs, one order",
     "epochs_eight_5_reshuffle": "5 epochs, new orders",
-    "epochs_eight_5_momentum": "5 epochs, new orders, momentum",
     "epochs_eight_5_estimate": "5 epochs, new orders,\nattacked as one gradient",
+    "epochs_eight_5_reshuffle_0.03": "5 epochs, new orders, rate 0.03",
+    "epochs_eight_5_estimate_0.03": "5 epochs, new orders, rate 0.03,\nattacked as one gradient",
+    "epochs_eight_5_momentum": "5 epochs, new orders,\nrate 0.01 with momentum",
 }
 
 
@@ -223,7 +225,7 @@ def _trends(
 
 def epochs(*stored: dict[str, Any], path: Path) -> None:
     """What epochs over the same images leave, one bar for each run of `EPOCHS`, with its seeds as points."""
-    figure, axes = plots.subplots(size=(7, 4))
+    figure, axes = plots.subplots(size=(7, 5))
     places = np.arange(len(stored))[::-1]
     bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8, label_type="center", color="white")
@@ -237,6 +239,6 @@ def epochs(*stored: dict[str, Any], path: Path) -> None:
     axes.set_yticks(places, EPOCHS.values())
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(PSNR)
-    axes.set_title("Epochs over the same images protect nothing from who repeats them")
+    axes.set_title("What five epochs leave depends on how far the weights move")
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)

@@ -98,10 +98,10 @@ def informed(
         weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
             None leaves them to `prior`.
         prior: what stands beside a likelihood. "natural" is a quarter of the variation prior of photographs
-            (`client_updates.natural_tv`). It shows far more of photographs behind much noise; images of more contrast,
-            such as digits, may become flat there. "weak" is the variation of `presets.bayes`, next to none. No one
-            strength suits all images, so report the attacker who sees more. None is "natural" for images and "weak" for
-            tables, which are images of one row.
+            (`client_updates.natural_tv`). It shows more of photographs behind much noise (docs/defenses.md); images of
+            more contrast, such as digits, may become flat there. "weak" is the variation of `presets.bayes`, next to
+            none. No one strength suits all images, so report the attacker who sees more. None is "natural" for images
+            and "weak" for tables, which are images of one row.
 
     Returns:
         An `Informed`.

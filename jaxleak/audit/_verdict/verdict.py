@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
     attack: str
     x: np.ndarray  # (B, H, W, channels) in [0, 1], or in the unit of the inputs where equations gave others
-    y: np.ndarray  # (B,) int32
+    y: np.ndarray  # (B,) int32; -1 where no label was found
     misfit: float  # |g' - g| / |g| of the whole update, with g' simulated at the answer on the exact model
     cosine_distance: float  # between the same two
     agreement: np.ndarray | None = None  # (B,) SSIM between two independent starts; None for a closed form
@@ -204,7 +204,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
         best: the answer that `best_of` chose, or None.
         labels: what the head's gradient proves.
     """
-    if best is None or not best.matched or not labels.proven.any():
+    if best is None or not best.matched or not labels.proven.any() or (best.y < 0).any():
         return []
     found = np.bincount(best.y, minlength=len(labels.proven))
     if (labels.proven <= found).all():
