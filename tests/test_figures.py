@@ -273,7 +273,8 @@ def test_the_printed_descent_ends_at_the_number_of_the_ledger(drawn):
     runs = [figures.read(name) for name in figures.DRAWN["cafe_printed"][1]]
     ends = [line.get_ydata()[-1] for line in figure.axes[1].lines[: len(runs)]]
     kinds = {"adam": ("printed", ""), "authors": ("printed", "authors-adam"), "stopped": ("ours", "descent-stopped")}
-    values = [entries[run["cell"], *kinds[run["job"].get("steps", "adam")]].value for run in runs]
+    of_run = [entries[run["cell"], *kinds[run["job"].get("steps", "adam")]] for run in runs]
+    values = [entry.seeds[run["job"]["seed"]] for entry, run in zip(of_run, runs, strict=True)]
     assert ends == pytest.approx(values, abs=1e-3)
     losses = [line.get_ydata() for line in figure.axes[0].lines]
     assert all(len(loss) == 10 for loss in losses)  # a tenth of Step II each, and none of Step I
