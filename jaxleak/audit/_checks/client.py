@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak._base import Batch, PyTree
+from jaxleak._base import Batch, BatchNormMode, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.contents import check_contents
 from jaxleak.audit._checks.finding import Finding, Status, failed
@@ -64,24 +64,36 @@ def check_client(
     Raises:
         ValueError: on arguments out of range, or images and labels of other shapes.
     """
+    share = ClientShare(
+        model, local_steps=local_steps, local_epochs=local_epochs, learning_rate=learning_rate, momentum=momentum,
+        batch_norm=batch_norm,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return _compared(share, variables, payload, images, labels, reduction=reduction, precision=precision)
+
+
+def _compared(
+    share: ClientShare,
+    variables: PyTree,
+    payload: PyTree,
+    images: Any,
+    labels: Any,
+    *,
+    reduction: str = "mean",
+    precision: Precision | None = None,
+) -> list[Finding]:
+    """As `check_client`, of a client that is given as what it computes."""
     findings = check_contents(payload, variables)
     if failed(findings):
         return findings
+    model = share.model
     x, y = jnp.asarray(images, jnp.float32), jnp.asarray(labels, jnp.int32)
     if x.shape[1:] != tuple(model.image_shape) and x.shape[1:] == (*model.image_shape[2:], *model.image_shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     batch = Batch(x[:, None], y, jnp.arange(len(x)))
-
-    def share(mode: str) -> ClientShare:
-        return ClientShare(
-            model, local_steps=local_steps, local_epochs=local_epochs, learning_rate=learning_rate, momentum=momentum,
-            batch_norm=mode,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    factor = len(x) / local_steps if reduction == "sum" else 1.0
-    sent = jax.jit(share(batch_norm))  # compiled once, for both
+    factor = len(x) / share.local_steps if reduction == "sum" else 1.0
+    sent = jax.jit(share)  # compiled once, for both
     expected = _scaled(sent(variables, batch), factor)
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
     rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
@@ -94,9 +106,9 @@ def check_client(
     )
     if worst <= 1:
         return [*findings, Finding(_NAME, "passed", evidence)]
-    other = "eval" if batch_norm == "train" else "train"
+    other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
     if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
-        mirrored = _scaled(jax.jit(share(other))(variables, batch), factor)
+        mirrored = _scaled(jax.jit(share.in_mode(other))(variables, batch), factor)
         if _furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
             return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
@@ -132,11 +144,7 @@ def check_known_images(
     """
     if truth is None or truth[1] is None or defended:
         return []
-    *_, found = check_client(
-        share.model, variables, payload, *truth, batch_norm=share.batch_norm, local_steps=share.local_steps,
-        local_epochs=share.local_epochs, learning_rate=share.learning_rate, momentum=share.momentum,
-        precision=precision,
-    )  # fmt: skip
+    *_, found = _compared(share, variables, payload, *truth, precision=precision)
     if found.name != _NAME or found.status != "failed":
         return [found] if found.name == _NAME else []
     if share.total_steps > 1:
