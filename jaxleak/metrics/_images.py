@@ -9,7 +9,11 @@ from jaxleak.metrics._pairs import pair
 # Wang, Bovik, Sheikh & Simoncelli, "Image quality assessment", IEEE TIP 2004.
 _SSIM_SIGMA = 1.5
 _SSIM_WINDOW = 11
-_SSIM_SMALLEST = 3
+#: Pixels that either side of an image must have for SSIM.
+SSIM_SMALLEST = 3
+#: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
+#: batch hides that some of its images are recovered in full.
+RECOGNISED_ABOVE = 0.8
 
 
 def mse(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
@@ -175,7 +179,7 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
 
     truth, estimate = pair(truth, estimate, axes=4)
     side = min(truth.shape[1:3])
-    if side < _SSIM_SMALLEST:
+    if side < SSIM_SMALLEST:
         raise ValueError(f"ssim needs images of at least 3x3 pixels, got {truth.shape[1]}x{truth.shape[2]}")
     window = min(_SSIM_WINDOW, side if side % 2 else side - 1)
     scores = [

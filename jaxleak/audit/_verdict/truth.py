@@ -6,9 +6,7 @@ import numpy as np
 
 from jaxleak import metrics
 from jaxleak.audit._verdict.verdict import Answer
-
-#: Pixels that either side of an image must have for SSIM, whose smallest window is 3x3.
-SMALLEST_SIDE = 3
+from jaxleak.metrics._images import SSIM_SMALLEST
 
 
 def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ...], classes: int) -> Any:
@@ -55,7 +53,7 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
         "psnr": float(np.mean(metrics.psnr(x[order], best.x))),
         "psnr_grey": float(np.mean(metrics.grey_psnr(x))),
     }
-    if min(x.shape[1:3]) >= SMALLEST_SIDE:
+    if min(x.shape[1:3]) >= SSIM_SMALLEST:
         found["ssim"] = float(np.mean(metrics.ssim(x[order], best.x)))
     if y is not None and (best.y >= 0).all():  # equations that need no label give none
         found["label_accuracy"] = float(metrics.label_multiset_accuracy(y, best.y))

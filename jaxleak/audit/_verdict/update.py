@@ -17,7 +17,7 @@ from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.truth import SMALLEST_SIDE, check_truth, scores
+from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
     Answer,
     Outcome,
@@ -32,11 +32,10 @@ from jaxleak.audit._verdict.verdict import (
 )
 from jaxleak.capture._update import per_weight
 from jaxleak.checkpoint import fingerprint
+from jaxleak.metrics._images import RECOGNISED_ABOVE, SSIM_SMALLEST
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
-#: SSIM to a given truth from which on a verdict that found no leak is contradicted.
-_CONTRADICTED_ABOVE = 0.8
 #: What stands first where the truth contradicts a verdict, which is reached without it.
 _RECOGNISED = (
     "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
@@ -152,7 +151,7 @@ def update(
     ended = any(answer.finished for answer in answers)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
-    if outcome == "not shown to leak" and numbers.get("ssim", 0.0) > _CONTRADICTED_ABOVE:
+    if outcome == "not shown to leak" and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes
@@ -161,12 +160,12 @@ def update(
 
 def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:
     """Refuse at once what the search for several samples would break down on."""
-    if samples > 1 and min(image_shape[:2]) < SMALLEST_SIDE:
+    if samples > 1 and min(image_shape[:2]) < SSIM_SMALLEST:
         raise ValueError(
-            f"image_shape must have at least {SMALLEST_SIDE}x{SMALLEST_SIDE} pixels for a batch of {samples}, got "
+            f"image_shape must have at least {SSIM_SMALLEST}x{SSIM_SMALLEST} pixels for a batch of {samples}, got "
             f"{image_shape}: the search for several samples weighs the variation of images and compares its "
             "starts by SSIM. Fold a signal of N samples into an image in which both sides are at least "
-            f"{SMALLEST_SIDE}, for example (12, 8, leads) for 96 samples, inside a wrapper model that unfolds it"
+            f"{SSIM_SMALLEST}, for example (12, 8, leads) for 96 samples, inside a wrapper model that unfolds it"
         )
 
 

@@ -15,14 +15,11 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
 from jaxleak.study.updates._public_data import generator_for
-
-#: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
-#: batch hides that some of its images are recovered in full.
-RECOGNISED_ABOVE = 0.8
 
 
 class Outcome(NamedTuple):
