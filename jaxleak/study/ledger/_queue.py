@@ -94,10 +94,10 @@ class Queue:
 
         An entry of another set-up, which `differs` tells, is not this measurement's.
         """
+        if self.recorded(measurement) is not None:
+            return bool(self.lacking(measurement, seeds))
         entry = self.ledger.entries.get(measurement.key)
-        if entry is None or entry.status in ("not run", "impossible") or entry.differs != measurement.differs:
-            return True
-        return entry.status in MEASURED and bool(self.lacking(measurement, seeds))
+        return entry is None or entry.status in ("not run", "impossible") or entry.differs != measurement.differs
 
     def recorded(self, measurement: Measurement) -> Entry | None:
         """The ledger's numbers of this measurement, where it has some in the same set-up."""
