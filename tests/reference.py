@@ -1,5 +1,6 @@
 """Slow, obvious references in NumPy loops, and the tiny problem that several test files share."""
 
+import functools
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import data, models, protocols
+from jaxleak import attacks, audit, data, models, protocols, threats
 from jaxleak._base import Batch, Observation, Protocol, PyTree
 from jaxleak.audit import template_of
 from jaxleak.objectives import cross_entropy
@@ -110,6 +111,18 @@ def first_transcript(problem):
 def recovered(attack, state, params):
     """What Steps I and II of an attack on rounds say of every sample, from its final state."""
     return attack.reconstruct(state, Observation(state.seen, params)).diagnosis
+
+
+def assert_later_rounds_change_nothing(make, model, private, *, batch_size, key):
+    """Three rounds beyond the plan leave an attack on rounds, `make(model, plan, invert=False)`, as it was."""
+    n = len(private.y)
+    plan = attacks.plan_cafe_exact(model, num_samples=n, batch_size=batch_size, feature_rounds=8)
+    protocol = protocols.vertical(model, num_samples=n, batch_size=batch_size, sampling="uniform")
+    attack = make(model, plan, invert=False)
+    run = functools.partial(audit.run, attack, protocol, threats.FIRST_LAYER_ONLY, private, key=key)
+    exactly, _ = run(rounds=plan.rounds)
+    longer, _ = run(rounds=plan.rounds + 3, state=exactly)
+    jax.tree.map(np.testing.assert_array_equal, longer.attack, exactly.attack)
 
 
 def true_features_and_output_gradients(problem, k):

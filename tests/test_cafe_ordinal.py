@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,13 +90,7 @@ def test_capped_entries_come_back_by_their_order(setting):
 
 def test_rounds_beyond_the_plan_change_nothing(setting):
     model, private, _ = setting
-    plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, feature_rounds=8)
-    attack = attacks.cafe_ordinal(model, plan, invert=False)
-    protocol = protocols.vertical(model, num_samples=N, batch_size=K, sampling="uniform")
-    run = functools.partial(audit.run, attack, protocol, FIRST_LAYER_ONLY, private, key=KEY)
-    exactly, _ = run(rounds=plan.rounds)
-    longer, _ = run(rounds=plan.rounds + 3, state=exactly)
-    jax.tree.map(np.testing.assert_array_equal, longer.attack, exactly.attack)
+    reference.assert_later_rounds_change_nothing(attacks.cafe_ordinal, model, private, batch_size=K, key=KEY)
 
 
 def test_bad_input(setting):
