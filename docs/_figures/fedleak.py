@@ -131,6 +131,26 @@ def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> No
     plots.save_figure(figure, path)
 
 
+def epochs(*stored: dict[str, Any], path: Path) -> None:
+    """What epochs over the same images leave, one bar for each run of `EPOCHS`, with its seeds as points."""
+    figure, axes = plots.subplots(size=(7, 5))
+    places = np.arange(len(stored))[::-1]
+    bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
+    axes.bar_label(bars, fmt="%.1f", fontsize=8, label_type="center", color="white")
+    for place, run in zip(places, stored, strict=True):
+        seeds = [cell["psnr"] for cell in run["cells"]]
+        axes.plot(seeds, [place] * len(seeds), "o", color="black", markersize=4)
+    grey = np.mean([run["metrics"]["psnr_grey"] for run in stored])
+    axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    axes.plot([], [], "o", color="black", markersize=4, label="one seed")
+    axes.set_yticks(places, EPOCHS.values())
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(PSNR)
+    axes.set_title("What five epochs leave depends on how far the weights move")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
 def variation(*stored: dict[str, Any], path: Path) -> None:
     """What the weight of the total variation does to four images behind a ResNet10; a run for each weight."""
     cells = [run["cells"][0] for run in stored]
@@ -220,25 +240,4 @@ def _trends(
         axes.set_ylabel(PSNR)
     figure.suptitle(title, fontsize=11)
     plots.legend_below(figure, grid.flat[0])
-    plots.save_figure(figure, path)
-
-
-def epochs(*stored: dict[str, Any], path: Path) -> None:
-    """What epochs over the same images leave, one bar for each run of `EPOCHS`, with its seeds as points."""
-    figure, axes = plots.subplots(size=(7, 5))
-    places = np.arange(len(stored))[::-1]
-    bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
-    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8, label_type="center", color="white")
-    for place, run in zip(places, stored, strict=True):
-        axes.plot(
-            [cell["psnr"] for cell in run["cells"]], [place] * len(run["cells"]), "o", color="black", markersize=4
-        )
-    grey = np.mean([run["metrics"]["psnr_grey"] for run in stored])
-    axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
-    axes.plot([], [], "o", color="black", markersize=4, label="one seed")
-    axes.set_yticks(places, EPOCHS.values())
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(PSNR)
-    axes.set_title("What five epochs leave depends on how far the weights move")
-    plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
