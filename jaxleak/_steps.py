@@ -1,14 +1,5 @@
 """How far a client's steps move the weights; without JAX, since clients of other frameworks ask it too."""
 
-from jaxleak import _validate
-
-
-def check_momentum(momentum: float) -> None:
-    """Raise `ValueError` unless a client's momentum is in [0, 1)."""
-    _validate.non_negative(momentum=momentum)
-    if momentum >= 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-
 
 def weight_of_steps(steps: int, momentum: float = 0.0) -> float:
     """The weights that the gradients of all steps have in an update together; without momentum, one each.

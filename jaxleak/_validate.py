@@ -65,6 +65,19 @@ def in_range(low: float, high: float, **named: float) -> None:
             raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
 
 
+def below_one(**named: float) -> None:
+    """Raise `ValueError` unless `0 <= value < 1` for every value."""
+    for name, value in named.items():
+        if not (_is_number(value) and 0 <= value < 1):
+            raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
+def count_in_range(low: int, high: int, **named: int) -> None:
+    """Raise `ValueError` unless every value is whole and `low <= value <= high`; `low` is 1 or more."""
+    in_range(low, high, **named)
+    count(**named)
+
+
 def one_of(allowed: Collection[Any], **named: Any) -> None:
     """Raise `ValueError` unless every value is one of `allowed`, which the message lists."""
     for name, value in named.items():

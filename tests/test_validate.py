@@ -68,6 +68,21 @@ def test_ranges_hold_their_ends():
         refused(_validate.in_range, value, r"must be in \[-1, 2\.5\], got ", -1, 2.5)
 
 
+def test_shares_stay_below_one():
+    for value in (0, 0.5, np.float32(0.999)):
+        _validate.below_one(x=value)
+    for value in (-0.1, 1, np.nan, np.inf):
+        refused(_validate.below_one, value, r"must be in \[0, 1\), got ")
+
+
+def test_counts_in_a_range_are_whole_and_hold_their_ends():
+    for value in (2, 5):
+        _validate.count_in_range(2, 5, x=value)
+    for value in (1, 6):
+        refused(_validate.count_in_range, value, r"must be in \[2, 5\], got ", 2, 5)
+    refused(_validate.count_in_range, 2.5, "must be a whole number, got ", 2, 5)
+
+
 def test_names_are_listed():
     _validate.one_of(("a", "b"), x="a", y="b")
     refused(_validate.one_of, "c", "must be one of a, b, got 'c'", ("a", "b"))

@@ -88,8 +88,7 @@ def invert(
         raise ValueError(f"restarts must be a multiple of the {len(devices)} devices, got {restarts}")
     on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
     microbatch = on_device if microbatch is None else microbatch
-    _validate.in_range(1, on_device, microbatch=microbatch)
-    _validate.count(microbatch=microbatch)
+    _validate.count_in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
     history: dict[str, np.ndarray] = {}

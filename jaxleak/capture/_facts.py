@@ -5,7 +5,6 @@ import json
 from typing import Any, Literal, get_args
 
 from jaxleak import _validate
-from jaxleak._steps import check_momentum
 
 #: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
 #: after the local steps.
@@ -68,8 +67,7 @@ class Facts:
                 raise ValueError(f"frozen must hold names of layers, got {self.frozen!r}")
             object.__setattr__(self, "frozen", tuple(self.frozen))  # JSON has lists
         _validate.count(**self._given("local_steps", "local_epochs", "batch_size"))
-        if self.momentum is not None:
-            check_momentum(self.momentum)
+        _validate.below_one(**self._given("momentum"))
         _validate.positive(**self._given("learning_rate"))
         _validate.non_negative(**self._given("strength"))
 

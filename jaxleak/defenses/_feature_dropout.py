@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxleak import _validate
 from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import needs_batch, needs_labels
@@ -29,8 +30,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
     Raises:
         ValueError: on a rate out of range; when applied without those keywords.
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate must be in [0, 1), got {rate}")
+    _validate.below_one(rate=rate)
 
     def update(
         key: jax.Array,

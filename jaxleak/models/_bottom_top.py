@@ -108,8 +108,7 @@ def bottom_top(
         if width < 1:
             raise ValueError(f"party {party} has no features: widths must be >= 1, got {tuple(widths)}")
     _validate.count(**{f"widths[{i}]": width for i, width in enumerate(widths)})
-    _validate.in_range(2, 10**6, num_classes=num_classes)
-    _validate.count(num_classes=num_classes)
+    _validate.count_in_range(2, 10**6, num_classes=num_classes)
     if not bottom or (top is not None and not top):
         raise ValueError("bottom and top need at least one layer each; top=None is the top without parameters")
     _validate.count(**{f"bottom[{i}]": n for i, n in enumerate(bottom)})

@@ -80,8 +80,7 @@ def split_model(
         ValueError: on sizes that are not whole or out of range.
     """
     _validate.count(parties=parties, width=width, **{f"slice_shape[{i}]": n for i, n in enumerate(slice_shape)})
-    _validate.in_range(2, 10**6, num_classes=num_classes)
-    _validate.count(num_classes=num_classes)
+    _validate.count_in_range(2, 10**6, num_classes=num_classes)
     one_slice = jax.ShapeDtypeStruct((1, *slice_shape), jnp.float32)
     feature_size = jax.eval_shape(lambda x: extractor.init_with_output(jax.random.key(0), x)[0], one_slice).shape[-1]
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
-from jaxleak._steps import check_momentum
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
@@ -56,7 +55,7 @@ class ClientShare:
         """
         _validate.count(local_steps=local_steps, local_epochs=local_epochs, clients=clients)
         _validate.positive(learning_rate=learning_rate)
-        check_momentum(momentum)
+        _validate.below_one(momentum=momentum)
         _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
         self.model, self.loss, self.batch_norm = model, loss, batch_norm
         self.local_steps, self.local_epochs, self.clients = local_steps, local_epochs, clients

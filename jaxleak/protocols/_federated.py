@@ -50,8 +50,7 @@ def vertical(
             under `jax.jit` labels have no values to look at.
     """
     _validate.count(num_samples=num_samples)
-    _validate.in_range(1, num_samples, batch_size=batch_size)
-    _validate.count(batch_size=batch_size)
+    _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
 
     def draw(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -97,8 +96,7 @@ def horizontal(
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
     _validate.count(workers=workers, num_samples=num_samples)
-    _validate.in_range(workers, num_samples, batch_size=batch_size)
-    _validate.count(batch_size=batch_size)
+    _validate.count_in_range(workers, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     if num_samples % workers or batch_size % workers:
         raise ValueError(

@@ -71,8 +71,7 @@ def split_training(
             `jax.jit` labels have no values to look at.
     """
     _validate.count(num_samples=num_samples)
-    _validate.in_range(1, num_samples, batch_size=batch_size)
-    _validate.count(batch_size=batch_size)
+    _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     for defense in defenses:
         check_defense(defense, SPLIT_PLACES)

@@ -12,7 +12,6 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
-from jaxleak._steps import check_momentum
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.study.updates._case import HELD_OUT, ITERATIVE, OF_GENERATORS, SYNTHETIC, Case, check_combinations
 from jaxleak.study.updates._names import ATTACKS
@@ -26,7 +25,7 @@ def check(case: Case) -> None:
     _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
     _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
     _validate.count(local_epochs=case.local_epochs)
-    check_momentum(case.momentum)
+    _validate.below_one(momentum=case.momentum)
     optional = {"width": case.width, "microbatch": case.microbatch}
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
