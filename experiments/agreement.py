@@ -52,6 +52,7 @@ QUICK: dict[str, Case] = {
     "mlp-b4-sparse-10": replace(_MLP, defense="sparsification", strength=10.0),
     "lenet-b4": _LENET,
     "lenet-b4-noise-1e-3": replace(_LENET, defense="gaussian", strength=1e-3),
+    "lenet-sigmoid-b4": replace(_LENET, activation="sigmoid", data="cifar10"),
     "convnet-b1-cut-short": replace(_CONVNET, batch_size=1, iterations=40),
     "lenet-b4-exact-kinks": replace(_LENET, exact_kinks=True),
 }
@@ -93,6 +94,7 @@ class Images(NamedTuple):
     tinted: np.ndarray  # (I,) the same after the second start was given the tint of the first
     ssim: np.ndarray  # (I,) of the answer to the truth
     matched: np.ndarray  # (I,) bool, the gradient is matched
+    determined: np.ndarray  # (I,) bool, no other image was found with this update
     defended: np.ndarray  # (I,) bool
     seed: np.ndarray  # (I,)
 
@@ -185,6 +187,7 @@ def images_of(case: Case, seed: int, result: Result) -> Images:
         tinted=metrics.ssim(estimate, np.clip(metrics.tinted_like(estimate, other), 0, 1)),
         ssim=metrics.ssim(truth, estimate),
         matched=np.full(size, result.scores["gradient_matched"] == 1),
+        determined=~result.arrays.get("undetermined", np.zeros(size, bool)),
         defended=np.full(size, case.defense is not None),
         seed=np.full(size, seed),
     )
@@ -213,7 +216,9 @@ def judge(images: Images) -> dict[str, float]:
         ("recommended_defended", defended, AGREE_ABOVE),
     ):
         agree = some.agreement >= least
-        for rule, believed in {"agree": agree, "matched": some.matched, "both": agree & some.matched}.items():
+        both = agree & some.matched
+        rules = {"agree": agree, "matched": some.matched, "both": both, "all": both & some.determined}
+        for rule, believed in rules.items():
             rates = updates.believed_rates(believed, some.right)
             found |= {f"{group}/{rule}/{name}": value for name, value in rates.items()}
     if 0 < undefended.right.sum() < len(undefended.right):

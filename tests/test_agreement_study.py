@@ -15,15 +15,23 @@ from jaxleak.study.runner import Cost
 from jaxleak.study.updates import Outcome, _inversions
 
 
-def made(agreement, ssim, *, seed, matched=True, defended=False):
+def made(agreement, ssim, *, seed, matched=True, defended=False, determined=True):
     agreement, ssim = np.asarray(agreement, float), np.asarray(ssim, float)
     size = len(ssim)
     full = {"matched": np.full(size, matched), "defended": np.full(size, defended), "seed": np.full(size, seed)}
-    return study.Images(agreement, agreement, ssim, **full)
+    determined = np.broadcast_to(determined, size)
+    return study.Images(agreement, agreement, ssim, determined=determined, **full)
 
 
 def joined(*parts):
     return study.Images(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def test_an_image_with_a_rival_is_not_believed_by_all_rules_together():
+    images = made([0.99, 0.99, 0.99, 0.2], [0.9, 0.9, 0.1, 0.9], seed=1, determined=[True, True, False, True])
+    found = study.judge(images)
+    assert (found["recommended/both/believed"], found["recommended/both/believed_wrong"]) == (3, 1)
+    assert (found["recommended/all/believed"], found["recommended/all/believed_wrong"]) == (2, 0)
 
 
 def test_rates_are_counts_of_the_believed():

@@ -58,8 +58,8 @@ NAMES = {
     """,
     "jaxleak.audit": """
         AGREE_ABOVE Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor
-        EXECUTORS EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes run RunState
-        start template_of update Verdict watch write_report
+        EXECUTORS EXIT_STATUS Finding frozen_trials init_key InversionRun invert replay require_bytes Rival rival run
+        RunState start template_of update Verdict watch write_report
     """,
     "jaxleak.audit.mistakes": """
         Claim Client MISTAKES
@@ -177,8 +177,8 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        attack ATTACKS basin believed_rates build_model captions Case cell_of_point check client_of CLOSED_FORM
-        COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation first_distances
+        asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case cell_of_point check client_of
+        CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation first_distances
         forward_seconds generator_for HELD_OUT Inversion Inversions observe Outcome own_opinion parameter_count
         public_images RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved
         run_trade_off score seconds_of_update share_of sources_of_update SYNTHETIC trade_off_runner TradeOffPoint

@@ -8,6 +8,7 @@ from jaxleak.audit._invert import InversionRun, all_starts, frozen_trials, inver
 from jaxleak.audit._recorded import replay, watch
 from jaxleak.audit._report import write_report
 from jaxleak.audit._restarts import best_restart
+from jaxleak.audit._rival import Rival, rival
 from jaxleak.audit._rounds import Callback, RunState, init_key, run, start, template_of
 from jaxleak.audit._verdict import AGREE_ABOVE, EXIT_STATUS, Answer, Verdict, update
 
@@ -21,6 +22,7 @@ __all__ = [
     "Executor",
     "Finding",
     "InversionRun",
+    "Rival",
     "RunState",
     "Verdict",
     "agreement",
@@ -33,6 +35,7 @@ __all__ = [
     "invert",
     "replay",
     "require_bytes",
+    "rival",
     "run",
     "start",
     "template_of",

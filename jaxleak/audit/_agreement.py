@@ -13,6 +13,7 @@ class Agreement(NamedTuple):
 
     value: np.ndarray  # (N,) float64 in [-1, 1], SSIM between the two starts' images; 1 where they are the same
     other: np.ndarray  # (N, H, W, C) in [0, 1], the second start's images in the order of the answer's
+    undetermined: np.ndarray | None = None  # (N,) bool, `Rival.undetermined` where `rival` was asked; else None
 
 
 def agreement(starts: Reconstruction) -> Agreement:
@@ -22,7 +23,9 @@ def agreement(starts: Reconstruction) -> Agreement:
     read it off the gradient. The answer is that of `best_restart`; the other is the one with the second lowest score of
     the attacker's own. Starts may list their images in different orders: they are paired so that the total squared
     error is least. Nothing here knows the truth. An agreement says that the images follow from the upload, and not that
-    the upload is what the client computed: behind noise that a defense has added, starts agree on wrong images.
+    the upload is what the client computed: behind noise that a defense has added, starts agree on wrong images. Nor
+    does it say so where the upload leaves the pixels open: starts that share a prior then agree on what it prefers,
+    and `rival` tells.
 
     Args:
         starts: R >= 2 stacked reconstructions of images, x (R, N, 1, H, W, C), as `all_starts` gives them; pixels are

@@ -46,5 +46,7 @@ There is then no truth, and only the attacker's own measures are printed. Runs r
 
 With `--restarts 2` or more, the two best of the independent starts are compared, and the SSIM between their images is
 reported as `agreement`, the mean and of each image: evidence that an image is right which needs no truth
-(docs/agreement.md says from which value on). `gradient_matched` is no such evidence.
+(docs/agreement.md says from which value on). `gradient_matched` is no such evidence. Where it is matched,
+`undetermined` is the share of images in whose place another one explains the update as well: there, starts may agree
+on what the prior prefers.
 """

@@ -21,7 +21,9 @@ from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
+    asked_for_rivals,
     build_model,
+    compared,
     first_distances,
     generator_for,
     own_opinion,
@@ -81,8 +83,11 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     cells: list[dict[str, Any]] = []
     if case.restarts > 1:
         second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
-        metrics["agreement"] = float(np.mean(second.value))
-        cells = [{"image": i, "agreement": value} for i, value in enumerate(second.value)]
+        if case.labels != "none" and metrics["gradient_matched"] == 1:
+            second = asked_for_rivals(second, observation, share, found, seed)
+        of_each = compared(second)
+        metrics |= {field: float(np.mean(values)) for field, values in of_each.items()}
+        cells = [{"image": i} | {field: values[i] for field, values in of_each.items()} for i in range(len(x))]
         for first in range(0, len(x), 8):
             rows[f"second best start, from image {first}"] = second.other[first : first + 8]
     if case.labels != "none":

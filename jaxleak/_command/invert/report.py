@@ -12,7 +12,8 @@ from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome
 
 _AGREEMENT = (
     "Agreement is the SSIM between the images of the two best independent starts: evidence that an image is right "
-    "which needs no truth."
+    "which needs no truth. Undetermined is the share of images in whose place another one explains the update as well, "
+    "so that the starts may agree on what the prior prefers; it is searched where the gradient is matched."
 )
 _MATCHED = (
     "A matched gradient (cosine distance below .01) says that the answer explains the update, and not that it is the "
@@ -39,6 +40,7 @@ MEASURES = (
     Measure("labels right", "label_accuracy", "%"),
     Measure("gradient matched", "gradient_matched", "%"),
     Measure("agreement", "agreement", form=".2f"),
+    Measure("undetermined", "undetermined", "%"),
 )
 #: What the terminal says besides, if there are several seeds.
 SPREAD = (Measure("PSNR, deviation over the seeds", "psnr_spread", "dB"), Measure("seeds", "seeds", form="g"))
@@ -49,6 +51,7 @@ MEASURES_CAPTURED = (
     Measure("cosine distance of the gradients", "cosine_distance", form=".2g"),
     Measure("the attack's own score (lower is better)", "score", form=".3g"),
     Measure("agreement of two starts, mean", "agreement", form=".2f"),
+    Measure("images that the update leaves undetermined", "undetermined", "%"),
 )
 
 

@@ -20,6 +20,7 @@ from jaxleak.study.updates import (
     attack,
     captions,
     check,
+    compared,
     observe,
     public_images,
     require_memory_of_update,
@@ -83,7 +84,8 @@ def main(args: Args) -> dict[str, float]:
     draw(folder, case, args.seeds, outcomes)
     report.write(folder, args, threat, outcomes)
     cells = [
-        {"seed": seed, **o.scores} | ({} if o.second is None else {"agreement_of_each": o.second.value})
+        {"seed": seed, **o.scores}
+        | ({} if o.second is None else {f"{field}_of_each": value for field, value in compared(o.second).items()})
         for seed, o in zip(args.seeds, outcomes, strict=True)
     ]
     folder.finish(metrics, cells=cells)

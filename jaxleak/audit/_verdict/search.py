@@ -17,6 +17,7 @@ from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
+from jaxleak.audit._rival import rival
 from jaxleak.audit._rounds import template_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
@@ -29,6 +30,8 @@ Show = Callable[[str, int, int, str], None]
 STARTS = 2
 #: Iterations between two looks at the clock, the most that take less than a share of what the budget has left.
 _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
+#: Iterations of the search for other images with the same update; one costs no more than one of an attack.
+RIVAL_ITERATIONS = 300
 #: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
 _GRADIENTS_PER_ITERATION = 4
 
@@ -155,7 +158,7 @@ def search(
         marks.append(time.monotonic())
         case.store.note()
         case.show(called(name), done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
-        if case.store.left <= 0 and done < total:
+        if case.store.left <= RIVAL_ITERATIONS * _pace(pace) and done < total:
             raise SpentError
 
     finished = True
@@ -174,6 +177,21 @@ def search(
     best = best_restart(starts)
     answer = graded(
         case, name, np.asarray(best.x[:, 0]), np.asarray(best.y) if y is None else y,
-        agreement=agreement(starts).value, iterations=done, finished=finished, **watch.spent,
+        agreement=agreement(starts).value, iterations=done, finished=finished,
     )  # fmt: skip
-    return answer, float(np.median(pace[1:] or pace)) if pace else 0.0
+    if answer.shown.any():
+        case.show(f"other images with the same update as {called(name)}", 0, 1, "")
+        answer = answer._replace(undetermined=_undetermined(case, answer))
+    return answer._replace(seconds=watch.spent["seconds"], compiling=watch.spent["compiling"]), _pace(pace)
+
+
+def _pace(pace: list[float]) -> float:
+    """Seconds of an iteration of all starts; the first chunk may hold what is compiled late."""
+    return float(np.median(pace[1:] or pace)) if pace else 0.0
+
+
+def _undetermined(case: Case, answer: Answer) -> np.ndarray:
+    return rival(
+        case.received.share, case.observation, answer.x, answer.y, key=case.key,
+        iterations=RIVAL_ITERATIONS, skip_zeros=case.received.in_part,
+    ).undetermined  # fmt: skip

@@ -179,6 +179,8 @@ def _numbers(
     numbers["gradient_misfit"] = best.misfit
     if best.counted_agreement is not None:
         numbers["agreement"] = float(np.mean(best.counted_agreement))
+    if best.undetermined is not None:
+        numbers["undetermined"] = float(np.mean(best.undetermined))
     if truth is None:
         return numbers, None
     scored, ordered = scores(truth, best)
@@ -212,6 +214,11 @@ def _inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ve
 def _told(answer: Answer) -> str:
     counted = answer.counted_agreement
     agreement = "" if counted is None else f", independent starts agree to an SSIM of {counted.mean():.2f}"
+    if answer.undetermined is not None and answer.undetermined.any():
+        agreement += (
+            f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
+            "that the starts may agree on what the prior prefers"
+        )
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
     ended = "" if answer.finished else f", ended by the budget after {answer.iterations} iterations"
     return (

@@ -67,6 +67,7 @@ class Answer(NamedTuple):
     iterations: int = 0
     finished: bool = True  # False where the budget ended it
     determined: bool = True  # False where the update has fewer entries than the images have numbers
+    undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
 
     @property
     def matched(self) -> bool:
@@ -85,6 +86,11 @@ class Answer(NamedTuple):
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
+        return self.agree if self.undetermined is None else self.agree & ~self.undetermined
+
+    @property
+    def agree(self) -> np.ndarray:
+        """(B,) bool: images that two independent starts found, which the prior alone may have made alike."""
         if self.agreement is None:
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
@@ -103,8 +109,9 @@ class Verdict(NamedTuple):
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
-        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; with truth psnr, ssim
-            and label_accuracy.
+        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; undetermined, the
+            share of images in whose place another one explains the update as well, where starts agree; with truth
+            psnr, ssim and label_accuracy.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
         notes: what of the network the attacks had to take as it is.
     """
@@ -255,7 +262,11 @@ def decide(
             else f"{count} of {total} images {'is' if count == 1 else 'are'} certified"
         )
         it, them = ("it", "the same image") if count == 1 else ("them", "the same images")
-        found = f"equations have {it} as their solution" if best.solved else f"independent starts end at {them}"
+        found = (
+            f"equations have {it} as their solution"
+            if best.solved
+            else f"independent starts end at {them}, no other image was found with this update"
+        )
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
         whose = "that layer's gradient, as one sample gives it," if best.attack == ALONE else "the answer's gradient"

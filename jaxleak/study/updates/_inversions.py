@@ -87,7 +87,8 @@ class Inversions(Generic[Kind]):
         """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,).
 
         With several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one
-        agrees with it, `agreement` (B,).
+        agrees with it, `agreement` (B,); where the gradient is matched, `undetermined` (B,), whether another image
+        explains the update as well.
         """
         variables, reached = None, dict[str, float]()
         if job.training is not None:
@@ -108,7 +109,9 @@ class Inversions(Generic[Kind]):
         )
         images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
         if outcome.second is not None:
-            images |= {"other": outcome.second.other, "agreement": outcome.second.value}
+            found = outcome.second
+            images |= {"other": found.other, "agreement": found.value}
+            images |= {} if found.undetermined is None else {"undetermined": found.undetermined}
         return Result({**outcome.scores, **reached}, images)
 
 

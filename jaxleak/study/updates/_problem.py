@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import attacks, audit, defenses, metrics, models, objectives, protocols, threats
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
@@ -142,7 +142,18 @@ def attack(
     answer = answer_to(
         case, seed, observation, side.model, template, callbacks=callbacks, checkpoints=checkpoints, devices=devices
     )
+    if answer.second is not None and answer.found.gradient_matched is not None and answer.found.gradient_matched.all():
+        answer = answer._replace(second=asked_for_rivals(answer.second, observation, side.share, answer.found, seed))
     return judged(case, observation, answer, side.share, truth)
+
+
+def asked_for_rivals(
+    second: audit.Agreement, observation: Observation, share: Share, found: Reconstruction, seed: int
+) -> audit.Agreement:
+    """The agreement of two starts, with the images in whose place another one explains the update as well."""
+    x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
+    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed))
+    return second._replace(undetermined=rival.undetermined)
 
 
 def answer_to(
@@ -194,8 +205,9 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     scores, estimate, order = score(np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0]))
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
     if second is not None:
-        scores["agreement"] = float(np.mean(second.value))
-        second = audit.Agreement(second.value[order], second.other[order])
+        scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}
+        undetermined = None if second.undetermined is None else second.undetermined[order]
+        second = audit.Agreement(second.value[order], second.other[order], undetermined)
     if case.labels != "none":  # an answer without labels has no gradient
         simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
@@ -205,6 +217,12 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
             "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
     return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, answer.curve, second)
+
+
+def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
+    """What two starts say of every image (N,): their agreement, and where it was asked what is undetermined."""
+    found = {"agreement": second.value}
+    return found if second.undetermined is None else found | {"undetermined": second.undetermined}
 
 
 def own_opinion(found: Reconstruction) -> dict[str, float]:
@@ -223,7 +241,10 @@ def captions(outcomes: Sequence[Outcome]) -> list[str]:
         text = "gradient matched" if outcome.scores["gradient_matched"] else "gradient not matched"
         own = [text if outcome.scores["answered"] else "not answered"] * len(outcome.truth)
         if outcome.second is not None:
-            own = [f"{text}\nagreement {value:.2f}" for text, value in zip(own, outcome.second.value, strict=True)]
+            own = [f"{text}\nagreement {value:.2f}" for value in outcome.second.value]
+            if outcome.second.undetermined is not None:
+                open_ones = zip(own, outcome.second.undetermined, strict=True)
+                own = [f"{text}, undetermined" if undetermined else text for text, undetermined in open_ones]
         texts += own
     return texts
 

@@ -1,0 +1,122 @@
+"""Whether other images have the same update: what two starts of one attack, which share a prior, cannot tell."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxleak import _validate, metrics
+from jaxleak._base import Batch, Observation, PyTree, Share
+from jaxleak._tree import norm
+from jaxleak.metrics._images import RECOGNISED_ABOVE
+
+#: Standard deviation of the noise that a rival starts with; of natural images it leaves an SSIM of 0.1 to 0.5.
+_NOISE = 0.2
+_RATE = 0.02
+_KEY = 0x41  # apart from the keys that an attack's starts derive
+#: How many times as large as the answer's the misfit of a rival may be that explains the update as well.
+_AS_WELL = 2.0
+
+
+class Rival(NamedTuple):
+    """Other images, found from an answer and noise, and how well both explain the update."""
+
+    x: np.ndarray  # (N, H, W, C) in [0, 1], in the order of the answer's
+    misfit: float  # |g' - g| / |g| of the rival's update
+    answer_misfit: float  # the same of the answer, the lower one of before and after the descent that the rival had
+    similarity: np.ndarray  # (N,) SSIM between rival and answer
+
+    @property
+    def explains(self) -> bool:
+        """Whether the rival explains the update as well as the answer does, up to a factor of two."""
+        return self.misfit <= _AS_WELL * self.answer_misfit
+
+    @property
+    def undetermined(self) -> np.ndarray:
+        """(N,) bool: images in whose place another one explains the update as well."""
+        return np.asarray(self.explains & ~(self.similarity >= RECOGNISED_ABOVE))
+
+
+def rival(
+    share: Share,
+    observation: Observation,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    key: jax.Array,
+    iterations: int = 300,
+    skip_zeros: bool = False,
+) -> Rival:
+    """Search, without any prior, for other images that have the same update as the answer of an attack.
+
+    Where an update says little of the pixels, the prior decides, and independent starts agree on what it prefers. To
+    see this, noise is added to the answer, and the noisy images descend on |g' - g|^2 / |g|^2 alone. If they end
+    with an update as near as the answer's and are other images still, the update does not determine the images. The
+    answer descends in the same way, so that both are compared without a prior. A search that finds no rival proves
+    nothing. Nothing here knows the truth.
+
+    Args:
+        share: what the client uploads of a batch, `protocols.ClientShare` or one behind a defense.
+        observation: params and payload of the round; leaves of the payload may be None.
+        x: (N, H, W, C) the answer, clipped to [0, 1].
+        y: (N,) int32, the labels of the answer.
+        key: the noise is drawn with one derived from it, which may be that of the attack.
+        iterations: > 0, how many steps of Adam the descent has.
+        skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
+
+    Returns:
+        The rival; NaN similarity where images are not finite.
+
+    Raises:
+        ValueError: on shapes that do not fit, or iterations out of range.
+    """
+    answer = np.clip(np.asarray(x, np.float32), 0, 1)
+    if answer.ndim != 4 or np.shape(y) != answer.shape[:1]:
+        raise ValueError(f"x must have shape (N, H, W, C) and y (N,), got {answer.shape} and {np.shape(y)}")
+    _validate.count(iterations=iterations)
+    noisy = jnp.clip(answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape), 0, 1)
+    labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
+    compared = _Compared(share, skip_zeros)
+    found, before, after = _descend(compared, observation, jnp.stack([first, noisy]), labels, iterations)
+    other = np.asarray(found[1])
+    return Rival(other, float(after[1]), float(jnp.minimum(before[0], after[0])), metrics.ssim(other, answer))
+
+
+class _Compared(NamedTuple):
+    share: Share
+    skip_zeros: bool
+
+    def misfit(self, seen: Observation, x: jax.Array, y: jax.Array) -> jax.Array:
+        """|g' - g| / |g| over the leaves that were seen."""
+        own = self.share(seen.params, Batch(x[:, None], y, jnp.arange(len(y))))
+
+        def difference(sent: jax.Array | None, simulated: jax.Array) -> jax.Array | None:
+            if sent is None:
+                return None
+            return jnp.where((sent == 0) & self.skip_zeros, 0.0, simulated - sent)
+
+        rest = jax.tree.map(difference, seen.payload, own, is_leaf=lambda leaf: leaf is None)
+        return norm(rest) / norm(seen.payload)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _descend(
+    compared: _Compared, seen: Observation, starts: jax.Array, y: jax.Array, iterations: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Images of all starts (S, N, H, W, C) after the descent, and misfits (S,) before and after."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
+    gradient = jax.grad(lambda x: compared.misfit(seen, x, y) ** 2)
+
+    def step(carry: tuple[jax.Array, PyTree], _: None) -> tuple[tuple[jax.Array, PyTree], None]:
+        x, state = carry
+        change, state = optimizer.update(gradient(x), state)
+        return (jnp.clip(x + change, 0, 1), state), None
+
+    def one(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        (x, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), length=iterations)
+        return x, compared.misfit(seen, start, y), compared.misfit(seen, x, y)
+
+    return jax.lax.map(one, starts)

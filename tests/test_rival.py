@@ -1,0 +1,129 @@
+"""Other images with the same update: found where the network leaves pixels unread, and not where it reads them all."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, Observation, audit, metrics, models, protocols
+from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._verdict.update import _told
+from jaxleak.audit._verdict.verdict import Answer, decide
+
+SHAPE, COUNT = (8, 8, 1), 2
+
+
+class Averaging(nn.Module):
+    """Reads the means of squares of 4 x 4 pixels, and nothing else."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.avg_pool(x, (4, 4), (4, 4)).reshape(len(x), -1)
+        return nn.Dense(4)(nn.sigmoid(nn.Dense(16)(x)))
+
+
+def attacked(net):
+    """A client of a network, what is seen of it, and its own images and labels, as the best answer there is."""
+    model = models.classifier(net, image_shape=SHAPE)
+    share = protocols.ClientShare(model)
+    variables = model.init(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (COUNT, *SHAPE))
+    y = jnp.arange(COUNT)
+    payload = jax.jit(share)(variables, Batch(x[:, None], y, jnp.arange(COUNT)))
+    return share, Observation(jnp.zeros((), jnp.int32), variables, payload), np.asarray(x), np.asarray(y)
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    return attacked(Averaging())
+
+
+@pytest.fixture(scope="module")
+def rival(averaged):
+    return audit.rival(*averaged, key=jax.random.key(0))
+
+
+def test_a_rival_has_the_update_and_is_another_image(averaged, rival):
+    share, seen, x, y = averaged
+    own = jax.tree.leaves(share(seen.params, Batch(rival.x[:, None], y, jnp.arange(COUNT))))
+    sent = jax.tree.leaves(seen.payload)
+    squares = [float(np.sum((np.asarray(a) - np.asarray(b)) ** 2)) for a, b in zip(own, sent, strict=True)]
+    misfit = np.sqrt(sum(squares) / sum(float(np.sum(np.asarray(b) ** 2)) for b in sent))
+    assert misfit == pytest.approx(rival.misfit, abs=1e-4)
+    assert misfit < 1e-2
+    np.testing.assert_allclose(metrics.ssim(rival.x, x), rival.similarity)
+    # The means of the squares are what the network reads: the rival agrees on them, and not on the pixels.
+    means = [images.reshape(COUNT, 2, 4, 2, 4).mean(axis=(2, 4)) for images in (rival.x, x)]
+    np.testing.assert_allclose(*means, atol=0.02)
+    assert rival.x.min() >= 0
+    assert rival.x.max() <= 1
+
+
+def test_a_rival_of_half_an_answer_explains_more_than_the_answer(averaged):
+    share, seen, x, y = averaged
+    blurred = np.repeat(np.repeat(x.reshape(COUNT, 2, 4, 2, 4, 1).mean(axis=(2, 4)), 4, axis=1), 4, axis=2)
+    found = audit.rival(share, seen, blurred, y, key=jax.random.key(0))
+    assert found.explains
+    assert found.undetermined.all()
+
+
+def test_no_rival_is_found_where_every_pixel_is_read():
+    net = attacked(nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(64), nn.tanh, nn.Dense(4)]))
+    found = audit.rival(*net, key=jax.random.key(0))
+    assert not (found.explains and (found.similarity < 0.8).any())
+    assert not found.undetermined.any()
+
+
+def test_zeros_of_an_update_count_for_nothing_where_they_are_skipped(averaged):
+    share, seen, x, y = averaged
+    thinned = seen._replace(
+        payload=jax.tree.map(
+            lambda leaf: jnp.where(jnp.arange(leaf.size).reshape(leaf.shape) % 2, leaf, 0.0), seen.payload
+        )
+    )
+    as_sent, skipped = (
+        audit.rival(share, thinned, x, y, key=jax.random.key(0), iterations=1, skip_zeros=skip)
+        for skip in (False, True)
+    )
+    assert skipped.answer_misfit < 1e-5 < 0.1 < as_sent.answer_misfit
+
+
+def test_leaves_that_were_not_sent_are_not_compared(averaged):
+    share, seen, x, y = averaged
+    head = dict.fromkeys(seen.payload)
+    part = seen._replace(payload=head | {name: seen.payload[name] for name in list(seen.payload)[:1]})
+    assert audit.rival(share, part, x, y, key=jax.random.key(0), iterations=1).answer_misfit < 1e-5
+
+
+def test_images_and_labels_must_go_together(averaged):
+    share, seen, x, y = averaged
+    with pytest.raises(
+        ValueError, match=r"x must have shape \(N, H, W, C\) and y \(N,\), got \(2, 8, 8, 1\) and \(1,\)"
+    ):
+        audit.rival(share, seen, x, y[:1], key=jax.random.key(0))
+    with pytest.raises(ValueError, match="iterations must be"):
+        audit.rival(share, seen, x, y, key=jax.random.key(0), iterations=0)
+
+
+def test_images_with_a_rival_have_no_certificate():
+    x = np.broadcast_to(np.linspace(0, 1, 64).reshape(1, *SHAPE), (2, *SHAPE))
+    answer = Answer(
+        "fedleak_400", x, np.arange(2), 0.001, MATCHED_BELOW / 2, agreement=np.ones(2),
+        undetermined=np.array([True, False]),
+    )  # fmt: skip
+    np.testing.assert_array_equal(answer.shown, [False, True])
+    assert "For 1 of 2 images another one explains the update as well" in _told(answer)
+    _, reasons = decide([], Labels.none(4), answer, [], [])
+    assert "no other image was found with this update" in reasons[0]
+
+
+def test_an_audit_of_a_network_that_reads_little_certifies_no_image():
+    """Before rivals were searched, two starts agreed on a smooth image, and it was certified."""
+    share, seen, x, y = attacked(Averaging())
+    found = audit.update(share.model, seen.params, seen.payload, batch_size=COUNT, truth=(x, y), minutes=0.5)
+    assert found.best.agree.any()
+    assert found.best.matched
+    assert found.leaked == ("labels",)
+    assert found.metrics["undetermined"] > 0
