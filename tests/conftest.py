@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 
 import hypothesis
+import pytest
 
 # Nearly all of the suite's time is compilation of tiny programs that run once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -30,3 +31,14 @@ gc.set_threshold(100_000, 50, 50)
 def pytest_collection_finish():
     """What was imported stays to the end, so that the collector need not look at it."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def perceptron():
+    """A small MLP, its weights, a batch of one image, and the gradient that a client sends of it."""
+    from small_updates import sent_by  # imports jax, which must not be imported before the settings above
+
+    from jaxleak import models
+
+    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    return model, *sent_by(model)

@@ -1,0 +1,192 @@
+"""The order of the attacks of an audit, and what certifies and chooses an answer."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_updates import answer_of, case_of
+
+from jaxleak import Observation, defenses, protocols
+from jaxleak.audit._verdict import search, stages
+from jaxleak.audit._verdict.search import graded
+from jaxleak.audit._verdict.verdict import Answer, best_of
+
+SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
+
+
+def test_what_certifies_an_image():
+    assert answer_of(solved=True).shown.all()
+    assert answer_of(**SURE).shown.all()
+    assert answer_of(**UNSURE).shown.tolist() == [False, True]
+    assert not answer_of().shown.any()
+    for fields in ({"solved": True}, SURE):
+        assert not answer_of(distance=2e-2, **fields).shown.any()  # the gradient is another one
+    assert answer_of(distance=2e-2, **SURE).counted_agreement is None
+
+
+def test_the_best_answer_has_the_most_certified_images_and_then_the_least_misfit():
+    certified, closer, closest = answer_of(**SURE), answer_of(misfit=0.05, **UNSURE), answer_of(misfit=0.01)
+    assert best_of([closest, closer, certified]) is certified
+    assert best_of([closest, closer]) is closer
+    assert best_of([answer_of(misfit=0.02), closest]) is closest
+    assert best_of([answer_of(misfit=np.nan), closest]) is closest
+    assert best_of([answer_of(misfit=np.inf)]) is None
+
+
+def test_fewer_equations_than_unknowns_certify_nothing(perceptron):
+    model, variables, batch, gradient = perceptron
+    few = defenses.sparsify(0.5).apply(jax.random.key(3), gradient)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, few)
+    case = case_of(protocols.ClientShare(model), seen)._replace(defended=True, defense=defenses.sparsify(0.5))
+    found = search.graded(case, "fedleak_400", np.asarray(batch.x[:, 0]), np.asarray(batch.y), agreement=np.ones(1))
+    assert found.matched
+    assert not found.determined
+    assert not found.shown.any()
+
+
+def test_an_answer_is_an_image_and_judged_as_one(perceptron):
+    """What lies outside of [0, 1] is cut off before its gradient is compared."""
+    model, variables, _, gradient = perceptron
+    case = case_of(protocols.ClientShare(model), Observation(0, variables, gradient))
+    wild = np.random.default_rng(0).uniform(-1, 2, (1, *model.image_shape))
+    answer = graded(case, "wild", wild, np.zeros(1, np.int32))
+    np.testing.assert_array_equal(answer.x, np.clip(wild, 0, 1).astype(np.float32))
+    assert (wild < 0).any()
+    assert (wild > 1).any()
+    same = graded(case, "cut", answer.x, answer.y)
+    assert (answer.misfit, answer.cosine_distance) == (same.misfit, same.cosine_distance)
+
+
+def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
+    model, variables, batch, gradient = perceptron
+    x, y, share = np.asarray(batch.x[:, 0]), np.asarray(batch.y), protocols.ClientShare(model)
+    sent = {
+        defenses.sparsify(10.0): (0.01, 1e-6),
+        defenses.quantize(4): (1e-3, 1e-6),
+        defenses.gaussian_payload_noise(1e-3): (1e-4, 1.0),
+    }
+    for defense, (without, through) in sent.items():
+        payload = defense.apply(jax.random.key(3), gradient, round=0)
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        case = case_of(share, seen)._replace(defended=True)
+        assert search.graded(case, "fedleak_400", x, y).cosine_distance > without
+        known = search.graded(case._replace(defense=defense), "fedleak_400", x, y)
+        assert known.cosine_distance < through
+        expected = search.distance_of_truth(case._replace(defense=defense), known)
+        noisy = defense.mechanism.noise is not None
+        assert (expected is not None) == noisy
+        assert not noisy or 0.5 < expected / known.cosine_distance < 2
+
+
+class TestStages:
+    """Which searches an audit makes; none is really made here."""
+
+    def case(self, monkeypatch, answers, left=np.inf, **fields):
+        """A case whose searches take a second an iteration and find these answers in turn."""
+        self.searched, found = [], iter(answers)
+
+        def search(case, name, attack, observation):
+            self.searched.append(attack)
+            return next(found), 1.0
+
+        monkeypatch.setattr(stages, "search", search)
+        monkeypatch.setattr(stages, "_known", lambda case, iterations: (None, iterations))
+        monkeypatch.setattr(stages.attacks, "inversion", lambda model, share, settings, batch_size: settings)
+        store = SimpleNamespace(answer=lambda name: None, keep=lambda name, answer: None, left=left)
+        share = SimpleNamespace(model=None)
+        case = {"defense": None, "defended": False, "samples": 2, "share": share, "observation": None, "store": store}
+        return SimpleNamespace(**case | fields)
+
+    @pytest.mark.parametrize(
+        ("left", "searched"),
+        [
+            (1500, [400]),  # it would have to end with the budget
+            (1501, [400, 1500]),
+            (3001, [400, 3000]),
+            (6001, [400, 3000, 6000]),
+            (1e9, [400, 3000, 12000]),
+        ],
+    )
+    def test_longer_searches_are_those_that_the_budget_lets_end(self, monkeypatch, left, searched):
+        found = list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**UNSURE)] * 3, left)))
+        assert self.searched == searched
+        assert sum(isinstance(one, Answer) for one in found) == len(searched)
+        if len(searched) == 1:
+            assert found[-1] == "A longer search was not tried: 1500 iterations take 1500 s more."
+
+    def test_a_search_that_has_shown_all_or_did_not_end_is_the_last(self, monkeypatch):
+        unsure = answer_of(**UNSURE)
+        for answers, count in (
+            ([answer_of(**SURE)], 1),
+            ([unsure._replace(finished=False)], 1),
+            ([unsure, answer_of(**SURE)], 2),
+            ([unsure, unsure._replace(finished=False)], 2),
+            ([unsure, answer_of(distance=1.0, **SURE)], 2),  # starts that agree on another gradient will not change
+            ([unsure, None], 2),
+            ([unsure, unsure, unsure], 3),
+        ):
+            list(stages._gradient_matching(self.case(monkeypatch, answers)))
+            assert len(self.searched) == count
+        list(stages._gradient_matching(self.case(monkeypatch, [unsure]), briefly=True))
+        assert self.searched == [400]
+        nothing = list(stages._gradient_matching(self.case(monkeypatch, [None])))
+        assert nothing == ["FedLeak was not tried: the time was spent."]
+
+    def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
+        first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True)))
+        assert first.startswith("No attack that knows the defense was tried")
+
+    @pytest.mark.parametrize(
+        ("closed", "matched", "ran"),
+        [
+            ([answer_of(solved=True)], [], []),  # equations leave nothing to search for
+            ([answer_of(distance=0.9e-5, **SURE)], [], []),
+            ([answer_of(distance=1.1e-5, **SURE)], [answer_of()], ["briefly"]),
+            ([answer_of()], [answer_of(**SURE)], ["at length"]),
+            ([answer_of(**UNSURE), "said"], [answer_of(**UNSURE)], ["at length", "row space"]),
+            (["said"], [answer_of(), "said"], ["at length", "row space"]),
+        ],
+    )
+    def test_what_is_certain_is_searched_for_briefly_and_row_spaces_come_last(self, monkeypatch, closed, matched, ran):
+        seen = []
+
+        def matching(case, *, briefly):
+            seen.append("briefly" if briefly else "at length")
+            yield from matched
+
+        def row_space(case):
+            seen.append("row space")
+            yield "row space"
+
+        monkeypatch.setattr(stages, "_closed_forms", lambda case: iter(closed))
+        monkeypatch.setattr(stages, "_gradient_matching", matching)
+        monkeypatch.setattr(stages, "_row_space", row_space)
+        share = SimpleNamespace(total_steps=1)
+        found = list(stages.run_stages(SimpleNamespace(samples=1, defended=False, share=share)))
+        assert seen == ran
+        assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
+        for fields, why in (
+            ({"samples": 2, "defended": False}, "2 samples"),
+            ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
+            ({"samples": 1, "defended": False, "share": SimpleNamespace(total_steps=5)}, "several steps"),
+        ):
+            first = next(stages.run_stages(SimpleNamespace(**{"share": share} | fields)))
+            assert first.startswith("Closed forms of one exact gradient were not tried: ")
+            assert why in first
+
+    @pytest.mark.parametrize(
+        ("batch_norm", "head", "left", "said"),
+        [
+            (False, "head", 9, None),
+            (True, "head", 0, "the time was spent"),
+            (True, "", 9, "they say nothing of labels"),
+        ],
+    )
+    def test_row_spaces_are_for_normalised_networks_with_time_and_a_head(self, batch_norm, head, left, said):
+        model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
+        case = SimpleNamespace(share=SimpleNamespace(model=model), store=SimpleNamespace(left=left))
+        found = list(stages._row_space(case))
+        assert len(found) == (said is not None)
+        assert not found or said in found[0]

@@ -1,0 +1,93 @@
+"""The truth of an audit: how it is read and scored, and that no attack sees it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, audit, models, protocols
+from jaxleak._command.audit import _scored
+from jaxleak.audit._verdict.truth import check_truth, scores
+from jaxleak.audit._verdict.verdict import Answer
+
+
+def test_a_truth_without_labels_changes_nothing_but_scores(perceptron):
+    model, variables, batch, gradient = perceptron
+    plain = audit.update(model, variables, gradient, batch_size=1)
+    wrong = audit.update(model, variables, gradient, batch_size=1, truth=(1 - batch.x[:, 0], None))
+    np.testing.assert_array_equal(plain.best.x, wrong.best.x)
+    assert plain.verdict == wrong.verdict
+    assert "psnr" not in plain.metrics
+
+
+def test_known_images_are_compared_before_any_attack_and_never_reach_it(perceptron):
+    model, variables, batch, gradient = perceptron
+    x = np.asarray(batch.x[:, 0])
+    plain = audit.update(model, variables, gradient, batch_size=1)
+    right = audit.update(model, variables, gradient, batch_size=1, truth=(x.transpose(0, 3, 1, 2), batch.y))
+    assert right.findings[-1].name == "known images"
+    assert right.findings[-1].status == "passed"
+    np.testing.assert_array_equal(plain.best.x, right.best.x)
+    later = jax.tree.map(lambda w, g: w - 0.02 * g, variables["params"], gradient)
+    another_round = audit.update(model, {**variables, "params": later}, gradient, batch_size=1, truth=(x, batch.y))
+    for wrong in (another_round, audit.update(model, variables, gradient, batch_size=1, truth=(1 - x, batch.y))):
+        (finding,) = [finding for finding in wrong.findings if finding.name == "known images"]
+        assert (wrong.verdict, finding.status) == ("inputs inconsistent", "failed")
+        assert "another round" in finding.cause
+        assert not wrong.answers
+
+
+def test_a_truth_is_read_in_either_order_and_refused_by_name():
+    x = np.random.default_rng(0).random((2, 3, 4, 1))
+    for given in (x, x.transpose(0, 3, 1, 2)):
+        found, labels = check_truth((given, [0, 4]), 2, (3, 4, 1), 5)
+        np.testing.assert_allclose(found, x, rtol=1e-6)
+        assert labels.tolist() == [0, 4]
+    assert check_truth((x, np.array([0.0, 4.0])), 2, (3, 4, 1), 5)[1].dtype == np.int64
+    assert check_truth(None, 2, (3, 4, 1), 5) is None
+    assert check_truth((np.stack([x[0], 0 * x[0] + 1]), None), 2, (3, 4, 1), 5)[1] is None  # 0 and 1 are pixels
+    for truth, match in (
+        ((x[:1], None), "truth must hold images of shape"),
+        ((x + 1e-3 + (1 - x.max()), None), "truth must hold images in"),
+        ((x - x.min() - 1e-3, None), "truth must hold images in"),
+        ((x, [0]), "truth must hold 2 labels in"),
+        ((x, [0, 5]), "truth must hold 2 labels in"),
+        ((x, [-1, 0]), "truth must hold 2 labels in"),
+        ((x, np.eye(5)[:2]), r"truth must hold 2 labels .* got shape \(2, 5\): one-hot\? take the argmax"),
+        ((x, [0.5, 1.0]), "whole numbers"),
+        ((x, [np.nan, 1.0]), "whole numbers"),
+        ((x, ["0", "1"]), "whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            check_truth(truth, 2, (3, 4, 1), 5)
+
+
+def test_scores_are_of_the_truth_in_the_answers_order():
+    x = np.random.default_rng(0).random((2, 8, 8, 1))
+    answer = Answer("fedleak_400", x[::-1] + 0.1, np.array([1, 1]), 0.0, 0.0)
+    found, ordered = scores((x, np.array([0, 1])), answer)
+    np.testing.assert_array_equal(ordered, x[::-1])
+    assert found["psnr"] == pytest.approx(20)
+    assert found["label_accuracy"] == 0.5
+    assert 0.5 < found["ssim"] < 1
+    assert "label_accuracy" not in scores((x, None), answer)[0]
+    assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])
+def test_images_too_small_for_ssim_are_scored_without(shape):
+    x = np.random.default_rng(0).random((1, *shape))
+    found, _ = scores((x, None), Answer("fedleak_400", x + 0.1, np.array([1]), 0.0, 0.0))
+    assert found.keys() == {"psnr", "psnr_grey"}
+    assert _scored(found) == "PSNR 20.0 dB"
+
+
+def test_an_image_that_was_normalised_before_the_network_is_read_in_its_own_unit():
+    model = models.mlp((4, 4, 1), 3, widths=(24,))
+    variables = model.init(jax.random.key(0))
+    x = 2 * jax.random.normal(jax.random.key(1), (1, 1, 4, 4, 1))
+    gradient = protocols.ClientShare(model)(variables, Batch(x, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)))
+    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5)
+    np.testing.assert_allclose(verdict.best.x, x[:, 0], atol=1e-3)
+    assert verdict.headline == "leaks images and labels"
+    assert any("input range: suspicious" in reason for reason in verdict.reasons)
