@@ -92,6 +92,12 @@ def inversion(model, share, num_samples, name, weights=(), **changes):
     return attacks.inversion(model, share, settings, batch_size=num_samples)
 
 
+def epoch_copies(model, share, num_samples, **changes):
+    """FedLeak with a copy of the images for each of two epochs."""
+    settings = attacks.presets.fedleak(10)._replace(**changes)
+    return attacks.epoch_copies(model, share, settings, batch_size=num_samples)
+
+
 @functools.cache
 def tiny_public_generator():
     """A generator that has seen eight images of noise for one epoch."""
@@ -139,6 +145,9 @@ CASES = {
     ),
     "inversion_bayes": client("bayes", labels="bias_rule"),
     "inversion_fedleak": client("fedleak", labels="bias_rule"),
+    "epoch_copies": Case(
+        epoch_copies, SERVER_WITHOUT_INDICES, {"labels": "bias_rule"}, rtol=1e-2, setting="client_of_epochs"
+    ),
     "inversion_row_space": Case(
         inversion,
         SERVER_WITHOUT_INDICES,
@@ -200,6 +209,7 @@ PROBLEMS = {
     "aligned": lambda: reference.small_problem(with_statistics=True),
     "split": reference.split_problem,
     "client": lambda: reference.client_problem(N),
+    "client_of_epochs": lambda: reference.client_problem(N, local_steps=2, local_epochs=2, learning_rate=0.1),
     "wide_client": wide_client_problem,
     "transformer": lambda: reference.client_problem(1, reference.transformer()),
 }
@@ -287,7 +297,7 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
 VARIANTS = (
     "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
     "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
-    "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog",
+    "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog", "epoch_copies",
 )  # fmt: skip
 
 

@@ -97,6 +97,11 @@ def test_who_knows_the_defense_answers_the_same_when_the_truth_is_gone(name, mon
     same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
 
 
+def test_who_copies_the_images_for_every_epoch_answers_the_same_when_the_truth_is_gone(monkeypatch):
+    case = replace(TINY, batch_size=1, local_steps=2, local_epochs=2, reshuffle=True, epoch_copies=0.3)
+    same(answer(monkeypatch, case, poisoned=False), answer(monkeypatch, case, poisoned=True))
+
+
 VERTICAL = SplitCase("breast_cancer", shadow_records=32, victim_records=32, network_epochs=1, task_epochs=2)
 
 

@@ -3,6 +3,7 @@
 | Name                   | What it is for                                                                      |
 |------------------------|-------------------------------------------------------------------------------------|
 | `inversion`            | reconstruct a client's images from one gradient or update, by iterations            |
+| `epoch_copies`         | the same where a client's epochs have orders that nobody knows                      |
 | `presets`              | published gradient inversions as `Settings`: `dlg`, `fedleak`, `row_space`, ...     |
 | `Settings`             | all that distinguishes one gradient inversion from another                          |
 | `patch_embedding`      | reconstruct one image exactly from a vision transformer's gradient                  |
@@ -29,6 +30,7 @@ from jaxleak.attacks._cafe.exact import cafe_exact, plan_cafe_exact
 from jaxleak.attacks._cafe.ordinal import cafe_ordinal
 from jaxleak.attacks._cafe.three_steps import cafe
 from jaxleak.attacks._inversion.engine import inversion
+from jaxleak.attacks._inversion.epoch_copies import epoch_copies
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.settings import Settings
@@ -47,6 +49,7 @@ __all__ = [
     "cafe_ordinal",
     "check_payload",
     "client_updates",
+    "epoch_copies",
     "infer_labels",
     "inversion",
     "party_records",

@@ -73,6 +73,13 @@ class ClientShare:
             momentum=self.momentum, clients=self.clients, batch_norm=batch_norm, loss=self.loss,
         )  # fmt: skip
 
+    def in_one_epoch(self) -> "ClientShare":
+        """The same steps, each on samples of its own: a client of one epoch and K * E local steps."""
+        return ClientShare(
+            self.model, local_steps=self.total_steps, learning_rate=self.learning_rate, momentum=self.momentum,
+            clients=self.clients, batch_norm=self.batch_norm, loss=self.loss,
+        )  # fmt: skip
+
     def __call__(
         self,
         params: PyTree,

@@ -30,7 +30,7 @@ GROUPS = {
     "model options": ("model", "weights", "activation", "init", "width", "mean", "std"),
     "client and defense options": (
         "local-steps", "local-epochs", "reshuffle", "learning-rate", "momentum", "batch-norm", "attacked-round",
-        "clients", "defense", "strength", "adaptive",
+        "clients", "defense", "strength", "adaptive", "epoch-copies",
     ),
     "attack options": (
         "attack", "iterations", "restarts", "microbatch", "labels", "estimate", "optimizer", "step-size", "terms", "tv",

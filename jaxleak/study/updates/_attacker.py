@@ -33,6 +33,8 @@ def check(case: Case) -> None:
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
         _validate.non_negative(activation_penalty=case.activation_penalty)
+    if case.epoch_copies is not None:
+        _validate.non_negative(epoch_copies=case.epoch_copies)
     if case.matched_percent is not None:
         _validate.positive(matched_percent=case.matched_percent)
         _validate.in_range(0, 100, matched_percent=case.matched_percent)
@@ -93,6 +95,10 @@ class Resolved:
         """
         if self.iterative is None:
             return CLOSED_FORM[self.case.attack](model, batch_size=self.case.images)
+        if self.case.epoch_copies is not None:
+            return attacks.epoch_copies(
+                model, share, self.iterative, batch_size=self.case.images, weight=self.case.epoch_copies
+            )
         return attacks.inversion(model, share, self.iterative, batch_size=self.case.images)
 
     def leaves(self, model: models.Classifier) -> tuple[str, ...] | None:
