@@ -262,16 +262,14 @@ def decide(
             else f"{count} of {total} images {'is' if count == 1 else 'are'} certified"
         )
         it, them = ("it", "the same image") if count == 1 else ("them", "the same images")
-        found = (
-            f"equations have {it} as their solution"
-            if best.solved
-            else f"independent starts end at {them}, no other image was found with this update"
-        )
+        found = f"equations have {it} as their solution" if best.solved else f"independent starts end at {them}"
+        alone = "" if best.undetermined is None else ", no other image was found with this update"
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
         whose = "that layer's gradient, as one sample gives it," if best.attack == ALONE else "the answer's gradient"
         reasons.append(
-            f"{which}: {found} ({called(best.attack)}), and {whose} has a cosine distance {near} from the update."
+            f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
+            "from the update."
         )
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
