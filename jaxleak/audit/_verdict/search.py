@@ -30,8 +30,6 @@ Show = Callable[[str, int, int, str], None]
 STARTS = 2
 #: Iterations between two looks at the clock, the most that take less than a share of what the budget has left.
 _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
-#: Iterations of the search for other images with the same update; one costs no more than one of an attack.
-RIVAL_ITERATIONS = 300
 #: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
 _GRADIENTS_PER_ITERATION = 4
 
@@ -158,7 +156,7 @@ def search(
         marks.append(time.monotonic())
         case.store.note()
         case.show(called(name), done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
-        if case.store.left <= RIVAL_ITERATIONS * _pace(pace) and done < total:
+        if case.store.left <= 0 and done < total:
             raise SpentError
 
     finished = True
@@ -182,16 +180,11 @@ def search(
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         answer = answer._replace(undetermined=_undetermined(case, answer))
-    return answer._replace(seconds=watch.spent["seconds"], compiling=watch.spent["compiling"]), _pace(pace)
-
-
-def _pace(pace: list[float]) -> float:
-    """Seconds of an iteration of all starts; the first chunk may hold what is compiled late."""
-    return float(np.median(pace[1:] or pace)) if pace else 0.0
+    answer = answer._replace(seconds=watch.spent["seconds"], compiling=watch.spent["compiling"])
+    return answer, float(np.median(pace[1:] or pace)) if pace else 0.0
 
 
 def _undetermined(case: Case, answer: Answer) -> np.ndarray:
     return rival(
-        case.received.share, case.observation, answer.x, answer.y, key=case.key,
-        iterations=RIVAL_ITERATIONS, skip_zeros=case.received.in_part,
+        case.received.share, case.observation, answer.x, answer.y, key=case.key, skip_zeros=case.received.in_part,
     ).undetermined  # fmt: skip
