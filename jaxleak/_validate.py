@@ -132,6 +132,16 @@ def batch_labels(y: Any, samples: int, num_classes: int) -> None:
         raise ValueError(f"labels must be in [0, {num_classes}), got {wrong[0]}")
 
 
+def logits_of_classes(logits: Any, num_classes: int) -> None:
+    """Raise `ValueError` unless logits are (B, C), or (B, 1) for two classes, which a binary loss takes.
+
+    A label beyond the last logit would give its sample no gradient, so that nothing would seem to leak.
+    """
+    shape = tuple(logits.shape)
+    if len(shape) != 2 or not (shape[1] == num_classes or (shape[1] == 1 and num_classes == 2)):
+        raise ValueError(f"the model's logits must have shape (B, num_classes) = (B, {num_classes}), got {shape}")
+
+
 def private_set(private: Any, num_samples: int) -> None:
     """Raise `ValueError` unless x, y and index of `private` hold one row for each of so many samples.
 

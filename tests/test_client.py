@@ -259,3 +259,9 @@ def test_a_private_set_of_another_size_is_refused(problem):
     for round_ in (protocol.round, jax.jit(protocol.round)):
         with pytest.raises(ValueError, match=r"private\.y must hold num_samples = 2 samples, got shape \(1,\)"):
             round_(jax.random.key(1), state, private._replace(y=private.y[1:]))
+
+
+def test_logits_of_another_width_than_the_classes_are_refused(model, problem):
+    share = protocols.ClientShare(model._replace(num_classes=4))
+    with pytest.raises(ValueError, match=r"logits must have shape \(B, num_classes\) = \(B, 4\), got \(2, 3\)"):
+        share(problem.params, problem.private)

@@ -47,6 +47,13 @@ def test_share_is_the_mean_of_the_samples_gradients(problem):
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(slow)) > 1e-2
 
 
+def test_logits_of_another_width_than_the_classes_are_refused(problem):
+    model = problem.model._replace(num_classes=problem.model.num_classes + 1)
+    protocol = protocols.vertical(model, num_samples=N, batch_size=K)
+    with pytest.raises(ValueError, match=r"logits must have shape \(B, num_classes\)"):
+        jax.eval_shape(protocol.share, problem.params, problem.private)
+
+
 def test_share_is_differentiable_in_the_batch(problem):
     def size(x):
         batch = problem.private._replace(x=x)

@@ -330,3 +330,28 @@ def test_labels_out_of_range_are_refused_where_they_have_values(model, private):
         protocol.round(jax.random.key(1), state, private._replace(y=private.y.at[2].set(-1)))
     with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
         jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(y=private.y * 1.0))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_logits_of_another_width_than_the_classes_are_refused_under_jit_too(model, private, width):
+    other = model._replace(rest=lambda params, z: z[:, :width])
+    protocol = protocols.split_training(other, num_samples=N, batch_size=B)
+    state = protocol.init(jax.random.key(0))
+    message = rf"logits must have shape \(B, num_classes\) = \(B, 3\), got \(3, {width}\)"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(protocol.round, jax.random.key(1), state, private)
+    with pytest.raises(ValueError, match=message.replace(r"\(3, ", r"\(6, ")):
+        jax.eval_shape(protocol.share, state.params, private)
+
+
+def test_one_logit_for_two_classes_needs_a_binary_loss(private):
+    def binary(logits, y):
+        return optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean()
+
+    two = models.bottom_top(WIDTHS, 2, bottom=(7, 6), top=(8, 7))
+    one = two._replace(rest=lambda params, z: two.rest(params, z)[:, :1])
+    private = private._replace(y=private.y % 2)
+    _, _, transcript = _step(one, private, loss=binary)
+    assert all(np.abs(leaf).max() > 0 for leaf in transcript.payload)
+    with pytest.raises(ValueError, match=r"cross_entropy of one logit is zero.*sigmoid_binary_cross_entropy"):
+        _step(one, private)

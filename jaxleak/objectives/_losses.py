@@ -16,7 +16,18 @@ def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean cross-entropy of logits (B, C) against labels (B,) or soft labels (B, C)."""
+    """Mean cross-entropy of logits (B, C) against labels (B,) or soft labels (B, C).
+
+    Raises:
+        ValueError: if there is one logit only: the softmax of one logit is 1, so that neither value nor gradient would
+            depend on anything. Such a network needs a binary loss.
+    """
+    if logits.shape[-1] == 1:
+        raise ValueError(
+            "cross_entropy of one logit is zero, and so is its gradient: give a binary loss, such as "
+            "lambda logits, y: optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean(), "
+            "or a network with one logit for each class"
+        )
     return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1))
 
 
@@ -24,5 +35,8 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     """The scalar `cross_entropy` of the softmax of logits (B, C) and of labels (B,) or (B, C).
 
     The softmax is applied twice, as in the published CAFE code, and therefore in the `upstream` presets.
+
+    Raises:
+        ValueError: as `cross_entropy`.
     """
     return cross_entropy(jax.nn.softmax(logits), y)

@@ -12,6 +12,7 @@ from jaxleak.defenses import Defense
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._defending import check_defense, defended
+from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch, draw_worker_batches
 
 
@@ -124,7 +125,7 @@ def _protocol(
     transform = optax.set_to_zero() if optimizer is None else optimizer
 
     def share(params: PyTree, batch: Batch) -> PyTree:
-        return jax.grad(lambda p: loss(model.apply(p, batch.x), batch.y))(params)
+        return jax.grad(lambda p: objective(loss, model.apply(p, batch.x), batch.y, model.num_classes))(params)
 
     def init(key: jax.Array) -> ProtocolState:
         params = model.init(key)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxleak._base import BatchNormMode, Loss, PyTree
 from jaxleak._steps import weight_of_steps
 from jaxleak.models import Classifier
+from jaxleak.protocols._objective import objective
 
 #: `(number of the step, variables, x (B, H, W, channels), y (B,)) -> (gradient, running statistics after it)`
 StepGradient = Callable[[jax.Array, PyTree, jax.Array, jax.Array], tuple[PyTree, PyTree]]
@@ -24,11 +25,11 @@ def gradient_of(
 ) -> tuple[PyTree, PyTree]:
     """The loss's gradient on one batch x (B, H, W, channels), y (B,), and the running statistics after it."""
 
-    def objective(weights: PyTree) -> tuple[jax.Array, PyTree]:
+    def mean_loss(weights: PyTree) -> tuple[jax.Array, PyTree]:
         out = model.apply({**variables, "params": weights}, x, mode=batch_norm, sharpness=sharpness)
-        return loss(out.logits, y), out.batch_stats
+        return objective(loss, out.logits, y, model.num_classes), out.batch_stats
 
-    return jax.grad(objective, has_aux=True)(variables["params"])
+    return jax.grad(mean_loss, has_aux=True)(variables["params"])
 
 
 def descend(

@@ -17,6 +17,7 @@ from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
+from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
 
 #: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
@@ -90,9 +91,12 @@ def split_training(
             return model.top(params, embeddings)
         return model.rest(params["rest"], interactive(key, params["first"], embeddings))
 
+    def mean_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
+        return objective(loss, logits, y, model.num_classes)
+
     def share(params: PyTree, batch: Batch) -> PyTree:
         embeddings = _embed(model, params["bottom"], batch.x)
-        return jax.grad(lambda b: loss(model.top(params["top"], b), batch.y))(embeddings)
+        return jax.grad(lambda b: mean_loss(model.top(params["top"], b), batch.y))(embeddings)
 
     def init(key: jax.Array) -> ProtocolState:
         return split_state(model.init(key), transform)
@@ -114,7 +118,7 @@ def split_training(
         sent = defend(noise_key, "bottom_output", tuple(embeddings), state.round)
         output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], sent)
         output = defend(noise_key, "top_output", output, state.round, labels=batch.y)
-        output_gradient = jax.grad(loss)(output, batch.y)
+        output_gradient = jax.grad(mean_loss)(output, batch.y)
         output_gradient = defend(noise_key, "top_output_gradient", output_gradient, state.round, labels=batch.y)
         top_gradient, cut = pull_top(output_gradient)
         cut = defend(noise_key, "cut_gradient", cut, state.round, labels=batch.y)
