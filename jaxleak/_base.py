@@ -136,11 +136,14 @@ class Protocol(NamedTuple):
     round: `(key, state, private) -> (state, transcript)`; draws the batch of round t from `fold_in(key, t)`.
     share: `(params, batch) -> payload`, pure and differentiable in the batch: what the clients compute together.
         An attack receives this very function, so both sides agree on the loss and its reduction.
+    check: `(private) -> None` raises `ValueError` for a private set that the rounds do not take. `jaxleak.audit` calls
+        it before it compiles the rounds, since labels have no values to look at inside; None checks nothing.
     """
 
     init: ProtocolInitFn
     round: RoundFn
     share: ShareFn
+    check: CheckFn | None = None
 
 
 class InitFn(TypingProtocol):
@@ -163,6 +166,10 @@ class ProtocolInitFn(TypingProtocol):
 
 class RoundFn(TypingProtocol):
     def __call__(self, key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]: ...
+
+
+class CheckFn(TypingProtocol):
+    def __call__(self, private: Batch) -> None: ...
 
 
 class ShareFn(TypingProtocol):

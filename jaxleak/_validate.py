@@ -142,14 +142,16 @@ def logits_of_classes(logits: Any, num_classes: int) -> None:
         raise ValueError(f"the model's logits must have shape (B, num_classes) = (B, {num_classes}), got {shape}")
 
 
-def private_set(private: Any, num_samples: int) -> None:
-    """Raise `ValueError` unless x, y and index of `private` hold one row for each of so many samples.
+def private_set(private: Any, num_samples: int, num_classes: int) -> None:
+    """Raise `ValueError` unless x, y and index of `private` hold one row for each of so many samples, and y labels.
 
-    JAX clamps an index that is out of range, so that a smaller set would silently show its last sample again.
+    JAX clamps an index that is out of range, so that a smaller set would silently show its last sample again. Labels
+    are checked as by `batch_labels`.
     """
     for name, rows in zip(("x", "y", "index"), private, strict=True):
         if rows is not None and (rows.ndim == 0 or rows.shape[0] != num_samples):
             raise ValueError(f"private.{name} must hold num_samples = {num_samples} samples, got shape {rows.shape}")
+    batch_labels(private.y, num_samples, num_classes)
 
 
 def batch_as_planned(index: Any, batch_size: int) -> None:

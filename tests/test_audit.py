@@ -191,6 +191,30 @@ def test_bad_arguments_are_refused():
         )
 
 
+@pytest.mark.parametrize("labels", [[1, 2, 3, 1, 2, 3], [-1, 1, -1, 1, 1, 1]])
+@pytest.mark.parametrize("kind", ["client", "horizontal", "split_training"])
+def test_labels_out_of_range_are_refused_before_rounds_are_compiled(kind, labels):
+    if kind == "client":
+        share = protocols.ClientShare(models.mlp((2, 2, 1), 3, widths=()))
+        protocol, shape = protocols.client(share, num_samples=6, batch_size=2), (1, 2, 2, 1)
+    elif kind == "horizontal":
+        model = models.logistic((5,), num_classes=3)
+        protocol, shape = protocols.horizontal(model, workers=1, num_samples=6, batch_size=2), (1, 5)
+    else:
+        model = models.bottom_top((2, 2), 3, bottom=(2,), top=None)
+        protocol, shape = protocols.split_training(model, num_samples=6, batch_size=2), (2, 2)
+    private = Batch(jnp.zeros((6, *shape)), jnp.array(labels), jnp.arange(6))
+    state = protocol.init(KEY)
+    message = r"labels must be in \[0, 3\), got (3|-1)"
+    with pytest.raises(ValueError, match=message):
+        audit.watch(protocol, SERVER, private, state, key=KEY, rounds=1)
+    with pytest.raises(ValueError, match=message):
+        audit.start(TOY.attack, protocol, private, key=KEY)
+    with pytest.raises(ValueError, match=message):
+        run_state = audit.RunState(state, (), jnp.full((), -1, jnp.int32))
+        audit.run(TOY.attack, protocol, SERVER, private, key=KEY, rounds=1, state=run_state)
+
+
 class TestLengthOfAnInversion:
     def test_an_attack_without_a_schedule_has_to_be_told(self):
         with pytest.raises(ValueError, match="iterations must be given: this attack has no schedule"):

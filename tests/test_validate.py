@@ -54,11 +54,11 @@ def test_a_private_set_holds_every_sample_once():
     def rows(*lengths):
         return Batch(*(np.zeros((length, 2)) for length in lengths))
 
-    _validate.private_set(rows(3, 3, 3), 3)
-    _validate.private_set(rows(3, 3, 3)._replace(index=None), 3)
+    _validate.private_set(rows(3, 3, 3), 3, 2)
+    _validate.private_set(rows(3, 3, 3)._replace(index=None), 3, 2)
     for name, lengths in (("x", (2, 3, 3)), ("y", (3, 4, 3)), ("index", (3, 3, 1))):
         with pytest.raises(ValueError, match=rf"^private\.{name} must hold num_samples = 3 samples, got shape \("):
-            _validate.private_set(rows(*lengths), 3)
+            _validate.private_set(rows(*lengths), 3, 2)
 
 
 def test_ranges_hold_their_ends():

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
+from jaxleak.audit._private import check_private
 from jaxleak.threats import Threat, view
 
 
@@ -31,9 +32,11 @@ def watch(
 
     Raises:
         FloatingPointError: if a round showed values that are not finite.
-        ValueError: on a number of rounds that is not whole or < 1.
+        ValueError: on a number of rounds that is not whole or < 1, or a private set that the protocol does not take,
+            such as one with labels out of range.
     """
     _validate.count(rounds=rounds)
+    check_private(protocol, private)
     state, observations = _watch(protocol, threat, private, state, key, rounds)
     finite = np.asarray(_all_finite(observations))
     if not finite.all():

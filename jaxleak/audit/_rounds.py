@@ -16,6 +16,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak._memory import require_bytes, within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
+from jaxleak.audit._private import check_private
 from jaxleak.audit._restarts import start_trials, step_trials
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
@@ -54,9 +55,11 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
 
     Raises:
         MemoryError: if what the attack carries does not fit, before any of it is there.
-        ValueError: on a number of restarts that is not whole or < 1.
+        ValueError: on a number of restarts that is not whole or < 1, or a private set that the protocol does not take,
+            such as one with labels out of range.
     """
     _validate.count(restarts=restarts)
+    check_private(protocol, private)
     template = template_of(private)
     attack_key = jax.random.fold_in(key, 2)
     carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
@@ -103,10 +106,12 @@ def run(
     Raises:
         FloatingPointError: if a payload was not finite; the message names the round. Checkpoints written before stay.
         MemoryError: before the first round, with the estimated need, if the compiled program does not fit.
-        ValueError: on arguments out of range.
+        ValueError: on arguments out of range, or a private set that the protocol does not take, such as one with labels
+            out of range.
     """
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
+    check_private(protocol, private)
     if state is None:
         state = start(attack, protocol, private, key=key, restarts=restarts)
         if checkpoints is not None:

@@ -218,7 +218,7 @@ def client(
     Raises:
         ValueError: on sizes out of range, secure aggregation of one client, a defense at a place that this client does
             not have, or `reshuffle` where no order matters; when a round is run, if the private set does not hold N
-            samples.
+            samples with labels in [0, C); under `jax.jit` labels have no values to look at.
     """
     own_size = share.clients * share.local_steps * batch_size
     _validate.count(num_samples=num_samples, batch_size=batch_size)
@@ -253,8 +253,11 @@ def client(
     def init(key: jax.Array) -> ProtocolState:
         return ProtocolState(jnp.zeros((), jnp.int32), model.init(key) if variables is None else variables, ())
 
+    def check(private: Batch) -> None:
+        _validate.private_set(private, num_samples, model.num_classes)
+
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
-        _validate.private_set(private, num_samples)
+        check(private)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
         drawn = Batch(private.x[index], private.y[index], index)
         batch = jax.tree.map(lambda leaf: leaf[:own_size], drawn)
@@ -285,4 +288,4 @@ def client(
         transcript = Transcript(state.round, state.params, payload, batch.index, statistics, batch)
         return state._replace(round=state.round + 1), transcript
 
-    return Protocol(init, round_, share)
+    return Protocol(init, round_, share, check)

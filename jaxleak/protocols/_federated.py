@@ -131,9 +131,11 @@ def _protocol(
         params = model.init(key)
         return ProtocolState(jnp.zeros((), jnp.int32), params, transform.init(params))
 
+    def check(private: Batch) -> None:
+        _validate.private_set(private, num_samples, model.num_classes)
+
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
-        _validate.private_set(private, num_samples)
-        _validate.batch_labels(private.y, num_samples, model.num_classes)
+        check(private)
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
@@ -146,4 +148,4 @@ def _protocol(
         params = optax.apply_updates(state.params, updates)
         return ProtocolState(state.round + 1, params, opt_state), transcript
 
-    return Protocol(init, round_, share)
+    return Protocol(init, round_, share, check)

@@ -101,9 +101,11 @@ def split_training(
     def init(key: jax.Array) -> ProtocolState:
         return split_state(model.init(key), transform)
 
+    def check(private: Batch) -> None:
+        _validate.private_set(private, num_samples, model.num_classes)
+
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
-        _validate.private_set(private, num_samples)
-        _validate.batch_labels(private.y, num_samples, model.num_classes)
+        check(private)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
@@ -146,7 +148,7 @@ def split_training(
         transcript = Transcript(state.round, params, cut, index, None, batch, parties)
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
-    return Protocol(init, round_, share)
+    return Protocol(init, round_, share, check)
 
 
 def split_state(params: PyTree, optimizer: optax.GradientTransformation | None = None) -> ProtocolState:
