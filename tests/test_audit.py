@@ -210,8 +210,8 @@ def test_labels_out_of_range_are_refused_before_rounds_are_compiled(kind, labels
         audit.watch(protocol, SERVER, private, state, key=KEY, rounds=1)
     with pytest.raises(ValueError, match=message):
         audit.start(TOY.attack, protocol, private, key=KEY)
+    run_state = audit.RunState(state, (), jnp.full((), -1, jnp.int32))
     with pytest.raises(ValueError, match=message):
-        run_state = audit.RunState(state, (), jnp.full((), -1, jnp.int32))
         audit.run(TOY.attack, protocol, SERVER, private, key=KEY, rounds=1, state=run_state)
 
 
