@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from jaxleak import defenses, models
+from jaxleak import defenses, models, protocols
 from jaxleak._base import Batch
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks.adaptive import _likelihood, _simulation
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
-from jaxleak.defenses.mechanisms import Mechanism, Replayed
+from jaxleak.defenses.mechanisms import Mechanism, Recomputed, Replayed
 from jaxleak.protocols import ClientShare
 
 SHAPE = (8, 8, 1)
@@ -230,6 +230,33 @@ def test_who_knows_of_dropout_averages_over_masks(client):
         known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
         draws.append(ravel_pytree(defenses.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
     np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [0, 50])
+def test_who_knows_of_what_is_computed_anew_computes_as_the_client_in_that_round(client, number):
+    """Inputs are mixed in the first ten rounds only."""
+    _, share, variables, batch = client
+
+    def update(key, payload, *, variables, x, y, round, **_):
+        mixed = jnp.where(round < 10, (x + x[::-1]) / 2, x)
+        return share(variables, Batch(mixed[:, None], y, jnp.arange(2)))
+
+    defense = defenses.stateless("representation", update, mechanism=Mechanism(Recomputed()))
+    protocol = protocols.client(share, num_samples=2, batch_size=2, variables=variables, defense=defense)
+    state = protocol.init(jax.random.key(0))._replace(round=jnp.int32(number))
+    _, transcript = protocol.round(jax.random.key(1), state, batch)
+    found = informed(client, defense, round=number).share(variables, transcript.private)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, transcript.payload)
+
+
+def test_private_noise_is_measured_in_the_payloads_round(client):
+    model, share, variables, _ = client
+    noisy_later = defenses.stateless(
+        "representation", lambda key, payload, *, round, **_: jax.tree.map(lambda leaf: leaf + (round > 9), payload)
+    )
+    early, late = (KnownClient(noisy_later, model, share, 2, number, variables) for number in (9, 10))
+    assert min(_likelihood.shadow_weights(early)) == 1.0
+    assert max(_likelihood.shadow_weights(late)) < 0.9
 
 
 def test_who_knows_outpost_trusts_tensors_without_noise(client):

@@ -17,7 +17,13 @@ class Replayed(NamedTuple):
 
 
 class Recomputed(NamedTuple):
-    """The payload is a gradient that the defense computes anew, with random numbers, from the images and labels."""
+    """The payload is a gradient that the defense computes anew, with random numbers, from the images and labels.
+
+    The attacker calls the defense on its candidate with the keywords that the client calls it with at "representation":
+    `model`, `variables`, `x` (B, H, W, channels), `y`, `mode` and `round`; and with `sharpness`, None or () > 0, with
+    which the kinks of the model are smoothed. Instead of the payload it hands over the weights, which only have its
+    shapes.
+    """
 
 
 class Clipped(NamedTuple):

@@ -125,7 +125,7 @@ def shadow_weights(client: KnownClient) -> tuple[float, ...]:
         y = jax.random.randint(keys[2], (images,), 0, model.num_classes)
         payload = share(own, Batch(x[:, None], y, jnp.arange(images)))
         known = {"model": model, "variables": own, "x": x, "y": y, "mode": share.batch_norm}
-        sent = defense.apply(keys[3], payload, **known, round=0)
+        sent = defense.apply(keys[3], payload, **known, round=client.round)
         pairs = list(zip(jax.tree.leaves(payload), jax.tree.leaves(sent), strict=True))
         return [jnp.mean(a**2) for a, _ in pairs], [jnp.mean((b - a) ** 2) for a, b in pairs]
 

@@ -45,8 +45,9 @@ def _recomputed(_: Recomputed, client: KnownClient) -> Share:
 
     def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         known = {"model": client.model, "variables": params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
+        known |= {"round": client.round, "sharpness": sharpness}
         # What the client would have shared otherwise is not used: the weights only stand for its shapes.
-        drawn = jax.vmap(lambda key: defense.apply(key, params["params"], **known, sharpness=sharpness))(keys)
+        drawn = jax.vmap(lambda key: defense.apply(key, params["params"], **known))(keys)
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
 
     return TransformedShare(share, compute)
