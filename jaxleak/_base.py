@@ -127,6 +127,7 @@ class ProtocolState(NamedTuple):
     round: jax.Array  # () int32
     params: PyTree
     opt_state: PyTree
+    defense: PyTree = ()  # the state of a defense with memory
 
 
 class Protocol(NamedTuple):

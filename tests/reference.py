@@ -7,8 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxleak import attacks, audit, data, models, protocols, threats
+from jaxleak import attacks, audit, data, defenses, models, protocols, threats
 from jaxleak._base import Batch, Observation, Protocol, PyTree
 from jaxleak.audit import template_of
 from jaxleak.objectives import cross_entropy
@@ -81,6 +82,18 @@ def client_problem(n=4, model=None, **options):
     private = Batch(x, jnp.arange(n, dtype=jnp.int32) % 3, jnp.arange(n))
     variables = jax.jit(protocol.init)(jax.random.key(1)).params
     return Problem(model, protocol, private, variables, template_of(private))
+
+
+def growing(place):
+    """A defense with memory: what passes is multiplied with the number of the round as the defense counts it."""
+
+    def update(updates, state, params=None, **_):
+        return jax.tree.map(lambda leaf: (state["round"] + 1) * leaf, updates), {"round": state["round"] + 1}
+
+    def init(params):
+        return {"round": jnp.zeros((), jnp.int32)}
+
+    return defenses.Defense(place, optax.GradientTransformationExtraArgs(init, update))
 
 
 def sigmoid_mlp():

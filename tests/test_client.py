@@ -265,3 +265,22 @@ def test_logits_of_another_width_than_the_classes_are_refused(model, problem):
     share = protocols.ClientShare(model._replace(num_classes=4))
     with pytest.raises(ValueError, match=r"logits must have shape \(B, num_classes\) = \(B, 4\), got \(2, 3\)"):
         share(problem.params, problem.private)
+
+
+@pytest.mark.parametrize("place", defenses.HORIZONTAL_PLACES)
+def test_a_defense_remembers_the_rounds_before(model, place):
+    share, neighbours = protocols.ClientShare(model), int(place == "client_payloads")
+    batch_size = 4 // (1 + neighbours)
+    protocol = protocols.client(
+        share, num_samples=4, batch_size=batch_size, neighbours=neighbours, defense=reference.growing(place)
+    )
+    private = reference.client_problem(4, model).private
+    state, one_round = protocol.init(jax.random.key(0)), jax.jit(protocol.round)
+    for number in (1, 2, 3):
+        state, seen = one_round(jax.random.key(1), state, private)
+        plain = share(state.params, seen.private)
+        jax.tree.map(
+            lambda a, b, n=number: np.testing.assert_allclose(a, n * b, rtol=1e-4, atol=1e-6), seen.payload, plain
+        )
+    with pytest.raises(ValueError, match=f"remembers earlier rounds, and no state of it is kept here, at {place}"):
+        jax.eval_shape(protocol.round, jax.random.key(1), state._replace(defense=()), private)

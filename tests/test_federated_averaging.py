@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from jax.flatten_util import ravel_pytree
 
 from jaxleak import data, defenses, models, protocols
@@ -150,6 +151,13 @@ def test_defenses_act_at_their_place(place, samples, undefended):
         assert all(np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
     else:
         assert any(not np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
+
+
+@pytest.mark.parametrize("place", ["per_example_gradient", "client_payloads"])
+def test_a_defense_with_memory_is_refused_where_no_client_keeps_it(samples, place):
+    federation = protocols.federated_averaging(_mlp(), TWO, batch_size=6, defense=reference.growing(place))
+    with pytest.raises(ValueError, match=f"no state of it is kept here, at {place}"):
+        federation.run(jax.random.key(1), federation.init(jax.random.key(0)), samples, 1)
 
 
 def test_clients_keep_what_error_feedback_left_out(samples):

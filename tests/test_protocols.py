@@ -106,6 +106,20 @@ def test_workers_draw_from_their_own_blocks():
     assert any((draw[:2] != draw[2:4] - 4).any() for draw in draws)
 
 
+@pytest.mark.parametrize("optimizer", [None, optax.sgd(0.1)])
+def test_a_defense_remembers_the_rounds_before(workers, optimizer):
+    model, _, private = workers
+    protocol = protocols.horizontal(
+        model, workers=1, num_samples=12, batch_size=2, defense=reference.growing("payload"), optimizer=optimizer
+    )
+    state, one_round = protocol.init(jax.random.key(0)), jax.jit(protocol.round)
+    for number in (1, 2, 3):
+        plain = state.params
+        state, seen = one_round(jax.random.key(1), state, private)
+        expected = jax.tree.map(lambda leaf, n=number: n * leaf, protocol.share(plain, seen.private))
+        _trees_close(seen.payload, expected, atol=1e-6)
+
+
 def test_a_round_records_what_happened(problem):
     state = jax.jit(problem.protocol.init)(jax.random.key(1))
     one_round = jax.jit(problem.protocol.round)

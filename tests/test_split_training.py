@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxleak import audit, models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import Defense, adaptive_dp_sgd, dp_sgd
+from jaxleak.defenses import SPLIT_PLACES, Defense, adaptive_dp_sgd, dp_sgd
 from jaxleak.threats import party_view, view
 
 N, B, WIDTHS, C = 6, 3, (2, 3), 3
@@ -355,3 +355,11 @@ def test_one_logit_for_two_classes_needs_a_binary_loss(private):
     assert all(np.abs(leaf).max() > 0 for leaf in transcript.payload)
     with pytest.raises(ValueError, match=r"cross_entropy of one logit is zero.*sigmoid_binary_cross_entropy"):
         _step(one, private)
+
+
+@pytest.mark.parametrize("place", SPLIT_PLACES)
+def test_a_defense_with_memory_is_refused(model, private, place):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B, defenses=[reference.growing(place)])
+    state = protocol.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=f"remembers earlier rounds, and no state of it is kept here, at {place}"):
+        jax.eval_shape(protocol.round, jax.random.key(1), state, private)

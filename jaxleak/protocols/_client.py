@@ -9,7 +9,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
-from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples
+from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 from jaxleak.protocols._sampling import draw_batch
 from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
@@ -199,7 +199,7 @@ def client(
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
         defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
             at "server_view" what the server cannot read; for one client, and inside a step for one local step. With
-            `neighbours` also at "client_payloads".
+            `neighbours` also at "client_payloads". A state that it has lasts from round to round.
         reshuffle: whether a client of several epochs draws a new order of its samples in each, as PyTorch's loaders do
             with `shuffle=True`. The attacker does not know these orders: its copy, the protocol's share, repeats the
             first epoch's.
@@ -251,7 +251,10 @@ def client(
     model = share.model
 
     def init(key: jax.Array) -> ProtocolState:
-        return ProtocolState(jnp.zeros((), jnp.int32), model.init(key) if variables is None else variables, ())
+        start = model.init(key) if variables is None else variables
+        leading = {"per_example_gradient": (own_size,), "client_payloads": (1 + neighbours,)}
+        axes = () if defense is None else leading.get(defense.place, ())
+        return ProtocolState(jnp.zeros((), jnp.int32), start, (), memory(defense, start["params"], *axes))
 
     def check(private: Batch) -> None:
         _validate.private_set(private, num_samples, model.num_classes)
@@ -270,22 +273,23 @@ def client(
             updates = share.updates(state.params, batch, orders=orders)
             uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *updates)
             payload = aggregate(masked_payloads(noise_key, uploads, fraction_bits=secure_aggregation), mean=True)
+        kept = state.defense
         if acts_at(defense, "client_payloads"):
             each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)
             all_payloads = jax.lax.map(lambda one: share(state.params, one), each)
-            all_payloads, _ = defended(defense, "client_payloads", noise_key, all_payloads, round=state.round)
+            all_payloads, kept = defended(defense, "client_payloads", noise_key, all_payloads, kept, round=state.round)
             payload = jax.tree.map(lambda leaf: leaf[0], all_payloads)
         if acts_at(defense, "per_example_gradient"):
             examples = share.example_gradients(state.params, batch)
-            examples, _ = defended(defense, "per_example_gradient", noise_key, examples, round=state.round)
+            examples, kept = defended(defense, "per_example_gradient", noise_key, examples, kept, round=state.round)
             payload = mean_of_examples(examples)
         own = {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
-        payload, _ = defended_upload(defense, noise_key, payload, round=state.round, **own)
-        payload, _ = defended(defense, "server_view", noise_key, payload, round=state.round)
+        payload, kept = defended_upload(defense, noise_key, payload, kept, round=state.round, **own)
+        payload, kept = defended(defense, "server_view", noise_key, payload, kept, round=state.round)
         statistics = None
         if with_statistics:
             statistics = model.apply(state.params, batch.x[:, 0], mode=share.batch_norm).statistics
         transcript = Transcript(state.round, state.params, payload, batch.index, statistics, batch)
-        return state._replace(round=state.round + 1), transcript
+        return state._replace(round=state.round + 1, defense=kept), transcript
 
     return Protocol(init, round_, share, check)

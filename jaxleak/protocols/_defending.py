@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 import jax
+import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
@@ -57,14 +58,39 @@ def defended(
         place: one of `HORIZONTAL_PLACES` or `SPLIT_PLACES`.
         key: random key of this round and place.
         value: what passes there, as `Defense` says.
-        state: state of the defense from the rounds before; None where every round is the first.
+        state: state of the defense from the rounds before; None or () where none is kept.
         known: what the defender knows besides, by name.
+
+    Raises:
+        ValueError: if the defense has a memory, and no state of it is given.
     """
     if defense is None or defense.place != place:
         return value, state
-    if state is None:
-        return defense.apply(key, value, **known), None
+    if not jax.tree.leaves(state):
+        if jax.tree.leaves(jax.eval_shape(defense.init, value)):
+            raise ValueError(
+                f"this defense remembers earlier rounds, and no state of it is kept here, at {place}: it needs "
+                "protocols.client, vertical or horizontal from the state that init gives, or federated_averaging at "
+                "payload or representation"
+            )
+        return defense.apply(key, value, **known), state
     return defense.update(key, value, state, **known)
+
+
+def memory(defense: Defense | None, params: PyTree, *leading: int) -> PyTree:
+    """The state of a defense before the first round, or () if it has no memory.
+
+    Args:
+        defense: the protocol's defense, or None.
+        params: what has the shapes of one client's payload.
+        leading: axes that what passes at the defense's place has before them, of examples or of clients.
+    """
+    if defense is None:
+        return ()
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape), leaf.dtype), params)
+    if not jax.tree.leaves(jax.eval_shape(defense.init, shapes)):
+        return ()
+    return defense.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
 
 def mean_of_examples(gradients: PyTree) -> PyTree:

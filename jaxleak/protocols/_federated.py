@@ -11,7 +11,7 @@ from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcri
 from jaxleak.defenses import Defense
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
-from jaxleak.protocols._defending import check_defense, defended
+from jaxleak.protocols._defending import check_defense, defended, memory
 from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch, draw_worker_batches
 
@@ -38,7 +38,7 @@ def vertical(
         batch_size: K, 1 <= K <= N.
         optimizer: how the server updates the parameters; None keeps them frozen.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defense: transforms the payload before the server sees it.
+        defense: transforms the payload before the server sees it, with its state from round to round if it has any.
         sampling: "epoch" or "uniform", see `draw_batch`.
         with_statistics: also record the batch's activation statistics, for threats that grant them.
 
@@ -85,7 +85,7 @@ def horizontal(
         batch_size: K over all workers, a multiple of M, K <= N.
         optimizer: how the server updates the parameters; None keeps them frozen.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defense: transforms the payload before the server sees it.
+        defense: transforms the payload before the server sees it, with its state from round to round if it has any.
         sampling: "epoch" or "uniform", per worker.
         with_statistics: also record the batch's activation statistics.
 
@@ -129,7 +129,7 @@ def _protocol(
 
     def init(key: jax.Array) -> ProtocolState:
         params = model.init(key)
-        return ProtocolState(jnp.zeros((), jnp.int32), params, transform.init(params))
+        return ProtocolState(jnp.zeros((), jnp.int32), params, transform.init(params), memory(defense, params))
 
     def check(private: Batch) -> None:
         _validate.private_set(private, num_samples, model.num_classes)
@@ -139,13 +139,13 @@ def _protocol(
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
-        payload, _ = defended(defense, "payload", noise_key, share(state.params, batch))
+        payload, kept = defended(defense, "payload", noise_key, share(state.params, batch), state.defense)
         statistics = model.statistics(state.params, batch.x) if with_statistics else None
         transcript = Transcript(state.round, state.params, payload, index, statistics, batch)
         if optimizer is None:
-            return state._replace(round=state.round + 1), transcript
+            return state._replace(round=state.round + 1, defense=kept), transcript
         updates, opt_state = transform.update(payload, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return ProtocolState(state.round + 1, params, opt_state), transcript
+        return ProtocolState(state.round + 1, params, opt_state, kept), transcript
 
     return Protocol(init, round_, share, check)

@@ -85,6 +85,7 @@ def federated_averaging(
             "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;
             "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on. Where
             each upload is transformed, a client keeps the defense's state for the next round that it takes part in.
+            Elsewhere a defense that remembers earlier rounds is refused when a round is run.
 
     Returns:
         A `FederatedAveraging`. Its `run` is compiled once whatever the number of rounds, and raises FloatingPointError

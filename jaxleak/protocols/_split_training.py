@@ -57,7 +57,8 @@ def split_training(
             keywords `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have
             not. There, what comes back to a bottom is taken as the gradient at its own output, as for noise that is
             added. One at "per_example_gradient" (DP-SGD) defends what every owner updates its parameters with; the
-            gradients that the label holder sends to the parties stay as they are.
+            gradients that the label holder sends to the parties stay as they are. A defense that remembers earlier
+            rounds is refused when a step is run: no state of it is kept.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -68,8 +69,8 @@ def split_training(
     Raises:
         ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, or a
             defense needs gradients of single examples, which an interactive layer does not give; when a step is run, if
-            the private set does not hold N samples of the model's parties and columns, with labels in [0, C); under
-            `jax.jit` labels have no values to look at.
+            a defense remembers earlier rounds, or the private set does not hold N samples of the model's parties and
+            columns, with labels in [0, C); under `jax.jit` labels have no values to look at.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
