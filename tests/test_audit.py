@@ -215,6 +215,24 @@ def test_labels_out_of_range_are_refused_before_rounds_are_compiled(kind, labels
         audit.run(TOY.attack, protocol, SERVER, private, key=KEY, rounds=1, state=run_state)
 
 
+def test_of_a_template_of_arrays_only_the_shapes_are_read():
+    def init(key, template):
+        assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in template)
+        return TOY.attack.init(key, template)
+
+    attack = TOY.attack._replace(init=init)
+    seen = Observation(jnp.int32(0), payload={"w": jnp.ones(3)})
+    of_arrays, of_shapes = (
+        audit.invert(attack, seen, template, key=KEY, iterations=2)[0]
+        for template in (PRIVATE, audit.template_of(PRIVATE))
+    )
+    chex.assert_trees_all_equal(of_arrays, of_shapes)
+    rounds = jax.tree.map(lambda leaf: leaf[None], seen)
+    chex.assert_trees_all_equal(
+        *(audit.replay(attack, rounds, template, key=KEY) for template in (PRIVATE, audit.template_of(PRIVATE)))
+    )
+
+
 class TestLengthOfAnInversion:
     def test_an_attack_without_a_schedule_has_to_be_told(self):
         with pytest.raises(ValueError, match="iterations must be given: this attack has no schedule"):

@@ -15,6 +15,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Tr
 from jaxleak._memory import within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._restarts import best_restart, start_trials, step_trials
+from jaxleak.audit._rounds import template_of
 from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
@@ -51,7 +52,7 @@ def invert(
     Args:
         attack: e.g. from `jaxleak.attacks.inversion`.
         observation: what `threats.view` gives of one round's transcript.
-        template: shapes of the private data.
+        template: shapes of the private data, from `template_of`; of arrays, only the shapes are read.
         key: the attack's randomness.
         iterations: total, counted from the attack's start; None runs the attack's own, which is also the most that its
             schedules reach. A run of fewer is logged as cut short.
@@ -90,7 +91,7 @@ def invert(
     microbatch = on_device if microbatch is None else microbatch
     _validate.count_in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
-    state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template, restarts, key))
+    state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template_of(template), restarts, key))
     history: dict[str, np.ndarray] = {}
     if checkpoints is not None:
         state, history = checkpoints.restore_with_history(state)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
 from jaxleak.audit._private import check_private
+from jaxleak.audit._rounds import template_of
 from jaxleak.threats import Threat, view
 
 
@@ -68,7 +69,7 @@ def replay(
     Args:
         attack: what watches.
         observations: from `watch`, leaves with a leading axis of rounds.
-        template: shapes of the private set.
+        template: shapes of the private set, from `template_of`; of arrays, only the shapes are read.
         key: the attack's randomness, as in `run`: the same state results.
 
     Returns:
@@ -79,5 +80,5 @@ def replay(
     def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
         return attack.step(jax.random.fold_in(step_key, observation.round), state, observation)
 
-    state = attack.init(jax.random.fold_in(key, 2), template)
+    state = attack.init(jax.random.fold_in(key, 2), template_of(template))
     return jax.jit(lambda state, observations: jax.lax.scan(one_round, state, observations))(state, observations)
