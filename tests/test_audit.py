@@ -9,7 +9,7 @@ import pytest
 
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, Reconstruction, Transcript
-from jaxleak.attacks import aggregated
+from jaxleak.attacks import aggregated, presets
 from jaxleak.audit._invert import _length
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
@@ -231,6 +231,24 @@ def test_of_a_template_of_arrays_only_the_shapes_are_read():
     chex.assert_trees_all_equal(
         *(audit.replay(attack, rounds, template, key=KEY) for template in (PRIVATE, audit.template_of(PRIVATE)))
     )
+
+
+def test_attacks_run_where_jax_computes_in_64_bits():
+    """Their states keep the types that they began with, whatever a step computes in."""
+    model = models.mlp((4, 4, 1), 3, widths=(5,), activation="sigmoid")
+    share = protocols.ClientShare(model)
+    attack = attacks.inversion(model, share, presets.fedleak(2), batch_size=1)
+    with jax.enable_x64(True):
+        private = Batch(jnp.full((1, 1, 4, 4, 1), 0.5, jnp.float32), jnp.array([2]), jnp.arange(1))
+        protocol = protocols.client(share, num_samples=1, batch_size=1)
+        state = protocol.init(KEY)
+        _, seen = audit.watch(protocol, threats.SERVER_WITHOUT_INDICES, private, state, key=KEY, rounds=1)
+        seen = jax.tree.map(lambda leaf: leaf[0], seen)
+        found, run, _ = audit.invert(attack, seen, private, key=KEY, restarts=2)
+        began = audit.start(attack, protocol, private, key=KEY, restarts=2)
+        ended, _ = audit.run(attack, protocol, threats.SERVER_WITHOUT_INDICES, private, key=KEY, rounds=1, restarts=2)
+    assert np.isfinite(found.x).all()
+    chex.assert_trees_all_equal_dtypes(run.attack, ended.attack, began.attack)
 
 
 class TestLengthOfAnInversion:

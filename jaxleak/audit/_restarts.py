@@ -45,9 +45,21 @@ def step_trials(
         together: steps all of several trials, from their keys (restarts,), states and the observation; None vmaps.
     """
     if restarts == 1:
-        return attack.step(key, states, observation)
-    step = jax.vmap(attack.step, in_axes=(0, 0, None)) if together is None else together
-    return step(trial_keys(key, restarts), states, observation)
+        new, info = attack.step(key, states, observation)
+    else:
+        step = jax.vmap(attack.step, in_axes=(0, 0, None)) if together is None else together
+        new, info = step(trial_keys(key, restarts), states, observation)
+    return of_types(new, states), info
+
+
+def of_types(new: PyTree, old: PyTree) -> PyTree:
+    """The new state in the types of the old one, which differ where `jax_enable_x64` widens what is computed."""
+
+    def one(leaf: jax.Array, was: jax.Array) -> jax.Array:
+        wanted = jnp.asarray(was).dtype
+        return leaf if jnp.asarray(leaf).dtype == wanted else jnp.asarray(leaf, wanted)
+
+    return jax.tree.map(one, new, old)
 
 
 def best_restart(reconstructions: Reconstruction) -> Reconstruction:

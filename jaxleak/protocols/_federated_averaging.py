@@ -126,7 +126,7 @@ def federated_averaging(
         clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
         all_key = jax.random.fold_in(key, 2)
         payloads, _ = defended(defense, "client_payloads", all_key, payloads, round=state.round)
-        share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size)
+        share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size, jnp.float32)
         share = share / share.sum()
         update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
         rate = learning_rate * local_steps
