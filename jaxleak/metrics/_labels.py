@@ -5,7 +5,9 @@ from numpy.typing import ArrayLike
 
 
 def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
-    """Share of positions where the labels agree, in [0, 1].
+    """Share of positions where the labels agree, in [0, 1]: for samples whose places the attacker knows.
+
+    Labels of a batch whose order is lost are compared by `label_multiset_accuracy`.
 
     Args:
         truth: (N,) integer labels.
@@ -20,6 +22,9 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
 def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     """Share of labels found when order does not count, in [0, 1]: for batches without known order.
+
+    Reports on one client's batch print it as `label_accuracy`. Labels of samples with known places are compared by the
+    function of that name.
 
     Repeats count: a label that the truth has twice and the estimate three times gives two hits, so the score is
     1 only if both hold the same labels equally often.
