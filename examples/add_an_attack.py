@@ -73,13 +73,11 @@ for name, settings in {
 }.items():
     attack = attacks.inversion(model, share, settings, batch_size=2)
     found, _, infos = audit.invert(attack, seen, audit.template_of(secret), key=jax.random.key(1))
-    images = np.asarray(found.x[:, 0])
-    images = images[metrics.match_one_to_one(photographs.x, images)]
-    psnr = metrics.psnr(photographs.x, images).mean()
-    rows[f"{name}: {psnr:.1f} dB"] = images
+    scores, order = metrics.image_scores(photographs.x, found.x[:, 0], true_labels=secret.y, labels=found.y)
+    rows[f"{name}: {scores['psnr']:.1f} dB"] = np.clip(found.x[:, 0], 0, 1)[order]
     curves[name] = (np.arange(len(infos["distance"])), infos["distance"])
-    print(f"{name:<26} {psnr:5.1f} dB")
-print(f"{'a grey image':<26} {metrics.grey_psnr(photographs.x).mean():5.1f} dB")
+    print(f"{name:<26} {scores['psnr']:5.1f} dB, SSIM {scores['ssim']:.2f}, labels {scores['label_accuracy']:.0%}")
+print(f"{'a grey image':<26} {scores['psnr_grey']:5.1f} dB")
 
 # %% [markdown]
 # The grey image is the score of an attack that found nothing. Two photographs and one draw of the weights are an

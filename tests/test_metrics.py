@@ -353,3 +353,36 @@ def test_attacks_do_not_import_metrics():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
                 assert not any("metrics" in name for name in names), source
+
+
+def test_a_mean_does_not_hide_the_image_that_is_read_in_full():
+    truth = np.random.default_rng(0).random((4, 12, 12, 1))
+    estimate = np.full_like(truth, 0.5)
+    estimate[3] = truth[1] * 0.99
+    scores, order = metrics.image_scores(truth, estimate)
+    assert order[1] == 3
+    assert scores["ssim"] < 0.5
+    assert scores["recognised"] == 0.25
+    assert scores["ssim_max"] > 0.99
+    assert "label_accuracy" not in scores
+
+
+def test_scores_of_a_batch_are_those_of_the_single_measures_after_clipping_and_matching(images):
+    truth, near = images
+    estimate = near[::-1] * 3 - 1
+    clipped = np.clip(estimate, 0, 1)[::-1]
+    scores, order = metrics.image_scores(truth, estimate, true_labels=[0, 1, 1], labels=[1, 0, 2])
+    assert order.tolist() == [2, 1, 0]
+    expected = {
+        "psnr": metrics.psnr(truth, clipped).mean(),
+        "psnr_best_match": metrics.best_match_psnr(truth, clipped).mean(),
+        "psnr_up_to_scale": metrics.psnr_up_to_scale(truth, clipped).mean(),
+        "ssim": metrics.ssim(truth, clipped).mean(),
+        "ssim_max": metrics.ssim(truth, clipped).max(),
+        "recognised": (metrics.ssim(truth, clipped) > 0.8).mean(),
+        "psnr_grey": metrics.grey_psnr(truth).mean(),
+        "label_accuracy": 2 / 3,
+    }
+    assert scores == pytest.approx(expected)
+    table, _ = metrics.image_scores(truth[:, :1], truth[:, :1] / 2)
+    assert set(table) == {"psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey"}

@@ -90,7 +90,7 @@ NAMES = {
         Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
-        best_match_psnr grey_psnr label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
+        best_match_psnr grey_psnr image_scores label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
         mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
         tinted_like
     """,
@@ -181,7 +181,7 @@ NAMES = {
         CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics draw_distances draw_reconstructions Federation
         first_distances forward_seconds generator_for HELD_OUT Inversion Inversions observe Outcome own_opinion
         parameter_count public_images RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap
-        Resolved resolved run_trade_off score seconds_of_update share_of sources_of_update SYNTHETIC trade_off_runner
+        Resolved resolved run_trade_off seconds_of_update share_of sources_of_update SYNTHETIC trade_off_runner
         TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """

@@ -19,10 +19,12 @@ from jaxleak.metrics._images import (
 from jaxleak.metrics._labels import label_accuracy, label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_best, match_one_to_one
 from jaxleak.metrics._perceptual import lpips
+from jaxleak.metrics._scores import image_scores
 
 __all__ = [
     "best_match_psnr",
     "grey_psnr",
+    "image_scores",
     "label_accuracy",
     "label_multiset_accuracy",
     "lpips",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         first_distances,
         observe,
         own_opinion,
-        score,
         where_seen,
     )
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
@@ -67,7 +66,6 @@ _MODULE_OF = {
             "first_distances",
             "observe",
             "own_opinion",
-            "score",
             "where_seen",
         ),
         "_problem",
@@ -121,7 +119,6 @@ __all__ = [
     "require_no_overlap",
     "resolved",
     "run_trade_off",
-    "score",
     "seconds_of_update",
     "share_of",
     "sources_of_update",

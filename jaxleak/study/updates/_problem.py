@@ -15,7 +15,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Sh
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.metrics._images import RECOGNISED_ABOVE
+from jaxleak.metrics._images import RECOGNISED_ABOVE as RECOGNISED_ABOVE
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
@@ -202,7 +202,8 @@ def first_distances(infos: Mapping[str, np.ndarray]) -> np.ndarray:
 def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
     """Score the answer against the truth, which no function before this one has seen."""
     found, second = answer.found, answer.second
-    scores, estimate, order = score(np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0]))
+    images, estimate = np.asarray(truth.x[:, 0]), np.clip(np.asarray(found.x[:, 0]), 0, 1)
+    scores, order = metrics.image_scores(images, estimate)
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
     if second is not None:
         scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}
@@ -216,7 +217,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
             "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
-    return Outcome(np.asarray(truth.x[:, 0]), estimate, scores, answer.curve, second)
+    return Outcome(images, estimate[order], scores, answer.curve, second)
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
@@ -247,29 +248,6 @@ def captions(outcomes: Sequence[Outcome]) -> list[str]:
                 own = [f"{text}, undetermined" if undetermined else text for text, undetermined in open_ones]
         texts += own
     return texts
-
-
-def score(truth: np.ndarray, estimate: np.ndarray) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
-    """Truth-side scores, the estimates in the order of the truth that they match one to one, and that order.
-
-    Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels. Scores are means over the
-    images in the unit of their measure (PSNR in dB), except for `ssim_max`, which is the SSIM of the image that leaks
-    most, and `recognised`, which is the share of images whose SSIM is above `RECOGNISED_ABOVE`.
-    """
-    estimate = np.clip(estimate, 0, 1)
-    order = metrics.match_one_to_one(truth, estimate)
-    matched = estimate[order]
-    ssim = metrics.ssim(truth, matched)
-    scores = {
-        "psnr": float(np.mean(metrics.psnr(truth, matched))),
-        "psnr_best_match": float(np.mean(metrics.best_match_psnr(truth, estimate))),
-        "psnr_up_to_scale": float(np.mean(metrics.psnr_up_to_scale(truth, matched))),
-        "ssim": float(np.mean(ssim)),
-        "ssim_max": float(np.max(ssim)),
-        "recognised": float(np.mean(ssim > RECOGNISED_ABOVE)),
-        "psnr_grey": float(np.mean(metrics.grey_psnr(truth))),
-    }
-    return scores, matched, order
 
 
 def _compiled(case: Case) -> Case:
