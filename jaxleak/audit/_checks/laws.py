@@ -68,7 +68,7 @@ def find_laws(
     directions = _directions(variables["params"])
     image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)
     slopes = np.asarray(_slopes(share.model, share.batch_norm, directions, variables, image_key), np.float64)
-    slopes /= np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), 1e-30)
+    slopes = slopes / np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), 1e-30)
     _, values, right = np.linalg.svd(slopes)
     combinations = right[values <= _NULL_BELOW * values[0]].T
     samples = batch_size * share.local_steps * share.clients
