@@ -5,6 +5,7 @@ output goes down through the top, is cut into one piece per party, and each owne
 stand at the very place where it stands in reality, and a layer on ciphertexts can replace the top's first.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -81,6 +82,7 @@ def split_training(
     if by_example and interactive is not None:
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
     transform = default_optimizer() if optimizer is None else optimizer
+    mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
 
     def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
@@ -91,9 +93,6 @@ def split_training(
         if interactive is None:
             return model.top(params, embeddings)
         return model.rest(params["rest"], interactive(key, params["first"], embeddings))
-
-    def mean_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
-        return objective(loss, logits, y, model.num_classes)
 
     def share(params: PyTree, batch: Batch) -> PyTree:
         embeddings = _embed(model, params["bottom"], batch.x)
