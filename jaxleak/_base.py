@@ -188,6 +188,8 @@ class Share(TypingProtocol):
     Called as `(params, batch, sharpness=None) -> payload`: `params` are the model's variables, `batch.x` is (M * E * B,
     1, H, W, channels), client by client and step by step; with a `sharpness` () the kinks of the model are smoothed,
     which is the attacker's copy. The payload is in units of a gradient and differentiable in the batch.
+
+    A client of several epochs also has the attribute `total_steps`, as `protocols.ClientShare` has.
     """
 
     @property
@@ -210,12 +212,17 @@ class Share(TypingProtocol):
         ...
 
 
+def total_steps(share: Share) -> int:
+    """Steps >= 1 of all epochs of a client; one that does not state them has one epoch of its local steps."""
+    return int(getattr(share, "total_steps", share.local_steps))
+
+
 @dataclass(frozen=True)
 class TransformedShare:
     """A share whose payload is computed another way, as behind a transform; in all else it is the share it stands for.
 
     Attributes:
-        share: the share whose mode of batch normalisation, local steps and clients hold.
+        share: the share whose mode of batch normalisation, steps and clients hold.
         compute: `(params, batch, sharpness=None) -> payload`, which usually calls `share`.
     """
 
@@ -231,6 +238,11 @@ class TransformedShare:
     def local_steps(self) -> int:
         """See `Share`."""
         return self.share.local_steps
+
+    @property
+    def total_steps(self) -> int:
+        """Steps >= 1 of all epochs together."""
+        return total_steps(self.share)
 
     @property
     def clients(self) -> int:

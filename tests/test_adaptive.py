@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from jaxleak import defenses, models, protocols
-from jaxleak._base import Batch
+from jaxleak._base import Batch, TransformedShare
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks.adaptive import _likelihood, _simulation
@@ -277,6 +277,14 @@ def test_who_knows_outpost_trusts_tensors_without_noise(client):
     for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
         deviation = 0.8 * spread[layer][leaf]
         np.testing.assert_allclose(moved(layer, leaf), 0.01 / 2 / (deviation**2 + floor**2), rtol=1e-3)
+
+
+def test_what_acts_inside_a_step_is_refused_for_a_share_of_several_epochs_behind_another_transform(client):
+    model, *_ = client
+    share = ClientShare(model, local_epochs=2)
+    for several in (share, TransformedShare(share, share), TransformedShare(TransformedShare(share, share), share)):
+        with pytest.raises(ValueError, match="needs one local step in all, got 2"):
+            adaptive.informed(defenses.feature_dropout(0.5), model, several, SETTINGS, batch_size=2)
 
 
 def test_shares_behind_a_defense_say_how_the_client_computes(client):

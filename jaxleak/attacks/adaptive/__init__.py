@@ -50,7 +50,7 @@ from typing import NamedTuple, get_args
 import jax
 
 from jaxleak import _validate, objectives
-from jaxleak._base import PyTree, Share
+from jaxleak._base import PyTree, Share, total_steps
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._client import KnownClient, PriorName
@@ -130,7 +130,7 @@ def informed(
             "noise that is ordered like the gradient is attacked over many rounds (`informed_rounds`); no attacker of "
             "one client's update is known"
         )
-    if defense.in_step and (steps := share.local_steps * getattr(share, "local_epochs", 1)) > 1:
+    if defense.in_step and (steps := total_steps(share)) > 1:
         raise ValueError(f"this defense acts inside a step: needs one local step in all, got {steps}")
     if prior is None:
         prior = "natural" if min(model.image_shape[:2]) > 1 else "weak"
