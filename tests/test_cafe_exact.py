@@ -196,11 +196,12 @@ def test_noise_on_the_payload_flags_samples(head, plan):
 
 @pytest.mark.parametrize("network", ["dense", "logistic"])
 def test_without_extractor_steps_1_and_2_recover_the_data(network):
+    """Columns are standardised, so that half of the numbers are negative."""
     build = {
         "dense": lambda: models.all_dense((7,), parties=2, num_classes=3, width=16, hidden=8),
         "logistic": lambda: models.logistic((7,), parties=2, num_classes=3),
     }[network]
-    problem = _problem(build(), jax.random.uniform(jax.random.key(3), (N, 2, 7)))
+    problem = _problem(build(), jax.random.normal(jax.random.key(3), (N, 2, 7)))
     plan = attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K)
     state = _watch(problem, plan)
     attack = attacks.cafe_exact(problem.model, plan)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import models
+from jaxleak.attacks._cafe import slice_inverter
 from jaxleak.attacks._cafe.decoder import _correlate_colours, _pink, decode, ridge_decoder, synthetic_slices
 from jaxleak.attacks._cafe.feature_inversion import _kick
 from jaxleak.attacks._cafe.slice_inverter import SliceInverter
@@ -145,6 +146,7 @@ def test_options_out_of_range_are_refused(model, extractor, truth):
         ({"batch_size": -1}, "batch_size must be > 0, got -1"),
         ({"max_restarts": -1}, "max_restarts must be >= 0, got -1"),
         ({"kick": -0.1}, "kick must be >= 0, got -0.1"),
+        ({"bounds": (1.0, 1.0)}, r"bounds must be \(lowest, highest\) with lowest < highest, got \(1\.0, 1\.0\)"),
     ):
         with pytest.raises(ValueError, match=match):
             invert_features(
@@ -226,14 +228,46 @@ def test_a_linear_network_is_inverted_in_few_steps_within_the_bounds():
     assert (found.steps[2], found.restarts[2]) == (found.steps[2].clip(6, 9), 1)
 
 
+@pytest.mark.parametrize(("bounds", "within"), [((-1.0, 2.0), (-1, 2)), ((-np.inf, np.inf), (-9, 9)), (None, (0, 1))])
+def test_what_an_extractor_read_is_found_in_the_bounds_that_were_given(bounds, within):
+    scale = np.array([1.0, 0.7, 0.5, 0.4], np.float32)
+    x = np.array([[1.7, -0.9, 0.3, 0.6], [-3.0, 4.0, 0.3, 0.6]], np.float32)
+    options = FeatureInversionOptions(max_restarts=0, bounds=bounds)
+    found = invert_features(
+        lambda scale, x, _: scale * x, scale, jnp.asarray(scale * x), jnp.full((2, 4), 0.5),
+        keys=jax.random.split(jax.random.key(0), 2), options=options,
+    )  # fmt: skip
+    np.testing.assert_allclose(found.x, x.clip(*within), atol=1e-4)
+
+
+def test_first_guesses_have_the_contrast_of_the_bounds(monkeypatch):
+    identity = models.all_dense((3,), num_classes=2, width=2)._replace(
+        features_are_data=False, party_features=lambda params, x, temperature: x
+    )
+    monkeypatch.setattr(slice_inverter, "DECODER_SLICES", 500)
+    h, mean = np.array([[[-1.5, 0.5, 2.5]]], np.float32), {}
+    for bounds, found in (((-2.0, 3.0), h), (None, h.clip(0, 1)), ((-np.inf, np.inf), h)):
+        inverter = SliceInverter(identity, {"extractor": {}}, options=FeatureInversionOptions(bounds=bounds))
+        np.testing.assert_allclose(inverter(h, np.arange(1)).x, found, atol=1e-3)
+        mean[bounds] = inverter._decoders[0][2]  # of the slices that the decoder was fitted to
+    np.testing.assert_allclose(mean[-2.0, 3.0], -2 + 5 * mean[None], atol=1e-5)
+    np.testing.assert_array_equal(mean[-np.inf, np.inf], mean[None])
+
+
 class TestSlices:
     """Step III for whole samples, where features are the data: nothing is solved, and only chunks are left."""
 
     MODEL = models.all_dense((3,), parties=2, num_classes=2, width=2)
 
-    def inverted(self, chunk):
+    def inverted(self, chunk, bounds=(0.0, 1.0)):
         h = np.random.default_rng(0).uniform(-0.5, 1.5, size=(5, 2, 3)).astype(np.float32)
-        return h, invert_slices(self.MODEL, {"extractor": {}}, h, np.arange(5), chunk=chunk)
+        options = FeatureInversionOptions(bounds=bounds)
+        return h, invert_slices(self.MODEL, {"extractor": {}}, h, np.arange(5), options=options, chunk=chunk)
+
+    def test_a_table_in_any_unit_is_answered_as_it_is(self):
+        h, found = self.inverted(64, bounds=None)
+        np.testing.assert_array_equal(found.x, h)
+        assert not found.residual.any()
 
     @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
     def test_features_are_copied_into_range_and_say_how_far_they_were_outside(self, chunk):

@@ -110,7 +110,8 @@ def _step_three(
     if done == len(wanted):
         return table
     progress.begin("Step III")
-    inverter = aggregated.SliceInverter(problem.model, problem.params, seed=seed, mesh=mesh)
+    options = aggregated.FeatureInversionOptions(bounds=(0.0, 1.0))  # data sets of a study are in [0, 1], tables too
+    inverter = aggregated.SliceInverter(problem.model, problem.params, options=options, seed=seed, mesh=mesh)
     chunk_size = STEP_THREE_CHUNK * (1 if mesh is None else mesh.size)
     while done < len(wanted):
         # The last chunk is padded with repeats, so that one compiled program serves all of them.

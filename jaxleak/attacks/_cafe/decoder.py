@@ -56,10 +56,16 @@ def ridge_decoder(
     return weights, mean_h, mean_x
 
 
-def decode(decoder: tuple[jax.Array, jax.Array, jax.Array], h: jax.Array, slice_shape: tuple[int, ...]) -> jax.Array:
-    """First guesses (B, *slice_shape) in [0, 1] from features h (B, d1)."""
+def decode(
+    decoder: tuple[jax.Array, jax.Array, jax.Array],
+    h: jax.Array,
+    slice_shape: tuple[int, ...],
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> jax.Array:
+    """First guesses (B, *slice_shape) within `bounds` from features h (B, d1)."""
     weights, mean_h, mean_x = decoder
-    return jnp.clip((h - mean_h) @ weights + mean_x, 0, 1).reshape(-1, *slice_shape)
+    return jnp.clip((h - mean_h) @ weights + mean_x, *bounds).reshape(-1, *slice_shape)
 
 
 def _pink(rng: np.random.Generator, count: int, shape: tuple[int, ...], exponent: float) -> np.ndarray:

@@ -175,7 +175,8 @@ def cafe_exact(
             extractor of this one.
         plan: result of `plan_cafe_exact`.
         loss: the clients' loss.
-        inversion: options of Step III.
+        inversion: options of Step III. Its bounds say what values a sample can have: [0, 1] behind an extractor unless
+            they are given, and any where the features are the data.
         invert: whether `reconstruct` runs Step III; "Returns" says what the answer is without it.
         seed: random seed of Step III's synthetic slices and restarts.
         mesh: devices on which `shard_cafe` places the state; None if it stays on one device.

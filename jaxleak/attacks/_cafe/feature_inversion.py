@@ -13,6 +13,7 @@ once and has no parameter, and no step can raise the residual. The relative resi
 is a certificate that needs no truth: near float32 rounding it says that the slice is right wherever h(x) is injective.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,16 +33,19 @@ class FeatureInversionOptions(NamedTuple):
     settled: float = 1e-3  # relative residual below which a slice is done once two steps in a row improve nothing
     max_steps: int = 40  # Gauss-Newton steps per start
     max_restarts: int = 4  # perturbed restarts from the best point of a slice that is not done
-    kick: float = 0.03  # standard deviation of the first perturbation, in pixel units
+    kick: float = 0.03  # standard deviation of the first perturbation, in the unit of the samples
     max_cg: int = 16  # conjugate-gradient iterations per step
     patience: int = 2  # checks without progress after which a step's inner iteration ends
     batch_size: int | None = None  # slices advanced together; None: 1 on CPU (fastest there), 64 on accelerators
+    # Lowest and highest value that the attacker holds for possible. None is [0, 1], as of images, behind an extractor,
+    # and no bound where features are the data, which are then known as they are. (-inf, inf) is no bound anywhere.
+    bounds: tuple[float, float] | None = None
 
 
 class FeatureInversionResult(NamedTuple):
     """Slices with their certificates."""
 
-    x: Any  # (B, *slice) in [0, 1]
+    x: Any  # (B, *slice) within the bounds of the options
     residual: Any  # (B,) relative residual ||h(x) - h|| / ||h||
     steps: Any  # (B,) Gauss-Newton steps taken
     restarts: Any  # (B,) perturbed restarts used
@@ -68,18 +72,21 @@ def invert_features(
     keys: jax.Array,
     options: FeatureInversionOptions | None = None,
 ) -> FeatureInversionResult:
-    """Find x in [0, 1] with features(x) = h, slice by slice. Pure and jit-able; slices do not influence each other.
+    """Find x within bounds with features(x) = h, slice by slice. Pure and jit-able; slices do not influence each other.
+
+    An x outside of the bounds is not found, and the residual that stays says so. Samples that were standardised, or
+    normalised by a mean and a deviation, need bounds of their own.
 
     Args:
         features: `(extractor_params, x (B, *slice), temperature (B,) | None) -> (B, d1)`, one party's extractor.
         extractor_params: parameters of the party's extractor.
         h: (B, d1) features to invert.
-        start: (B, *slice) first guesses in [0, 1].
+        start: (B, *slice) first guesses, which are cut to the bounds.
         keys: (B,) random keys of the slices' perturbed restarts.
-        options: see `FeatureInversionOptions`.
+        options: see `FeatureInversionOptions`; bounds of None are [0, 1] here.
 
     Returns:
-        An `FeatureInversionResult`. A slice that did not converge keeps its best iterate, and its residual says so.
+        A `FeatureInversionResult`. A slice that did not converge keeps its best iterate, and its residual says so.
 
     Raises:
         ValueError: if the numbers of features and starts differ, or an option is out of range.
@@ -92,11 +99,30 @@ def invert_features(
         tolerance=options.tolerance, max_steps=options.max_steps, max_cg=options.max_cg, batch_size=batch_size
     )
     _validate.non_negative(max_restarts=options.max_restarts, kick=options.kick)
+    options = options._replace(bounds=bounds_of(options))
 
     def one(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> FeatureInversionResult:
         return _invert_one(features, extractor_params, *inputs, options)
 
     return jax.lax.map(one, (h, start, keys), batch_size=batch_size)
+
+
+def bounds_of(options: FeatureInversionOptions, *, features_are_data: bool = False) -> tuple[float, float]:
+    """The lowest and the highest value that the options allow.
+
+    Args:
+        options: see `FeatureInversionOptions`.
+        features_are_data: whether there is no extractor, so that nothing is bounded unless the options ask for it.
+
+    Raises:
+        ValueError: if the bounds are not two numbers, the first below the second.
+    """
+    if options.bounds is None:
+        return (-math.inf, math.inf) if features_are_data else (0.0, 1.0)
+    low, high = options.bounds
+    if not low < high:
+        raise ValueError(f"bounds must be (lowest, highest) with lowest < highest, got {options.bounds}")
+    return low, high
 
 
 def _invert_one(
@@ -107,6 +133,7 @@ def _invert_one(
     key: jax.Array,
     options: FeatureInversionOptions,
 ) -> FeatureInversionResult:
+    low, high = bounds_of(options)
     h_norm = jnp.linalg.norm(h) + jnp.finfo(h.dtype).tiny
 
     def misfit(x: jax.Array) -> jax.Array:
@@ -123,7 +150,8 @@ def _invert_one(
         # Only a large residual means a wrong piece, which deserves a kick; a small one that stays is the noise on h.
         settled = (best_residual < options.settled) & (failures >= 2)
         stuck = ~settled & ((failures >= 6) | (c.since + 1 >= options.max_steps))
-        kicked = jnp.clip(best_x + _kick(jax.random.fold_in(key, c.restarts), x.shape, c.restarts, options.kick), 0, 1)
+        kick = _kick(jax.random.fold_in(key, c.restarts), x.shape, c.restarts, options.kick)
+        kicked = jnp.clip(best_x + kick, low, high)
         return _Carry(
             x=jnp.where(stuck, kicked, x),
             scale=jnp.where(stuck, 1.0, scale),
@@ -137,7 +165,7 @@ def _invert_one(
         )
 
     zero = jnp.zeros((), jnp.int32)
-    start = jnp.clip(start, 0, 1)
+    start = jnp.clip(start, low, high)
     first = _Carry(
         start,
         jnp.ones(()),
@@ -164,6 +192,7 @@ def _gauss_newton_step(
     options: FeatureInversionOptions,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One step from x: the new point, whether the residual fell by more than rounding, and the new residual's norm."""
+    low, high = bounds_of(options)
     r = features(extractor_params, x[None], None)[0] - h
     loss = jnp.vdot(r, r)
     temperature = scale * jnp.sqrt(loss / r.size) + 1e-9
@@ -175,7 +204,7 @@ def _gauss_newton_step(
 
     gradient = pull(r)
     # Pixels at a bound that the gradient pushes outwards stay there for this step.
-    free = ~(((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0)))
+    free = ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
     s = -gradient * free
 
     def conjugate_gradient(v: tuple) -> tuple:
@@ -190,7 +219,7 @@ def _gauss_newton_step(
     def body(carry: tuple) -> tuple:
         k, cg, best_x, best_loss, stalled = carry
         cg = conjugate_gradient(conjugate_gradient(cg))
-        candidate = jnp.clip(x + cg[3], 0, 1)
+        candidate = jnp.clip(x + cg[3], low, high)
         misfit = features(extractor_params, candidate[None], None)[0] - h
         candidate_loss = jnp.vdot(misfit, misfit)
         better = candidate_loss < best_loss

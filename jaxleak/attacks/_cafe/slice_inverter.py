@@ -11,7 +11,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxleak import _mesh
 from jaxleak._base import PyTree
 from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
-from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions, FeatureInversionResult, invert_features
+from jaxleak.attacks._cafe.feature_inversion import (
+    FeatureInversionOptions,
+    FeatureInversionResult,
+    bounds_of,
+    invert_features,
+)
 from jaxleak.models import SplitModel
 
 #: Synthetic slices that the first guesses are fitted on.
@@ -48,12 +53,18 @@ class SliceInverter:
         self._mesh = mesh
         self._model, self._extractor, self._options = model, params["extractor"], options
         self._key = jax.random.key(seed)
+        self._bounds = bounds_of(options or FeatureInversionOptions(), features_are_data=model.features_are_data)
         if model.features_are_data:
             return
-        slices = jnp.asarray(synthetic_slices(seed, DECODER_SLICES, model.slice_shape))
+        slices = jnp.asarray(self._in_bounds(synthetic_slices(seed, DECODER_SLICES, model.slice_shape)))
         fit = jax.jit(lambda extractor, slices: ridge_decoder(model.party_features, extractor, slices))
         self._decoders = [fit(self._party(p), slices) for p in range(model.parties)]
         self._invert = jax.jit(self._invert_party if mesh is None else self._shared_out(mesh))
+
+    def _in_bounds(self, images: np.ndarray) -> np.ndarray:
+        """Images in [0, 1] stretched to the bounds, so that first guesses have the contrast that samples can have."""
+        low, high = self._bounds
+        return low + (high - low) * images if math.isfinite(high - low) and self._bounds != (0, 1) else images
 
     def _shared_out(self, mesh: Mesh) -> Any:
         whole, rows = PartitionSpec(), PartitionSpec(_mesh.AXIS)
@@ -87,12 +98,12 @@ class SliceInverter:
     def _invert_party(
         self, extractor: PyTree, decoder: Any, h: jax.Array, index: jax.Array, party: jax.Array
     ) -> FeatureInversionResult:
-        start = decode(decoder, h, self._model.slice_shape)
+        start = decode(decoder, h, self._model.slice_shape, bounds=self._bounds)
         keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(self._key, n), party))(index)
         return invert_features(self._model.party_features, extractor, h, start, keys=keys, options=self._options)
 
     def _copy(self, h: np.ndarray) -> FeatureInversionResult:
-        x = np.clip(h.reshape(*h.shape[:2], *self._model.slice_shape), 0, 1)
+        x = np.clip(h.reshape(*h.shape[:2], *self._model.slice_shape), *self._bounds)
         zeros = np.zeros(h.shape[:2], np.int32)
         outside = np.linalg.norm(x.reshape(h.shape) - h, axis=-1) / (np.linalg.norm(h, axis=-1) + 1e-30)
         return FeatureInversionResult(x, outside.astype(np.float32), zeros, zeros)
