@@ -88,7 +88,7 @@ def test_the_held_out_records_alone_are_judged_and_a_network_without_an_answer_l
     chosen = jnp.array([True, False, True])
     # Rows 0 and 1 of the first step and row 1 of the second are of held-out records.
     errors = [((0 - 1) ** 2 + 0) / 2, ((2 - 5) ** 2 + (3 - 5) ** 2) / 2, ((6 - 1) ** 2 + (7 - 1) ** 2) / 2]
-    net = reconstruction_net.ReconstructionNet(None, None, None, None, (), None, bounded=False)
+    net = reconstruction_net.ReconstructionNet(None, None, None, None, (), None)
     for factor in (1.0, np.nan):
         seen = jax.tree.map(lambda leaf, factor=factor: leaf * factor, judged.party)
         with pytest.MonkeyPatch.context() as patch:

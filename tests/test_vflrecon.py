@@ -248,6 +248,25 @@ def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(wei
     assert float(net.loss) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_features_are_answered_in_the_range_of_what_was_learned(weighted):
+    """The last target is far off, and not learned where it has no weight; a column in [0, 1] keeps all of [0, 1]."""
+    targets = jnp.array([[[-2.0, 0.25], [3.0, 0.75]], [[0.5, 0.5], [9.0, -4.0]]])
+    net = reconstruction_net.train_network(
+        jax.random.key(0), jnp.ones((2, 2, 2)), targets, _as_it_is, hidden=(2,), task="features", epochs=1,
+        steps_per_batch=1, optimizer=STILL, weights=jnp.array([[1.0, 1.0], [1.0, 0.0]]) if weighted else None,
+    )  # fmt: skip
+    for shift, expected in (
+        (100.0, [3.0, 1.0] if weighted else [9.0, 1.0]),
+        (-100.0, [-2.0, 0.0 if weighted else -4.0]),
+    ):
+        biases = jax.tree.map(
+            lambda leaf, shift=shift: leaf + shift if leaf.ndim == 1 else 0 * leaf, net.params["Dense_1"]
+        )
+        moved = net.replace(params={**net.params, "Dense_1": biases})
+        np.testing.assert_array_equal(moved(jnp.ones((1, 2))), [expected])
+
+
 def test_losses_of_tasks_by_hand():
     out, target = jnp.array([[1.0, 3.0], [0.0, 0.0]]), jnp.array([[0.0, 1.0], [1.0, 0.0]])
     entropy = reconstruction_net.task_losses(out, target, "labels")

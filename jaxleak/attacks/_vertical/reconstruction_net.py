@@ -39,13 +39,13 @@ class ReconstructionNet:
     loss: jax.Array  # () mean training loss of the last epoch
     widths: tuple[int, ...] = flax.struct.field(pytree_node=False)
     record: Callable[[Any], jax.Array] = flax.struct.field(pytree_node=False)
-    bounded: bool = flax.struct.field(pytree_node=False)  # outputs are features in [0, 1]
+    bounds: jax.Array | None = None  # (2, d) lowest and highest answer in every column of features
 
     def __call__(self, seen: Any) -> jax.Array:
-        """(B, C) logits, or (B, d) features in [0, 1]."""
+        """(B, C) logits, or (B, d) features in the unit of the shadow records, within `bounds`."""
         z = jnp.clip((self.record(seen) - self.mean) / self.scale, -_CLIP, _CLIP)
         out: jax.Array = _apply(Mlp(self.widths), self.params, z)
-        return jnp.clip(out, 0, 1) if self.bounded else out
+        return out if self.bounds is None else jnp.clip(out, *self.bounds)
 
 
 def _apply(net: nn.Module, params: PyTree, x: jax.Array) -> Any:
@@ -103,7 +103,17 @@ def train_network(
     )
     if not jnp.isfinite(loss):
         raise FloatingPointError("the reconstruction network's loss is not finite")
-    return ReconstructionNet(params, mean, scale, loss, widths, record, task == "features")
+    bounds = _range_of(targets, weights) if task == "features" else None
+    return ReconstructionNet(params, mean, scale, loss, widths, record, bounds)
+
+
+def _range_of(targets: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """(2, d): each column's range among the targets that are learned, or [0, 1] where that is within it.
+
+    Features that were scaled by other records than these can lie outside of these records' range, but are in [0, 1].
+    """
+    learned = targets if weights is None else jnp.where(weights[..., None] > 0, targets, 0.0)
+    return jnp.stack([jnp.minimum(learned.min(axis=(0, 1)), 0.0), jnp.maximum(learned.max(axis=(0, 1)), 1.0)])
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8, 9))

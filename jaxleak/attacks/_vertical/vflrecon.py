@@ -143,6 +143,10 @@ def train_vflrecon(
             neither. Parameters hardly move in a run, and nearly as one: with a scale for each entry they drown the
             other items, and R hardly learns. Its loss on the shadow run shows that to the attacker.
 
+    Returns:
+        R. Features are answered in the unit of the shadow records, each column within the range that it has there,
+        or within [0, 1] where that is wider.
+
     Raises:
         ValueError: on unknown fields, scales or task, a shadow run without this party's record, a party, records or
             labels that do not fit the model or the run, or if `held_out` does not fit or leaves nothing to learn.
