@@ -70,6 +70,15 @@ def test_the_feature_baseline_is_the_candidate_of_the_least_error(telling):
     np.testing.assert_allclose(found.predict(others), clip(candidates[name].fit(x, target).predict(others)))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([1, 2], "labels from 1 to 2"), ([-1, 1], "labels from -1 to 1"), ([0.0, 1.0], "y must hold integer labels")],
+)
+def test_labels_that_are_no_classes_are_refused_by_name(labels, message):
+    with pytest.raises(ValueError, match=f"^y must .*{message.removeprefix('y must ')}"):
+        party_records.fit_label_baseline(np.arange(6.0)[:, None], np.array(labels * 3), 2)
+
+
 def test_a_fold_without_a_second_class_says_the_shares_alone():
     x, y = np.arange(4.0)[:, None], np.array([0, 0, 0, 1])
     found = party_records.fit_label_baseline(x, y, 2)

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxleak import _validate
+
 _FOLDS = 3
 _TREES = 200
 _TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
@@ -51,9 +53,11 @@ def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: 
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if there are too few records or classes.
+        ValueError: if there are too few records or classes, or y holds anything but integers in [0, C).
     """
     _check(x, y)
+    _validate.count(num_classes=num_classes)
+    _validate.labels_in_range(y, num_classes)
     if len(np.unique(y)) < 2:
         raise ValueError("the shadow records must hold at least two classes")
     shares = (np.bincount(y, minlength=num_classes) + 1) / (len(y) + num_classes)
