@@ -146,6 +146,8 @@ def test_defenses_that_a_client_does_not_have(model):
         for several in (steps, protocols.ClientShare(model, local_epochs=2)):
             with pytest.raises(ValueError, match="needs one local step in all, got 2"):
                 protocols.client(several, num_samples=8, batch_size=2, defense=inside)
+    with pytest.raises(ValueError, match=r"defense must be made by jaxleak\.defenses \(a Defense\), got \[\]"):
+        protocols.client(protocols.ClientShare(model), num_samples=8, batch_size=4, defense=[])
     with pytest.raises(ValueError, match="place must be one of payload"):
         protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
 

@@ -293,8 +293,12 @@ def test_bad_input():
         protocols.split_training(model, num_samples=4.5, batch_size=2)
     with pytest.raises(ValueError, match=r"batch_size must be a whole number, got 1\.5"):
         protocols.split_training(model, num_samples=4, batch_size=1.5)
-    with pytest.raises(ValueError, match="place must be one of bottom_output, top_output"):
-        protocols.split_training(model, num_samples=4, batch_size=2, defenses=[_scale("payload", 1.0)])
+    for one_or_several in (_scale("payload", 1.0), [_scale("payload", 1.0)]):
+        with pytest.raises(ValueError, match="place must be one of bottom_output, top_output"):
+            protocols.split_training(model, num_samples=4, batch_size=2, defenses=one_or_several)
+    protocols.split_training(model, num_samples=4, batch_size=2, defenses=_scale("cut_gradient", 1.0))
+    with pytest.raises(ValueError, match=r"defenses must be made by jaxleak\.defenses \(a Defense\), got 'noise'"):
+        protocols.split_training(model, num_samples=4, batch_size=2, defenses=["noise"])
     with pytest.raises(ValueError, match="per_example_gradient cannot be combined with an interactive layer"):
         protocols.split_training(
             model,

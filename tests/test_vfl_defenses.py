@@ -309,6 +309,8 @@ def test_a_party_that_knows_nothing_of_vertical_training_is_refused():
         adaptive.informed_party([], shadow)
     with pytest.raises(ValueError, match=r"place must be one of bottom_output, .*, got 'payload'"):
         adaptive.informed_party([quantize(4)], shadow)
+    with pytest.raises(ValueError, match=r"place must be one of bottom_output, .*, got 'payload'"):
+        adaptive.informed_party(quantize(4), shadow)
 
 
 def test_what_does_not_fit_together_is_refused():

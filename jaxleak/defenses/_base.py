@@ -1,6 +1,6 @@
 """The contract of a defense: an optax transform of what is shared that takes a fresh key every round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -126,6 +126,26 @@ class Defense(_Fields):
     def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         """`update` for clients that keep no state between rounds: every round is the first."""
         return self.update(key, payload, self.init(payload), **extra)[0]
+
+
+def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
+    """The defenses of a protocol that takes any number of them; a `Defense` by itself is one.
+
+    Raises:
+        ValueError: if anything among them is no `Defense`.
+    """
+    if isinstance(defenses, Defense):  # which is a tuple of its fields, too
+        return (defenses,)
+    for defense in defenses:
+        one_defense(defenses=defense)
+    return tuple(defenses)
+
+
+def one_defense(**named: object) -> None:
+    """Raise `ValueError` unless every value is a `Defense`."""
+    for name, value in named.items():
+        if not isinstance(value, Defense):
+            raise ValueError(f"{name} must be made by jaxleak.defenses (a Defense), got {value!r}")
 
 
 def chain(*defenses: Defense) -> Defense:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses import Defense
+from jaxleak.defenses._base import one_defense
 
 
 def check_defense(
@@ -28,10 +29,11 @@ def check_defense(
         mixes_examples: whether the model has batch normalisation in training mode.
 
     Raises:
-        ValueError: naming the place or the number of steps that the defense needs.
+        ValueError: if it is no `Defense`, or naming the place or the number of steps that the defense needs.
     """
     if defense is None:
         return
+    one_defense(defense=defense)
     _validate.one_of(tuple(places), place=defense.place)
     by_example = defense.place == "per_example_gradient"
     if local_steps > 1 and (defense.one_step or (by_example and not inside)):

@@ -15,6 +15,7 @@ import optax
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import SPLIT_PLACES, Defense
+from jaxleak.defenses._base import in_order
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
@@ -37,7 +38,7 @@ def split_training(
     batch_size: int,
     optimizer: optax.GradientTransformation | None = None,
     loss: Loss = cross_entropy,
-    defenses: Sequence[Defense] = (),
+    defenses: Defense | Sequence[Defense] = (),
     interactive: InteractiveLayer | None = None,
     sampling: Sampling = "epoch",
 ) -> Protocol:
@@ -54,12 +55,12 @@ def split_training(
         batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
         optimizer: the optimizer of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defenses: each acts at its `place`, one of `SPLIT_PLACES`, in the order given; their transforms also get the
-            keywords `round`, the step, and `labels`, which the label holder has and parties at "bottom_output" have
-            not. There, what comes back to a bottom is taken as the gradient at its own output, as for noise that is
-            added. One at "per_example_gradient" (DP-SGD) defends what every owner updates its parameters with; the
-            gradients that the label holder sends to the parties stay as they are. A defense that remembers earlier
-            rounds is refused when a step is run: no state of it is kept.
+        defenses: one, or several. Each acts at its `place`, one of `SPLIT_PLACES`, in the order given; their
+            transforms also get the keywords `round`, the step, and `labels`, which the label holder has and parties at
+            "bottom_output" have not. There, what comes back to a bottom is taken as the gradient at its own output, as
+            for noise that is added. One at "per_example_gradient" (DP-SGD) defends what every owner updates its
+            parameters with; the gradients that the label holder sends to the parties stay as they are. A defense that
+            remembers earlier rounds is refused when a step is run: no state of it is kept.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
@@ -76,6 +77,7 @@ def split_training(
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
+    defenses = in_order(defenses)
     for defense in defenses:
         check_defense(defense, SPLIT_PLACES)
     by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from jaxleak import _validate
 from jaxleak._base import Protocol
 from jaxleak.defenses import SPLIT_PLACES, Defense
+from jaxleak.defenses._base import in_order
 
 
-def informed_party(defenses: Sequence[Defense], shadow: Callable[..., Protocol]) -> Protocol:
+def informed_party(defenses: Defense | Sequence[Defense], shadow: Callable[..., Protocol]) -> Protocol:
     """The protocol of the shadow run of a party that knows the defenses of the real run and their strengths.
 
     The shadow run is defended in the same way, so that a network which learns from its records meets records of the
@@ -18,7 +19,7 @@ def informed_party(defenses: Sequence[Defense], shadow: Callable[..., Protocol])
         protocol = adaptive.informed_party([defenses.marvell(num_classes=10)], shadow)
 
     Args:
-        defenses: defenses of the real run, at least one. One that is calibrated to the size of the real run stays as
+        defenses: defenses of the real run, one or several. One that is calibrated to the size of the real run stays as
             it is there, since its strength is public.
         shadow: makes the protocol of an undefended shadow run, and takes the keyword `defenses`.
 
@@ -28,8 +29,9 @@ def informed_party(defenses: Sequence[Defense], shadow: Callable[..., Protocol])
     Raises:
         ValueError: if there is no defense, or one acts at a place that vertical training does not have.
     """
+    defenses = in_order(defenses)
     if not defenses:
         raise ValueError("defenses must be at least one, since there is nothing to know of an undefended run")
     for defense in defenses:
         _validate.one_of(SPLIT_PLACES, place=defense.place)
-    return shadow(defenses=tuple(defenses))
+    return shadow(defenses=defenses)
