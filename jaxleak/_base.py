@@ -42,6 +42,7 @@ class PartyRecord(NamedTuple):
     output: jax.Array  # (B, e), its bottom model's output before the step, without the noise it may send it with
     output_after: jax.Array  # (B, e), on the same input with the parameters after the step
     output_gradient: jax.Array  # (B, e), the loss gradient at `output` that came back, possibly defended
+    party: jax.Array | None = None  # () int32, which party this is; None where a record was made without a protocol
 
 
 class Transcript(NamedTuple):

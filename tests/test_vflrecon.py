@@ -1,5 +1,7 @@
 """VFLRecon, its baselines and its comparisons, on problems that train in a second."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +94,32 @@ def test_the_free_attack_needs_no_shadow_run(setting):
     assert np.mean(baseline.predict(np.asarray(victim.x)[:, 0]) == victim.y) < 0.75
     assert np.mean(answer.y == victim.y) > 0.98
     np.testing.assert_array_equal(answer.x[:, 0], victim.x[:, 0])
+
+
+def test_the_record_of_another_party_is_refused_by_all_who_read_it(setting):
+    """Both parties have two columns, so that shapes tell nothing."""
+    model, shadow, victim, _, seen, shadow_seen = setting
+    shown_another = "for party 1 and was shown the record of another one"
+    train = functools.partial(attacks.train_vflrecon, jax.random.key(0), hidden=(2,), epochs=1, task="features")
+    with pytest.raises(ValueError, match=f"train_vflrecon is {shown_another}"):
+        train(shadow_seen, shadow, model, party=1)
+    nameless = shadow_seen._replace(party=shadow_seen.party._replace(party=None))
+    for other in (shadow._replace(x=shadow.x[:, ::-1]), victim):
+        with pytest.raises(
+            ValueError, match=r"private must be the records of the shadow run: .* party 0 are not those"
+        ):
+            train(nameless, other, model, party=0)
+    net = train(nameless, shadow._replace(x=shadow.x[:, ::-1]), model, party=1)
+    with pytest.raises(ValueError, match="party must be that of the network for features, 1, got 0"):
+        attacks.vflrecon(model, party=0, num_samples=96, features=net)
+    rounds = jax.tree.map(lambda leaf: leaf[:2], seen)
+    for attack in (
+        attacks.vflrecon(model, party=1, num_samples=96, features=net),
+        attacks.vflrecon_free(model, None, party=1, num_samples=96, rounds=2, batch_size=8),
+    ):
+        state, _ = audit.replay(attack, rounds, audit.template_of(victim), key=jax.random.key(4))
+        with pytest.raises(ValueError, match=shown_another):
+            attack.reconstruct(state, None)
 
 
 def test_the_free_attack_refuses_batches_of_another_size(setting):

@@ -144,6 +144,7 @@ def split_training(
                 output=embeddings[p],
                 output_after=model.bottom(new_params["bottom"][p], slices[p]),
                 output_gradient=cut[p],
+                party=jnp.int32(p),
             )
             for p in range(model.parties)
         )

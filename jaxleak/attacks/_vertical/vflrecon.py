@@ -148,8 +148,9 @@ def train_vflrecon(
         or within [0, 1] where that is wider.
 
     Raises:
-        ValueError: on unknown fields, scales or task, a shadow run without this party's record, a party, records or
-            labels that do not fit the model or the run, or if `held_out` does not fit or leaves nothing to learn.
+        ValueError: on unknown fields, scales or task, a shadow run without this party's record or with another party's,
+            a party, records or labels that do not fit the model or the run, or if `held_out` does not fit or leaves
+            nothing to learn.
         FloatingPointError: if the loss is not finite.
     """
     _validate.one_of(("labels", "features"), task=task)
@@ -169,7 +170,7 @@ def train_vflrecon(
         )
     target = targets_of(model, private, party, task)
     default_hidden = LABEL_HIDDEN if task == "labels" else FEATURE_HIDDEN
-    return train_network(
+    net = train_network(
         key,
         seen.party,
         target[seen.index],
@@ -182,6 +183,7 @@ def train_vflrecon(
         weights=None if held_out is None else (~held_out)[seen.index].astype(jnp.float32),
         items=_item_widths(seen.party, tuple(fields)) if scales == "item" else None,
     )
+    return net.replace(party=party)
 
 
 def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, private: Batch, party: int) -> None:
@@ -192,9 +194,31 @@ def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, p
             f"party must be the one whose record is shown: party {party} has {model.widths[party]} features, "
             f"got a record of {steps.x.shape[-1]}"
         )
+    refuse_stranger("train_vflrecon", of_another(steps, party), party)
     last = int(index.max())
     if last >= len(private.x):  # JAX clamps an index that is out of range
         raise ValueError(f"private must hold every sample of the shadow run, got {len(private.x)}, and sample {last}")
+    # Targets of other records than those that ran would be learned without a word.
+    own = np.asarray(model.slices(private.x)[party])[np.asarray(index)]
+    if not np.allclose(own, np.asarray(steps.x), rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            f"private must be the records of the shadow run: the features that it gives party {party} are not those of "
+            "the party whose record is shown"
+        )
+
+
+def of_another(seen: PartyRecord, party: int) -> jax.Array:
+    """() bool: whether a record is known to be of another party."""
+    return jnp.zeros((), bool) if seen.party is None else jnp.any(seen.party != party)
+
+
+def refuse_stranger(who: str, another: jax.Array, party: int) -> None:
+    """Raise `ValueError` if a record is of another party (`of_another`); a traced one has no value to look at."""
+    if not isinstance(another, jax.core.Tracer) and bool(another):
+        raise ValueError(
+            f"party must be the one whose record is shown (threats.party_view): {who} is for party {party} and was "
+            "shown the record of another one"
+        )
 
 
 def _item_widths(steps: PartyRecord, fields: tuple[str, ...]) -> tuple[int, ...]:
@@ -261,6 +285,7 @@ class VflreconState(NamedTuple):
     own: jax.Array  # (N, d_party), what the attacker feeds in itself
     seen: jax.Array  # (N,) int32, sightings
     guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
+    another: jax.Array  # () bool, whether a record was of another party
 
 
 def vflrecon(
@@ -288,12 +313,17 @@ def vflrecon(
         sample that never took part or had a record that is not finite.
 
     Raises:
-        ValueError: if neither network is given, or the party does not exist.
+        ValueError: if neither network is given, the party does not exist or a network is another party's; and in
+            `reconstruct`, if the records were another party's.
     """
     _validate.count(num_samples=num_samples)
     _validate.in_range(0, model.parties - 1, party=party)
     if labels is None and features is None:
         raise ValueError("vflrecon needs a network for labels or one for features")
+    for name, net in (("labels", labels), ("features", features)):
+        trained = getattr(net, "party", None)
+        if trained not in (None, party):
+            raise ValueError(f"party must be that of the network for {name}, {trained}, got {party}")
     others = sum(model.widths) - model.widths[party]
     reads = Reads("vflrecon", index=True, party=True)
 
@@ -307,6 +337,7 @@ def vflrecon(
             jnp.zeros((num_samples, model.widths[party])),
             jnp.zeros(num_samples, jnp.int32),
             jax.random.randint(key, (num_samples,), 0, model.num_classes),
+            jnp.zeros((), bool),
         )
 
     def step(
@@ -328,11 +359,13 @@ def vflrecon(
             victims=victims,
             own=state.own.at[index].set(seen.x),
             seen=state.seen.at[index].add(1),
+            another=state.another | of_another(seen, party),
         )
         return state, {"confidence": confidence, "samples_seen": jnp.sum(state.seen > 0)}
 
     def reconstruct(state: VflreconState, observation: Observation) -> Reconstruction:
         del observation
+        refuse_stranger(reads.who, state.another, party)
         count = jnp.maximum(state.seen, 1)[:, None]
         probability = jax.nn.softmax(state.log_probability / count)
         # A record that is not finite, of a stored run, leaves its samples without an answer.

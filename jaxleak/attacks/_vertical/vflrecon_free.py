@@ -18,7 +18,7 @@ from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
-from jaxleak.attacks._vertical.vflrecon import assemble_victims
+from jaxleak.attacks._vertical.vflrecon import assemble_victims, of_another, refuse_stranger
 from jaxleak.models import BottomTopModel
 
 
@@ -107,6 +107,7 @@ class FreeState(NamedTuple):
     ids: jax.Array  # (rounds, B) int32, samples
     rounds_seen: jax.Array  # () int32; rounds beyond the last are not kept
     guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
+    another: jax.Array  # () bool, whether a record was of another party
 
 
 def vflrecon_free(
@@ -139,7 +140,8 @@ def vflrecon_free(
         features are answered with zeros.
 
     Raises:
-        ValueError: on sizes out of range, and, when an observation is first seen, if its batch has another size.
+        ValueError: on sizes out of range; when an observation is first seen, if its batch has another size; and in
+            `reconstruct`, if the records were another party's.
     """
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.in_range(0, model.parties - 1, party=party)
@@ -154,6 +156,7 @@ def vflrecon_free(
             jnp.zeros((rounds, batch_size), jnp.int32),
             jnp.zeros((), jnp.int32),
             jax.random.randint(key, (num_samples,), 0, model.num_classes),
+            jnp.zeros((), bool),
         )
 
     def step(key: jax.Array, state: FreeState, observation: Observation) -> tuple[FreeState, dict[str, jax.Array]]:
@@ -168,11 +171,13 @@ def vflrecon_free(
             state.ids.at[t].set(index, mode="drop"),
             t + 1,
             state.guess,
+            state.another | of_another(seen, party),
         )
         return state, {"gradient_norm": jnp.linalg.norm(seen.output_gradient)}
 
     def reconstruct(state: FreeState, observation: Observation) -> Reconstruction:
         del observation
+        refuse_stranger(reads.who, state.another, party)
         kept = min(int(state.rounds_seen), rounds)
         gradients = np.asarray(state.gradients)[:kept].reshape(-1, model.embedding)
         own, index = np.asarray(state.own)[:kept].reshape(-1, width), np.asarray(state.ids)[:kept].ravel()
