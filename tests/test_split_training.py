@@ -8,7 +8,7 @@ import pytest
 import reference
 from jax.flatten_util import ravel_pytree
 
-from jaxleak import audit, models, protocols
+from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch
 from jaxleak.defenses import SPLIT_PLACES, Defense, adaptive_dp_sgd, dp_sgd
 from jaxleak.threats import party_view, view
@@ -327,11 +327,31 @@ def test_samples_of_other_parties_or_columns_are_refused(model, private, shape):
         jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(x=jnp.zeros(shape)))
 
 
+def test_columns_beyond_a_partys_width_are_refused_before_anything_is_compiled(model, private):
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    state = protocol.init(jax.random.key(0))
+    swapped = private._replace(x=private.x[:, ::-1])
+    attack = attacks.vflrecon(model, party=0, num_samples=N, labels=lambda seen: seen.output)
+    for refuses in (
+        lambda: protocol.round(jax.random.key(1), state, swapped),
+        lambda: audit.watch(protocol, party_view(0), swapped, state, key=jax.random.key(1), rounds=1),
+        lambda: audit.run(attack, protocol, party_view(0), swapped, key=jax.random.key(1), rounds=1),
+    ):
+        with pytest.raises(ValueError, match=r"party 0 has 3 columns in x, but widths \(2, 3\) give it 2"):
+            refuses()
+    narrow = private._replace(x=private.x.at[:, 1, 1:].set(0.0))  # constant columns are no mistake
+    protocol.check(narrow)
+
+
 def test_labels_out_of_range_are_refused_where_they_have_values(model, private):
     protocol = protocols.split_training(model, num_samples=N, batch_size=B)
     state = protocol.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"labels must be in \[0, 3\), got -1"):
         protocol.round(jax.random.key(1), state, private._replace(y=private.y.at[2].set(-1)))
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 3\), got -1"):
+        audit.watch(
+            protocol, party_view(0), private._replace(y=private.y.at[2].set(-1)), state, key=jax.random.key(1), rounds=1
+        )
     with pytest.raises(ValueError, match="labels must be integers, got dtype float32"):
         jax.eval_shape(protocol.round, jax.random.key(1), state, private._replace(y=private.y * 1.0))
 

@@ -76,6 +76,8 @@ def partition_features(
 def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
     """Slices (N, P, w) of an encoded table (N, width), zero-padded to the widest party's w columns, in its unit.
 
+    A model of them has the widths `[len(own) for own in columns]`: `models.bottom_top(widths, num_classes)`.
+
     Args:
         x: (N, width), in any unit.
         columns: per party the columns (F_p,) that it holds.

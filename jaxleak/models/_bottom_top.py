@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
@@ -70,6 +71,29 @@ class BottomTopModel(NamedTuple):
             raise ValueError(f"x must have shape (B, {sizes}), columns padded to the widest party, got {x.shape}")
         return tuple(x[:, p, :width] for p, width in enumerate(self.widths))
 
+    def check_padding(self, x: jax.Array) -> None:
+        """Refuse samples whose padding holds data, which the model would never read.
+
+        Args:
+            x: (N, P, max d_p); without values, under `jax.jit`, only its shape is checked.
+
+        Raises:
+            ValueError: if `x` has another shape, or a party has finite values other than zero beyond its width: the
+                widths are probably in another order than the parties' columns.
+        """
+        self.slices(x)
+        if isinstance(x, jax.core.Tracer):
+            return
+        values = np.asarray(x)  # before anything is indexed, which a transformation around would trace
+        there = (np.isfinite(values) & (values != 0)).any(axis=0)
+        for party, width in enumerate(self.widths):
+            used = np.flatnonzero(there[party])
+            if used.size and used[-1] >= width:
+                raise ValueError(
+                    f"party {party} has {used[-1] + 1} columns in x, but widths {self.widths} give it {width}: widths "
+                    "must be in the parties' order, [len(own) for own in columns] of data.party_slices(x, columns)"
+                )
+
     def top(self, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
         """Logits (B, C) from all bottoms' outputs (B, e); `params` are those of the top."""
         return self.rest(params["rest"], self.first(params["first"], embeddings))
@@ -93,7 +117,8 @@ def bottom_top(
     the top concatenates, applies its hidden layers and a linear layer to C logits. Biases start at zero.
 
     Args:
-        widths: d_p >= 1, number of features of every party; P = len(widths) >= 1.
+        widths: d_p >= 1, number of features of every party, in the order of the slices; P = len(widths) >= 1. Where
+            `data.party_slices(x, columns)` made these, it is `[len(own) for own in columns]`.
         num_classes: C >= 2.
         bottom: widths of every bottom's layers.
         top: widths of the top's hidden layers; None is the parameter-free top of Fu et al. (USENIX Security 2022):

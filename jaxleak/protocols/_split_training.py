@@ -72,7 +72,8 @@ def split_training(
         ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, or a
             defense needs gradients of single examples, which an interactive layer does not give; when a step is run, if
             a defense remembers earlier rounds, or the private set does not hold N samples of the model's parties and
-            columns, with labels in [0, C); under `jax.jit` labels have no values to look at.
+            columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
+            at, so that `audit.run` and `audit.watch` look before they compile.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
@@ -105,6 +106,7 @@ def split_training(
 
     def check(private: Batch) -> None:
         _validate.private_set(private, num_samples, model.num_classes)
+        model.check_padding(private.x)
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         check(private)

@@ -198,6 +198,7 @@ def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, p
     last = int(index.max())
     if last >= len(private.x):  # JAX clamps an index that is out of range
         raise ValueError(f"private must hold every sample of the shadow run, got {len(private.x)}, and sample {last}")
+    model.check_padding(private.x)
     # Targets of other records than those that ran would be learned without a word.
     own = np.asarray(model.slices(private.x)[party])[np.asarray(index)]
     if not np.allclose(own, np.asarray(steps.x), rtol=1e-4, atol=1e-6):
