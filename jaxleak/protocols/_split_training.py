@@ -104,12 +104,8 @@ def split_training(
     def init(key: jax.Array) -> ProtocolState:
         return split_state(model.init(key), transform)
 
-    def check(private: Batch) -> None:
-        _validate.private_set(private, num_samples, model.num_classes)
-        model.check_padding(private.x)
-
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
-        check(private)
+        _check(model, num_samples, private)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
@@ -153,7 +149,12 @@ def split_training(
         transcript = Transcript(state.round, params, cut, index, None, batch, parties)
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
-    return Protocol(init, round_, share, check)
+    return Protocol(init, round_, share, functools.partial(_check, model, num_samples))
+
+
+def _check(model: BottomTopModel, num_samples: int, private: Batch) -> None:
+    _validate.private_set(private, num_samples, model.num_classes)
+    model.check_padding(private.x)
 
 
 def split_state(params: PyTree, optimizer: optax.GradientTransformation | None = None) -> ProtocolState:
