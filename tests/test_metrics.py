@@ -386,3 +386,32 @@ def test_scores_of_a_batch_are_those_of_the_single_measures_after_clipping_and_m
     assert scores == pytest.approx(expected)
     table, _ = metrics.image_scores(truth[:, :1], truth[:, :1] / 2)
     assert set(table) == {"psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey"}
+
+
+class TestFeatures:
+    TRUTH = np.array([[0.0, 10.0], [2.0, 10.0], [4.0, 10.0]])
+    ESTIMATE = np.array([[1.0, 10.0], [2.0, 12.0], [4.0, 10.0]])
+
+    def test_scores_by_hand(self):
+        assert metrics.feature_mse(self.TRUTH, self.ESTIMATE) == pytest.approx(5 / 6)
+        assert metrics.feature_r2(self.TRUTH, self.ESTIMATE) == pytest.approx(1 - 5 / 8)
+        assert metrics.feature_r2(self.TRUTH, self.TRUTH) == 1
+        assert metrics.feature_r2(self.TRUTH, np.broadcast_to(self.TRUTH.mean(axis=0), (3, 2))) == 0
+
+    @pytest.mark.parametrize("samples", [[0, 2], np.array([True, False, True])])
+    def test_only_samples_that_count_are_scored(self, samples):
+        assert metrics.feature_mse(self.TRUTH, self.ESTIMATE, samples) == pytest.approx(1 / 4)
+        assert metrics.feature_r2(self.TRUTH, self.ESTIMATE, samples) == pytest.approx(1 - 1 / 8)
+
+    def test_what_has_no_score_is_refused(self):
+        for score in (metrics.feature_mse, metrics.feature_r2):
+            with pytest.raises(ValueError, match=r"victims' columns alone, got padded samples of shape \(3, 1, 2\)"):
+                score(self.TRUTH[:, None], self.ESTIMATE[:, None])
+            with pytest.raises(ValueError, match="must have one shape"):
+                score(self.TRUTH, self.ESTIMATE[:, :1])
+            with pytest.raises(ValueError, match="leave at least one sample"):
+                score(self.TRUTH, self.ESTIMATE, np.zeros(3, bool))
+            with pytest.raises(ValueError, match=r"of each of 3 samples whether it counts, got \(2,\)"):
+                score(self.TRUTH, self.ESTIMATE, np.ones(2, bool))
+        with pytest.raises(ValueError, match="truth must vary"):
+            metrics.feature_r2(self.TRUTH[:, 1:], self.ESTIMATE[:, 1:])

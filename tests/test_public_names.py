@@ -90,8 +90,8 @@ NAMES = {
         Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
-        best_match_psnr grey_psnr image_scores label_accuracy label_multiset_accuracy lpips match_best match_one_to_one
-        mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
+        best_match_psnr feature_mse feature_r2 grey_psnr image_scores label_accuracy label_multiset_accuracy lpips
+        match_best match_one_to_one mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
         tinted_like
     """,
     "jaxleak.models": """

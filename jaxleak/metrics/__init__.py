@@ -5,6 +5,7 @@ compare with. NumPy on the host, float64 inside. Values that are not finite in a
 not finite either.
 """
 
+from jaxleak.metrics._features import feature_mse, feature_r2
 from jaxleak.metrics._images import (
     grey_psnr,
     mean_color_psnr,
@@ -23,6 +24,8 @@ from jaxleak.metrics._scores import image_scores
 
 __all__ = [
     "best_match_psnr",
+    "feature_mse",
+    "feature_r2",
     "grey_psnr",
     "image_scores",
     "label_accuracy",

@@ -37,8 +37,7 @@ class Truth:
 
     def feature_mse_of(self, estimate: np.ndarray) -> float:
         """Mean squared error of an estimate (N, sum of the victims' d_p) of the victims' features."""
-        difference = estimate - self.victims(self.problem.victim.x)
-        return float(np.mean(difference[self.took_part] ** 2))
+        return metrics.feature_mse(self.victims(self.problem.victim.x), estimate, self.took_part)
 
 
 def regression_score(
