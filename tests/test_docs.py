@@ -51,6 +51,17 @@ def test_models_of_other_frameworks_are_taken_in_as_they_are(number, capsys):
     assert ("(head)" in capsys.readouterr().out) == (number == 4)
 
 
+@pytest.mark.slow
+def test_a_table_of_ones_own_is_audited_in_any_unit():
+    names = run("docs/your_table.md")
+    scores = names["scores"]
+    assert names["table"].min() < 0
+    assert names["table"].max() > 1
+    assert scores["labels"] > 0.95
+    assert scores["features"] > 0.4
+    assert names["answer"].answered.all()
+
+
 def test_archives_of_ones_own_are_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXLEAK_DATA_DIR", "")  # which the page sets; pytest then restores it

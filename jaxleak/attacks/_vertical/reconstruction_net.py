@@ -40,7 +40,7 @@ class ReconstructionNet:
     widths: tuple[int, ...] = flax.struct.field(pytree_node=False)
     record: Callable[[Any], jax.Array] = flax.struct.field(pytree_node=False)
     bounds: jax.Array | None = None  # (2, d) lowest and highest answer in every column of features
-    party: int | None = flax.struct.field(pytree_node=False, default=None)  # whose records it reads, if that is known
+    party: int | None = flax.struct.field(pytree_node=False, default=None)  # number of the party whose records it reads
 
     def __call__(self, seen: Any) -> jax.Array:
         """(B, C) logits, or (B, d) features in the unit of the shadow records, within `bounds`."""
