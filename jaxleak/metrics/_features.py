@@ -58,12 +58,12 @@ def _columns(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None) -
             "truth must have shape (N, d), the victims' columns alone, got padded samples of shape "
             f"{np.shape(truth)}: take attacks.party_records.victims_features(model, x, party)"
         )
-    truth, estimate = pair(truth, estimate, axes=2)
-    if samples is not None:
-        rows = np.asarray(samples)
-        if rows.dtype == bool and rows.shape != (len(truth),):
-            raise ValueError(f"samples must say of each of {len(truth)} samples whether it counts, got {rows.shape}")
-        truth, estimate = truth[rows], estimate[rows]
-        if not len(truth):
-            raise ValueError("samples must leave at least one sample that counts")
-    return truth, estimate
+    wanted, found = pair(truth, estimate, axes=2)
+    if samples is None:
+        return wanted, found
+    rows = np.asarray(samples)
+    if rows.dtype == bool and rows.shape != (len(wanted),):
+        raise ValueError(f"samples must say of each of {len(wanted)} samples whether it counts, got {rows.shape}")
+    if not len(wanted[rows]):
+        raise ValueError("samples must leave at least one sample that counts")
+    return wanted[rows], found[rows]

@@ -5,6 +5,7 @@ participant runs the same protocol on complete records of its own (the shadow ru
 from what it would have seen to what it wants to know, and applies R to the real run step by step.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -183,7 +184,7 @@ def train_vflrecon(
         weights=None if held_out is None else (~held_out)[seen.index].astype(jnp.float32),
         items=_item_widths(seen.party, tuple(fields)) if scales == "item" else None,
     )
-    return net.replace(party=party)
+    return dataclasses.replace(net, party=party)
 
 
 def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, private: Batch, party: int) -> None:
