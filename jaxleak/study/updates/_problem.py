@@ -150,7 +150,15 @@ def attack(
 def asked_for_rivals(
     second: audit.Agreement, observation: Observation, share: Share, found: Reconstruction, seed: int
 ) -> audit.Agreement:
-    """The agreement of two starts, with the images in whose place another one explains the update as well."""
+    """The agreement of two starts, with the images in whose place another one explains the update as well.
+
+    Args:
+        second: the two best starts, compared.
+        observation: what the attack has seen.
+        share: what the client uploads of a batch.
+        found: the answer of the attack.
+        seed: random seed of the attack.
+    """
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
     rival = audit.rival(share, observation, x, y, key=jax.random.key(seed))
     return second._replace(undetermined=rival.undetermined)
@@ -221,7 +229,11 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
-    """What two starts say of every image (N,): their agreement, and where it was asked what is undetermined."""
+    """What two starts say of every image (N,): their agreement, and where it was asked what is undetermined.
+
+    Args:
+        second: the two best starts, compared.
+    """
     found = {"agreement": second.value}
     return found if second.undetermined is None else found | {"undetermined": second.undetermined}
 
