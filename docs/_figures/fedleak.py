@@ -72,8 +72,10 @@ EPOCHS = {
     "epochs_eight_1": "8 images, four batches",
     "epochs_eight_5": "5 epochs, one order",
     "epochs_eight_5_reshuffle": "5 epochs, new orders",
+    "epochs_eight_5_copies": "5 epochs, new orders,\na copy per epoch",
     "epochs_eight_5_estimate": "5 epochs, new orders,\nattacked as one gradient",
     "epochs_eight_5_reshuffle_0.03": "5 epochs, new orders, rate 0.03",
+    "epochs_eight_5_copies_0.03": "5 epochs, new orders, rate 0.03,\na copy per epoch",
     "epochs_eight_5_estimate_0.03": "5 epochs, new orders, rate 0.03,\nattacked as one gradient",
     "epochs_eight_5_momentum": "5 epochs, new orders,\nrate 0.01 with momentum",
 }
