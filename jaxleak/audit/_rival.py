@@ -65,8 +65,8 @@ def rival(
 
     Where an update says little of the pixels, the prior decides, and independent starts agree on what it prefers. To
     see this, noise is added to the answer, and the noisy images descend on |g' - g|^2 / |g|^2 alone, with the kinks of
-    the network smoothed at first. If they end with an update as near as the answer's and the noise is still in them, the
-    update does not determine the images. The answer descends in the same way, so that both are compared without a
+    the network smoothed at first. If they end with an update as near as the answer's, and the noise is still in them,
+    the update does not determine the images. The answer descends in the same way, so that both are compared without a
     prior. A search that finds no rival proves nothing. Nothing here knows the truth.
 
     Args:
