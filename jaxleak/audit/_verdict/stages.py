@@ -85,9 +85,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
     x = affine_solution(peeled)
     if x is not None:
-        image = np.asarray(x)[None]
-        grade = graded if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else graded_inputs
-        yield grade(case, "dense_inputs", image, y, solved=True, **watch.spent)
+        yield graded_inputs(case, "dense_inputs", _without_rounding(x), y, solved=True, **watch.spent)
         return
     stored = case.store.answer("peeling")
     answer = stored or search(case, "peeling", _peeling(peeled), _with_labels(peeled, y), y=y)[0]
@@ -114,7 +112,13 @@ def _inputs_alone(case: Case) -> Iterator[Answer]:
         # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
         distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
         spent: dict[str, Any] = watch.spent
-        yield Answer(ALONE, np.asarray(x)[None], np.full(1, -1), misfit, distance, solved=True, **spent)
+        yield Answer(ALONE, _without_rounding(x), np.full(1, -1), misfit, distance, solved=True, **spent)
+
+
+def _without_rounding(x: jax.Array) -> np.ndarray:
+    """An image (1, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in its own unit."""
+    image = np.asarray(x)[None]
+    return np.clip(image, 0, 1) if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else image
 
 
 def _head_bias_gradient(case: Case) -> jax.Array:
