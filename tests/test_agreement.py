@@ -10,7 +10,7 @@ from experiments import invert
 from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
 from jaxleak._command.invert import run
-from jaxleak.study.updates import Case, attack, captions
+from jaxleak.study.updates import Case, Outcome, attack, captions, compared
 
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
 NOISE = np.random.default_rng(1).random((4, 12, 12, 3)).astype(np.float32)
@@ -111,3 +111,23 @@ def test_the_contact_sheet_says_what_the_attacker_knows(attacked):
     texts = captions(attacked[1])
     assert len(texts) == 8
     assert texts[5] == f"gradient not matched\nagreement {attacked[1][1].second.value[1]:.2f}"
+
+
+def test_what_is_undetermined_stands_beside_its_agreement():
+    second = audit.Agreement(np.array([0.99, 0.5]), IMAGES[:2], np.array([True, False]))
+    own = {"gradient_matched": 1.0, "answered": 1.0}
+    texts = captions([Outcome(IMAGES[:2], IMAGES[:2], own, np.zeros(1), second)])
+    assert texts == ["gradient matched\nagreement 0.99, undetermined", "gradient matched\nagreement 0.50"]
+    assert {name: values.tolist() for name, values in compared(second).items()} == {
+        "agreement": [0.99, 0.5], "undetermined": [True, False],
+    }  # fmt: skip
+    assert list(compared(second._replace(undetermined=None))) == ["agreement"]
+
+
+def test_rivals_are_asked_for_where_a_gradient_is_matched():
+    """One image behind an MLP, which a short search matches, and its update leaves nothing open."""
+    case = Case(data="digits", model="mlp", pool=8, batch_size=1, iterations=150, restarts=2, labels="given")
+    outcome = attack(case, 0)
+    assert outcome.scores["gradient_matched"] == 1
+    assert outcome.second.undetermined.shape == (1,)
+    assert outcome.scores["undetermined"] == outcome.second.undetermined.mean()
