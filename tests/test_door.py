@@ -1,7 +1,6 @@
 """Networks that others wrote: any JAX function, Flax and Equinox modules, as classifiers."""
 
 import functools
-import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -380,50 +379,6 @@ def test_wrong_functions_and_variables_are_refused(convnets):
         model.apply(variables, X)
 
 
-class Tokens(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(nn.Embed(5, 4)(x.reshape(len(x), -1)).mean(1))
-
-
-class TokensOfNnx(nnx.Module):
-    def __init__(self):
-        self.words = nnx.Embed(5, 3, rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        return self.words(x.reshape(len(x), -1)).mean(1)
-
-
-class TokensOfEquinox(eqx.Module):
-    words: eqx.nn.Embedding
-
-    def __call__(self, x):
-        return jax.vmap(self.words)(x.ravel()).mean(0)
-
-
-TOKENS = {
-    "linen": lambda **size: models.from_flax(
-        Tokens(), Tokens().init(jax.random.key(0), jnp.zeros((1, 6), jnp.int32)), **size
-    ),
-    "drawn": lambda **size: models.classifier(Tokens(), **size),
-    "nnx": lambda **size: models.from_flax(TokensOfNnx(), **size),
-    "equinox": lambda **size: models.from_equinox(
-        TokensOfEquinox(eqx.nn.Embedding(5, 3, key=jax.random.key(0))), **size
-    ),
-    "function": lambda **size: models.from_function(
-        lambda v, x: jnp.take(v["params"]["words"], x[:, 0, :, 0], axis=0).mean(1),
-        {"params": {"words": jnp.ones((5, 3))}},
-        **size,
-    ),
-}
-
-
-@pytest.mark.parametrize("door", TOKENS)
-def test_a_network_that_reads_tokens_is_refused_with_the_reason(door):
-    with pytest.raises(ValueError, match=r"reads integer token ids.* rows of an embedding's gradient"):
-        TOKENS[door](image_shape=(1, 6, 1))
-
-
 def test_variables_of_linen_modules_are_asked_for():
     for given, message in (
         (None, "must be given.*; models.classifier takes a module whose weights are still to be drawn"),
@@ -447,103 +402,6 @@ def test_a_module_whose_weights_are_still_to_be_drawn_is_the_one_with_weights():
     jax.tree.map(np.testing.assert_array_equal, drawn.apply(variables, X), given.apply(same, X))
     other = drawn.init(jax.random.key(4))["params"]
     assert np.abs(drawn.head_of(other).kernel - drawn.head_of(variables["params"]).kernel).max() > 0
-
-
-class Running(eqx.Module):
-    """A network of Equinox whose batch normalisation keeps statistics in a state, with dropout behind it."""
-
-    conv: eqx.nn.Conv2d
-    norm: eqx.nn.BatchNorm
-    drop: eqx.nn.Dropout
-    dense: eqx.nn.Linear
-
-    def __init__(self, key, p=0.0):
-        one, two = jax.random.split(key)
-        self.conv, self.dense = eqx.nn.Conv2d(3, 4, 3, 2, key=one), eqx.nn.Linear(36, CLASSES, key=two)
-        self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch", momentum=0.75)
-        self.drop = eqx.nn.Dropout(p)
-
-    def __call__(self, x, state):
-        z, state = self.norm(self.conv(x), state)
-        return self.dense(self.drop(jax.nn.relu(z), key=jax.random.key(0)).ravel()), state
-
-
-class RunningOnBatches(Running):
-    def __call__(self, x, state):
-        return jax.vmap(super().__call__, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_module_of_equinox_with_a_state_computes_the_same_in_both_modes(batched):
-    module, state = eqx.nn.make_with_state(RunningOnBatches if batched else Running)(jax.random.key(0))
-    model, variables = models.from_equinox(module, state, image_shape=IMAGE, batched=batched)
-    own = module if batched else jax.vmap(module, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-    x = X.transpose(0, 3, 1, 2)
-    expected, after = own(x, state)
-    out = jax.jit(model.apply)(variables, X)
-    np.testing.assert_allclose(out.logits, expected, atol=1e-5)
-    for ours, theirs in zip(jax.tree.leaves(out.batch_stats), jax.tree.leaves(eqx.filter(after, eqx.is_inexact_array)),
-                            strict=True):  # fmt: skip
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
-    evaluated = eqx.nn.inference_mode(module)
-    own = evaluated if batched else jax.vmap(evaluated, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-    # A state counts its batches, which is no part of the statistics: that of later is a classifier of its own.
-    later = models.from_equinox(module, after, image_shape=IMAGE, batched=batched)
-    later = later[0].apply(later[1], X, mode="eval")
-    np.testing.assert_allclose(later.logits, own(x, after)[0], atol=1e-5)
-    assert model.has_batch_norm
-    assert list(model.order) == ["conv/weight", "conv/bias", "norm/weight", "norm/bias", "dense/weight", "dense/bias"]
-
-
-def test_a_module_of_equinox_may_take_batches_and_channels_last():
-    weight = 0.1 * jax.random.normal(jax.random.key(0), (192, CLASSES))
-
-    class Batched(eqx.Module):
-        weight: jax.Array
-
-        def __call__(self, x):
-            return x.reshape(len(x), -1) @ self.weight
-
-    model, variables = models.from_equinox(Batched(weight), image_shape=IMAGE, layout="NHWC", batched=True)
-    np.testing.assert_allclose(model.apply(variables, X).logits, X.reshape(2, -1) @ weight, atol=1e-5)
-    assert (model.head, model.num_classes) == ("weight", CLASSES)
-
-
-def test_equinox_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "equinox", None)
-    with pytest.raises(ImportError, match=r"pip install 'jaxleak\[equinox\]'"):
-        models.from_equinox(None, image_shape=IMAGE)
-
-
-def test_dropout_of_equinox_is_refused_where_it_acts():
-    with pytest.raises(ValueError, match=r"the module has dropout with p = 0.25"):
-        models.from_equinox(*eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25), image_shape=IMAGE)
-    module, state = eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25)
-    module = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.25, inference=True))
-    models.from_equinox(module, state, image_shape=IMAGE)
-
-
-def test_dropout_of_linen_is_refused_where_it_acts():
-    class Dropped(nn.Module):
-        rate: float = 0.5
-
-        @nn.compact
-        def __call__(self, x, deterministic):
-            x = nn.Dropout(self.rate, deterministic=deterministic)(x.reshape(len(x), -1))
-            return nn.Dense(CLASSES)(x)
-
-    with pytest.raises(ValueError, match=r"the module draws random numbers in training.* set its dropout rate to 0"):
-        models.classifier(Dropped(), image_shape=IMAGE)
-    variables = Dropped().init(jax.random.key(0), X, True)
-    model, same = models.from_flax(Dropped(0.0), variables, image_shape=IMAGE)
-    np.testing.assert_allclose(model.apply(same, X).logits, Dropped().apply(variables, X, True), atol=1e-6)
-    # Keywords of the caller take the place of the known ones.
-    known = {"train_arguments": {"deterministic": True}, "eval_arguments": {"deterministic": True}}
-    model, same = models.from_flax(Dropped(), variables, image_shape=IMAGE, **known)
-    for mode in ("train", "eval"):
-        np.testing.assert_allclose(
-            model.apply(same, X, mode=mode).logits, Dropped().apply(variables, X, True), atol=1e-6
-        )
 
 
 def test_a_linen_module_with_other_collections_and_channels_first():
@@ -607,20 +465,6 @@ def test_statistics_of_another_structure_and_heads_that_are_missing_are_named():
 )
 def test_the_layer_of_a_leaf_is_all_but_its_last_name(leaf, layer):
     assert layer_of(leaf) == layer
-
-
-def test_active_dropout_is_refused():
-    class Dropped(nnx.Module):
-        def __init__(self, rngs):
-            self.drop, self.dense = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(192, CLASSES, rngs=rngs)
-
-        def __call__(self, x):
-            return self.dense(self.drop(x.reshape(len(x), -1)))
-
-    with pytest.raises(ValueError, match=r"drop is dropout with rate 0.5"):
-        models.from_flax(Dropped(nnx.Rngs(0)), image_shape=IMAGE)
-    with pytest.raises(TypeError, match="module must be a Flax module, of Linen or NNX, got the class PlainConvNet"):
-        models.from_flax(PlainConvNet, image_shape=IMAGE)
 
 
 @pytest.mark.parametrize(
