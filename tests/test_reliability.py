@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jaxleak import _memory, audit
-from jaxleak._base import Attack, Batch, Observation, Reconstruction
+from jaxleak._base import Attack, Batch, Observation, Protocol, Reconstruction
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
@@ -465,7 +465,10 @@ class TestMemory:
 
         attack = Attack(init, None, None)
         with pytest.raises(MemoryError, match=r"needs about 4.5e\+06 GB, .* free; attack fewer samples"):
-            audit.start(attack, None, Batch(jnp.zeros((1, 1)), jnp.zeros(1), jnp.zeros(1)), key=jax.random.key(0))
+            audit.start(
+                attack, Protocol(None, None, None), Batch(jnp.zeros((1, 1)), jnp.zeros(1), jnp.zeros(1)),
+                key=jax.random.key(0),
+            )  # fmt: skip
 
     def test_an_allocation_that_fails_says_the_same(self):
         lowered = jax.jit(lambda x: x + 1).lower(jnp.zeros(3))
