@@ -20,6 +20,11 @@ def dot(a: PyTree, b: PyTree) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
 
 
+def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
+    """The tree `simulated` without the leaves that the payload lacks."""
+    return jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
+
+
 def norm(tree: PyTree) -> jax.Array:
     """Euclidean norm over all leaves; its gradient at zero is zero."""
     return root(squared_norm(tree))

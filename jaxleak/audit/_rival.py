@@ -9,9 +9,9 @@ import numpy as np
 import optax
 
 from jaxleak import _validate, metrics
-from jaxleak._base import Batch, Observation, PyTree, Share
-from jaxleak._tree import norm
+from jaxleak._base import Observation, PyTree, Share
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
+from jaxleak.audit._received import Received, misfit
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 
 #: Standard deviation of the noise that a rival starts with; of natural images it leaves an SSIM of 0.1 to 0.5.
@@ -90,8 +90,8 @@ def rival(
     _validate.count(iterations=iterations)
     noisy = jnp.clip(answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape), 0, 1)
     labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
-    compared = _Compared(share, skip_zeros)
-    found, before, after = _descend(compared, observation, jnp.stack([first, noisy]), labels, iterations)
+    received = Received(share, skip_zeros)
+    found, before, after = _descend(received, observation, jnp.stack([first, noisy]), labels, iterations)
     other = np.asarray(found[1])
     return Rival(
         other, float(after[1]), float(jnp.minimum(before[0], after[0])), metrics.ssim(other, answer),
@@ -99,32 +99,17 @@ def rival(
     )  # fmt: skip
 
 
-class _Compared(NamedTuple):
-    share: Share
-    skip_zeros: bool
-
-    def misfit(
-        self, seen: Observation, x: jax.Array, y: jax.Array, sharpness: jax.Array | float | None = None
-    ) -> jax.Array:
-        """|g' - g| / |g| over the leaves that were seen."""
-        own = self.share(seen.params, Batch(x[:, None], y, jnp.arange(len(y))), sharpness=sharpness)
-
-        def difference(sent: jax.Array | None, simulated: jax.Array) -> jax.Array | None:
-            if sent is None:
-                return None
-            return jnp.where((sent == 0) & self.skip_zeros, 0.0, simulated - sent)
-
-        rest = jax.tree.map(difference, seen.payload, own, is_leaf=lambda leaf: leaf is None)
-        return norm(rest) / norm(seen.payload)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _descend(
-    compared: _Compared, seen: Observation, starts: jax.Array, y: jax.Array, iterations: int
+    received: Received, seen: Observation, starts: jax.Array, y: jax.Array, iterations: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Images of all starts (S, N, H, W, C) after the descent, and misfits (S,) before and after."""
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
-    gradient = jax.grad(lambda x, sharpness: compared.misfit(seen, x, y, sharpness) ** 2)
+
+    def distance(x: jax.Array, sharpness: jax.Array | None = None) -> jax.Array:
+        return misfit(seen, received.of(seen, x, y, sharpness=sharpness))
+
+    gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 
     def step(
         carry: tuple[jax.Array, PyTree, jax.Array], iteration: jax.Array
@@ -137,6 +122,6 @@ def _descend(
     def one(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start))
         (x, _, _), _ = jax.lax.scan(step, begin, jnp.arange(iterations))
-        return x, compared.misfit(seen, start, y), compared.misfit(seen, x, y)
+        return x, distance(start), distance(x)
 
     return jax.lax.map(one, starts)

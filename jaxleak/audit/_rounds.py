@@ -111,8 +111,9 @@ def run(
     """
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
-    check_private(protocol, private)
-    if state is None:
+    if state is not None:
+        check_private(protocol, private)
+    else:  # `start` checks it
         state = start(attack, protocol, private, key=key, restarts=restarts)
         if checkpoints is not None:
             state = checkpoints.restore_latest(state)

@@ -83,8 +83,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     cells: list[dict[str, Any]] = []
     if case.restarts > 1:
         second = audit.agreement(audit.all_starts(engine, run, observation, restarts=case.restarts))
-        if case.labels != "none" and metrics["gradient_matched"] == 1:
-            second = asked_for_rivals(second, observation, share, found, seed)
+        second = asked_for_rivals(case, second, observation, share, found, seed)
         of_each = compared(second)
         metrics |= {field: float(np.mean(values)) for field, values in of_each.items()}
         cells = [{"image": i} | {field: values[i] for field, values in of_each.items()} for i in range(len(x))]

@@ -64,7 +64,7 @@ class SliceInverter:
     def _in_bounds(self, images: np.ndarray) -> np.ndarray:
         """Images in [0, 1] stretched to the bounds, so that first guesses have the contrast that samples can have."""
         low, high = self._bounds
-        return low + (high - low) * images if math.isfinite(high - low) and self._bounds != (0, 1) else images
+        return low + (high - low) * images if math.isfinite(high - low) else images
 
     def _shared_out(self, mesh: Mesh) -> Any:
         whole, rows = PartitionSpec(), PartitionSpec(_mesh.AXIS)

@@ -93,7 +93,7 @@ def epoch_copies(
 
     def apart(evidence: priors.Evidence) -> jax.Array:
         labels = evidence.observation.labels
-        if joint or labels is None:
+        if labels is None:  # they are optimised, for every copy by itself
             return epoch_distance(evidence.x, jnp.ones((batch_size, 1)), epochs)
         return epoch_distance(evidence.x, labels[:batch_size], epochs)
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import objectives
-from jaxleak._base import Attack, Batch, Observation, PyTree, Share
-from jaxleak._tree import norm
+from jaxleak._base import Attack, Batch, Observation
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
 from jaxleak.audit._invert import InversionRun, all_starts, invert
+from jaxleak.audit._received import Received, misfit
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rival import rival
 from jaxleak.audit._rounds import template_of
@@ -32,13 +32,6 @@ STARTS = 2
 _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
 #: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
 _GRADIENTS_PER_ITERATION = 4
-
-
-class Received(NamedTuple):
-    """What would arrive of a candidate, as far as a stated defense tells."""
-
-    share: Share  # behind the defense, where that can be simulated
-    in_part: bool = False  # whether entries that arrived as zero were left out, and say nothing
 
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
@@ -76,12 +69,9 @@ class Case(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _misfits(by: Received, variables: PyTree, payload: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
-    own = by.share(variables, Batch(x, y, jnp.arange(len(y))))
-    if by.in_part:
-        own = jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, payload)
-    difference = jax.tree.map(jnp.subtract, own, payload)
-    return jnp.stack([norm(difference) / norm(payload), objectives.cosine(payload, own)])
+def _misfits(by: Received, seen: Observation, x: jax.Array, y: jax.Array) -> jax.Array:
+    own = by.of(seen, x, y)
+    return jnp.stack([misfit(seen, own), objectives.cosine(seen.payload, own)])
 
 
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
@@ -92,10 +82,10 @@ def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -
 def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
     """As `graded`, of inputs in whatever range equations gave them."""
     x, seen = np.asarray(x, np.float32), case.observation
-    misfit, cosine = _misfits(case.received, seen.params, seen.payload, jnp.asarray(x)[:, None], jnp.asarray(y))
+    relative, cosine = _misfits(case.received, seen, jnp.asarray(x), jnp.asarray(y))
     # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
     equations = sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(seen.payload))
-    return Answer(name, x, np.asarray(y), float(misfit), float(cosine), determined=equations >= x.size, **fields)
+    return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=equations >= x.size, **fields)
 
 
 def distance_of_truth(case: Case, answer: Answer) -> float | None:
@@ -114,8 +104,8 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 
 def _chunk(case: Case) -> int:
     """How many iterations a search may do before it looks at the clock; no result depends on it."""
-    empty = jnp.zeros((case.samples, 1, *case.share.model.image_shape)), jnp.zeros(case.samples, jnp.int32)
-    once = functools.partial(_misfits, case.received, case.observation.params, case.observation.payload, *empty)
+    empty = jnp.zeros((case.samples, *case.share.model.image_shape)), jnp.zeros(case.samples, jnp.int32)
+    once = functools.partial(_misfits, case.received, case.observation, *empty)
     jax.block_until_ready(once())  # compiles
     begin = time.monotonic()
     jax.block_until_ready(once())
@@ -180,8 +170,8 @@ def search(
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         answer = answer._replace(undetermined=_undetermined(case, answer))
-    answer = answer._replace(seconds=watch.spent["seconds"], compiling=watch.spent["compiling"])
-    return answer, float(np.median(pace[1:] or pace)) if pace else 0.0
+    spent: dict[str, Any] = watch.spent
+    return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
 
 def _undetermined(case: Case, answer: Answer) -> np.ndarray:

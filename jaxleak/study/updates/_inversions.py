@@ -17,7 +17,7 @@ from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
-from jaxleak.study.updates._problem import attack
+from jaxleak.study.updates._problem import attack, compared
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
 
@@ -109,9 +109,7 @@ class Inversions(Generic[Kind]):
         )
         images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
         if outcome.second is not None:
-            found = outcome.second
-            images |= {"other": found.other, "agreement": found.value}
-            images |= {} if found.undetermined is None else {"undetermined": found.undetermined}
+            images |= {"other": outcome.second.other, **compared(outcome.second)}
         return Result({**outcome.scores, **reached}, images)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak import attacks, audit, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
+from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
@@ -100,11 +101,6 @@ def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
     return threats.view(threat, transcript), transcript.private
 
 
-def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:
-    """The tree `simulated` without the leaves that the payload lacks."""
-    return jax.tree.map(lambda a, b: None if a is None else b, payload, simulated, is_leaf=lambda a: a is None)
-
-
 class Answer(NamedTuple):
     """The result of an attack on one observation, before it is compared with the truth."""
 
@@ -142,23 +138,29 @@ def attack(
     answer = answer_to(
         case, seed, observation, side.model, template, callbacks=callbacks, checkpoints=checkpoints, devices=devices
     )
-    if answer.second is not None and answer.found.gradient_matched is not None and answer.found.gradient_matched.all():
-        answer = answer._replace(second=asked_for_rivals(answer.second, observation, side.share, answer.found, seed))
+    if answer.second is not None:
+        second = asked_for_rivals(case, answer.second, observation, side.share, answer.found, seed)
+        answer = answer._replace(second=second)
     return judged(case, observation, answer, side.share, truth)
 
 
 def asked_for_rivals(
-    second: audit.Agreement, observation: Observation, share: Share, found: Reconstruction, seed: int
+    case: Case, second: audit.Agreement, observation: Observation, share: Share, found: Reconstruction, seed: int
 ) -> audit.Agreement:
     """The agreement of two starts, with the images in whose place another one explains the update as well.
 
+    It is asked where the answer has labels and its gradient is matched; elsewhere the agreement stays as it is.
+
     Args:
+        case: what is attacked.
         second: the two best starts, compared.
         observation: what the attack has seen.
         share: what the client uploads of a batch.
         found: the answer of the attack.
         seed: random seed of the attack.
     """
+    if case.labels == "none" or own_opinion(found)["gradient_matched"] < 1:
+        return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
     rival = audit.rival(share, observation, x, y, key=jax.random.key(seed))
     return second._replace(undetermined=rival.undetermined)

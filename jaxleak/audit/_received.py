@@ -1,0 +1,29 @@
+"""What would arrive of candidate images, and how far it is from the update that did."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak._base import Batch, Observation, PyTree, Share
+from jaxleak._tree import norm, where_seen
+
+
+class Received(NamedTuple):
+    """What would arrive of a candidate, as far as a stated defense tells."""
+
+    share: Share  # behind the defense, where that can be simulated
+    in_part: bool = False  # whether entries that arrived as zero were left out, and say nothing
+
+    def of(
+        self, seen: Observation, x: jax.Array, y: jax.Array, *, sharpness: jax.Array | float | None = None
+    ) -> PyTree:
+        """The update of images x (B, H, W, channels) and labels y (B,), where one was seen."""
+        own = self.share(seen.params, Batch(x[:, None], y, jnp.arange(len(y))), sharpness=sharpness)
+        own = where_seen(seen.payload, own)
+        return jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, seen.payload) if self.in_part else own
+
+
+def misfit(seen: Observation, own: PyTree) -> jax.Array:
+    """() relative distance |g' - g| / |g| of an update g' like that of `Received.of` from the one that was seen."""
+    return norm(jax.tree.map(jnp.subtract, own, seen.payload)) / norm(seen.payload)
