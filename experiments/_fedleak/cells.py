@@ -148,10 +148,8 @@ def _cell(table: str, setting: dict[str, Any], cell: dict[str, Any], sizes: Size
         case = Case(model=c.model, width=c.width, activation=c.activation, data=c.data, batch_size=c.batch_size)
         job = Job(case, kind="labels")
         return replace(base, jobs=(job,), read=score_named("fedleak", 100), note=_join(data_note, note))
-    other = {"table10-ssim": score_named("ssim"), "table11-gd": score_named(_distance(cell["method"]))}.get(
-        table, base.read
-    )
-    return replace(base, jobs=(job,), read=other, note=_join(data_note, note))
+    reads = {"table10-ssim": score_named("ssim"), "table11-gd": score_named(_distance(cell["method"]))}
+    return replace(base, jobs=(job,), read=reads.get(table, base.read), note=_join(data_note, note))
 
 
 def _lpips(results: Results) -> float:
@@ -271,9 +269,8 @@ def _partition(cell: dict[str, Any]) -> tuple[str, str]:
 
 def _fig1(base: Cell, table: str, cell: dict[str, Any], sizes: Sizes) -> Cell:
     iterations = sizes.iterations or 1000
-    both = [sizes.specs[name] for name in ("MNIST", "CIFAR-10") if name in sizes.specs]
     case = Case(attack="idlg", model="mlp", iterations=iterations, pool=100, optimizer=sizes.idlg_optimizer)
-    cases = [replace(case, data=spec) for spec in both]
+    cases = [replace(case, data=sizes.specs[name]) for name in ("MNIST", "CIFAR-10") if name in sizes.specs]
     what = {"text-fig1-element": "element", "text-fig1-psnr": "psnr"}.get(table, "distance")
     if cell["id"].endswith("noise16"):
         what = "noise16"

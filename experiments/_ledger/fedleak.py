@@ -26,8 +26,9 @@ LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
 SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
 #: Part of a cell's note by which it says that other weights stand for those of ImageNet.
 NO_WEIGHTS = "weights for pretrained"
-#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1; the reduced run by 100 x 0.02 / 2 with cosine decay.
-REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
+#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1. So do reduced runs of 100 iterations and more, whose
+#: rate decays by a cosine: 100 x 0.02 / 2 = 1.
+PRINTED_ITERATIONS, REDUCED_ITERATIONS, REDUCED_RATE = 10_000, 100, 0.02
 OUR_ITERATIONS = 200
 #: Tables that compare models: the reduced problem keeps these models and makes them narrower.
 _COMPARE_MODELS = ("table8", "text-capacity-gain")
@@ -86,8 +87,7 @@ class FedLeakStudy:
         covered = {measurement.cell for measurement in self._all}
         reasons = {}
         for table in names():
-            sizes = next(sizes for *_, sizes in _sizes(table))
-            for cell in cells(table, sizes):
+            for cell in cells(table, next(sizes for *_, sizes in _sizes(table))):
                 if cell.paper is not None and cell.id not in covered:
                     reasons[cell.id] = cell.reason
         return reasons
@@ -114,8 +114,9 @@ class FedLeakStudy:
         if jobs and not printed & (now := {job.case.data for job in jobs}):
             notes.append(f"{', '.join(sorted(now))} for {', '.join(sorted(printed))}, which has too few images")
         notes.extend(f"{spec.partition('?')[0]} at {SMALL_SIDE} pixels" for spec in sorted(printed) if "?size=" in spec)
-        if any(job.case.optimizer == "adam" and job.case.attack == "fedleak_paper" for job in jobs):
-            notes.append(f"Adam from {REDUCED_RATE:g} by a cosine for 1e-4")
+        own = [job.case for job in jobs if job.case.attack == "fedleak_paper"]
+        rates = {case.step_size for case in own if case.optimizer == "adam"}
+        notes.extend(f"Adam from {rate:g} by a cosine for 1e-4" for rate in sorted(rates))
         notes.extend(sorted({f"{job.case.federation} clients for 100" for job in jobs if _few_clients(job)}))
         for spec, note in (SVHN, LUNG, SMALL_LUNG, UNLIKE_DATA):
             dataset = "SVHN" if note == SVHN[1] else "Lung-Colon Cancer"
@@ -154,15 +155,15 @@ def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
         changed["federation"] = UNLIKE_FEDERATION
     reduced = replace(printed, specs=small, **changed)
     ours = replace(reduced, fedleak="fedleak", labels="calibrated", iterations=OUR_ITERATIONS)
-    narrow = replace(reduced, width=_NARROW_WIDTH, iterations=_NARROW_ITERATIONS)
-    variants: list[tuple[Variant, str, Sizes]] = [
-        ("printed", "", printed),
-        ("reduced", "", reduced),
-        ("ours", "", ours),
-    ]
+    made: list[tuple[Variant, str, Sizes]] = [("printed", "", printed), ("reduced", "", reduced), ("ours", "", ours)]
     if table == "fig1":  # the printed optimiser on fewer images
-        variants = [("reduced", "", printed)]
-    for variant, name, sizes in [*variants, *([("reduced", "narrow", narrow)] if table in _COMPARE_MODELS else [])]:
+        made = [("reduced", "", printed)]
+    elif table in _COMPARE_MODELS:
+        made.append(("reduced", "narrow", replace(reduced, width=_NARROW_WIDTH, iterations=_NARROW_ITERATIONS)))
+    elif table == "table3":  # either the network or the number of iterations is as printed
+        made.append(("reduced", "network", replace(printed, model="convnet")))
+        made.append(("reduced", "iterations", replace(printed, iterations=SMALL_MODEL_ITERATIONS)))
+    for variant, name, sizes in made:
         most = UNLIKE_POOL if sizes.federation == UNLIKE_FEDERATION else _POOL
         yield variant, name, replace(sizes, pools=_pools(sizes, most))  # type: ignore[misc]
 
@@ -208,9 +209,10 @@ def _with_enough_clients(job: Job) -> Job:
 
 
 def _reduced(job: Job) -> Job:
-    if job.kind != "invert" or job.case.attack != "fedleak_paper":
+    case = job.case
+    if job.kind != "invert" or case.attack != "fedleak_paper" or case.iterations == PRINTED_ITERATIONS:
         return job
-    return replace(job, case=replace(job.case, optimizer="adam", step_size=REDUCED_RATE))
+    return replace(job, case=replace(case, optimizer="adam", step_size=min(REDUCED_RATE, 2 / case.iterations)))
 
 
 def _too_large(jobs: Sequence[Job]) -> str:
