@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -11,7 +13,8 @@ def quiet() -> Iterator[None]:
     """Keep Orbax from printing a traceback of its own, beside the exception that it raises.
 
     Orbax gives up at the first array that cannot be read or written, and closes its event loop while TensorStore still
-    works on other arrays. Each of these threads then reports a closed loop, which is a consequence of the first error.
+    works on other arrays. Each of these threads then reports a closed loop, and asyncio reports that nobody asked for
+    the error of each other array. Both are consequences of the first error.
     """
     logger = logging.getLogger("absl")
     before = logger.level
@@ -20,10 +23,13 @@ def quiet() -> Iterator[None]:
     if hook is not _without_late_threads:
         _without_late_threads.shown_by = hook
         sys.unraisablehook = _without_late_threads
+    logging.getLogger("asyncio").addFilter(_not_of_orbax)  # adding it again changes nothing
     try:
         yield
-        # After a failure the hook stays, since the threads that are still at work end later.
+        # After a failure both stay, since what is still at work ends later.
         sys.unraisablehook = hook
+        if hook is not _without_late_threads:
+            logging.getLogger("asyncio").removeFilter(_not_of_orbax)
     finally:
         logger.setLevel(before)
 
@@ -37,6 +43,13 @@ class _LateThreads:
         error = unraisable.exc_value
         if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
             self.shown_by(unraisable)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether a record is shown: not if it is of an error in Orbax' code that nobody asked for."""
+    raised = record.exc_info[2] if record.exc_info else None
+    files = [Path(frame.filename).parts for frame in traceback.extract_tb(raised)]
+    return not ("was never retrieved" in record.getMessage() and any("orbax" in parts for parts in files))
 
 
 _without_late_threads = _LateThreads()

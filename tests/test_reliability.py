@@ -83,8 +83,9 @@ except OSError as error:
 
 
 #: A save that fails while a thread of TensorStore is still writing: the thread ends after the event loop was closed.
+#: Two other writers have failed before, and nobody asks for their errors.
 LATE_WRITER = """
-import asyncio, sys, time
+import asyncio, gc, sys, time
 import tensorstore
 from jaxleak.checkpoint import Checkpoints
 checkpoints = Checkpoints(sys.argv[1], {})
@@ -93,9 +94,17 @@ promise, writing = tensorstore.Promise.new()
 async def wait():
     await writing
 
+def failing(path):
+    names = {}
+    exec(compile(f"async def fail(): raise ValueError('raised in {path}')", path, "exec"), names)
+    return names["fail"]()
+
 async def give_up():
     task = asyncio.ensure_future(wait())
+    for path in ("site-packages/orbax/serialization.py", "site-packages/another/serialization.py"):
+        asyncio.ensure_future(failing(path))
     await asyncio.sleep(0)
+    gc.collect()
     return task
 
 def save(*_, **__):
@@ -316,6 +325,8 @@ class TestFiles:
         assert done.stdout.startswith(f"cannot write checkpoint 1 to {tmp_path}: no room")
         assert "Event loop is closed" not in done.stderr
         assert "RuntimeError: another error" in done.stderr
+        assert "raised in site-packages/orbax" not in done.stderr
+        assert "ValueError: raised in site-packages/another" in done.stderr
 
     @pytest.mark.parametrize(
         ("cells", "status"),
