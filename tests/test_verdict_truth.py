@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, audit, models, protocols
+from jaxleak import Batch, audit, metrics, models, protocols
 from jaxleak._command.audit import _scored
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
@@ -62,23 +62,25 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
             check_truth(truth, 2, (3, 4, 1), 5)
 
 
-def test_scores_are_of_the_truth_in_the_answers_order():
-    x = np.random.default_rng(0).random((2, 8, 8, 1))
-    answer = Answer("fedleak_400", x[::-1] + 0.1, np.array([1, 1]), 0.0, 0.0)
-    found, ordered = scores((x, np.array([0, 1])), answer)
-    np.testing.assert_array_equal(ordered, x[::-1])
+def test_scores_are_those_of_the_metrics_and_the_truth_is_in_the_answers_order():
+    x = 0.8 * np.random.default_rng(0).random((3, 8, 8, 1))
+    shown = x[[2, 0, 1]]
+    answer = Answer("fedleak_400", shown + 0.1, np.array([1, 1, 2]), 0.0, 0.0)
+    found, ordered = scores((x, np.array([0, 1, 1])), answer)
+    np.testing.assert_array_equal(ordered, shown)
     assert found["psnr"] == pytest.approx(20)
-    assert found["label_accuracy"] == 0.5
-    assert 0.5 < found["ssim"] < 1
+    assert found["label_accuracy"] == pytest.approx(2 / 3)
+    assert found == metrics.image_scores(x, answer.x, true_labels=[0, 1, 1], labels=answer.y)[0]
     assert "label_accuracy" not in scores((x, None), answer)[0]
+    assert "label_accuracy" not in scores((x, np.array([0, 1, 1])), answer._replace(y=np.array([1, -1, 2])))[0]
     assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])
 def test_images_too_small_for_ssim_are_scored_without(shape):
-    x = np.random.default_rng(0).random((1, *shape))
+    x = 0.8 * np.random.default_rng(0).random((1, *shape))
     found, _ = scores((x, None), Answer("fedleak_400", x + 0.1, np.array([1]), 0.0, 0.0))
-    assert found.keys() == {"psnr", "psnr_grey"}
+    assert "ssim" not in found
     assert _scored(found) == "PSNR 20.0 dB"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxleak.audit._verdict import Verdict
 from jaxleak.audit._verdict.verdict import called
+from jaxleak.metrics._images import RECOGNISED_ABOVE
 
 _MEANING = {
     "leaks images and labels": "Private images of this client and their labels can be read from its update.",
@@ -27,8 +28,14 @@ _NUMBERS = {
     "label_count": "labels proven to be in the batch",
     "gradient_misfit": "difference between the update and the answer's gradient, relative to the update",
     "agreement": "agreement: mean SSIM between independent starts (1: the same image)",
+    "undetermined": "share of images in whose place another one explains the update as well",
     "psnr": "PSNR to the truth, in dB (30 and more show an image's detail)",
+    "psnr_best_match": "the same, where several true images may share an answer",
+    "psnr_up_to_scale": "the same after a common factor, for answers of wrong brightness",
+    "psnr_grey": "the same of a grey image, which has found nothing",
     "ssim": "SSIM to the truth (1: the same image)",
+    "ssim_max": "SSIM of the image that leaks most",
+    "recognised": f"share of images whose SSIM is above {RECOGNISED_ABOVE}",
     "label_accuracy": "share of the true labels found",
 }
 

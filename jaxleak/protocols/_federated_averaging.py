@@ -18,7 +18,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
-from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples
+from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 
 Weighting = Literal["uniform", "samples"]
@@ -140,10 +140,8 @@ def federated_averaging(
     def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
         start = model.init(key) if variables is None else variables
         start = jax.tree.map(jnp.asarray, start)
-        clients: PyTree = ()
-        if defense is not None and acts_at(defense, "payload", "representation"):
-            one = defense.init(start["params"])
-            clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), one)
+        kept = memory(defense if acts_at(defense, "payload", "representation") else None, start["params"])
+        clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), kept)
         return FederatedState(jnp.zeros((), jnp.int32), start, clients)
 
     def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:

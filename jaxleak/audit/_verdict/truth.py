@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxleak import metrics
 from jaxleak.audit._verdict.verdict import Answer
-from jaxleak.metrics._images import SSIM_SMALLEST
 
 
 def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ...], classes: int) -> Any:
@@ -46,15 +45,8 @@ def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
 
 
 def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, float], np.ndarray]:
-    """PSNR, SSIM and label accuracy of an answer, and the true images in its order; no SSIM of images too small."""
+    """The scores of an answer as `metrics.image_scores` gives them, and the true images in the answer's order."""
     x, y = truth
-    order = metrics.match_one_to_one(best.x, x)
-    found = {
-        "psnr": float(np.mean(metrics.psnr(x[order], best.x))),
-        "psnr_grey": float(np.mean(metrics.grey_psnr(x))),
-    }
-    if min(x.shape[1:3]) >= SSIM_SMALLEST:
-        found["ssim"] = float(np.mean(metrics.ssim(x[order], best.x)))
-    if y is not None and (best.y >= 0).all():  # equations that need no label give none
-        found["label_accuracy"] = float(metrics.label_multiset_accuracy(y, best.y))
-    return found, x[order]
+    answered = bool((best.y >= 0).all())  # equations that need no label give none
+    found, order = metrics.image_scores(x, best.x, true_labels=y, labels=best.y if answered else None)
+    return found, x[np.argsort(order)]

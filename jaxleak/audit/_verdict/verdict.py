@@ -111,7 +111,7 @@ class Verdict(NamedTuple):
         threat: what the attacker is granted, in a sentence.
         metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; undetermined, the
             share of images in whose place another one explains the update as well, where starts agree; with truth
-            psnr, ssim and label_accuracy.
+            those of `jaxleak.metrics.image_scores`.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
         notes: what of the network the attacks had to take as it is.
     """
