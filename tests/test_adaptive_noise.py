@@ -60,6 +60,10 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
     observed, simulated = {"w": jnp.array([1.0, -2.0, 0.5])}, {"w": jnp.array([0.9, -2.2, 0.7])}
     expected = float(likelihood(observed, simulated))
     assert float(known.gradients.distance(observed, simulated)) == pytest.approx(expected, rel=1e-6)
+    far = {"w": 100 * simulated["w"]}
+    assert float(known.gradients.distance(observed, far)) < 0.1 * float(
+        likelihood(observed, far)
+    )  # noise may be larger
     assert known.gradients.selection is None  # entries weigh by their noise, and none is left out
     natural = NATURAL_SHARE * client_updates.natural_tv(4, 4)
     assert (known.weight("tv"), known.weight("activation")) == (natural, 0.0)

@@ -44,6 +44,7 @@ def test_distances_equal_slow_references_and_are_zero_at_equality(trees, name):
 EVERY_DISTANCE = (
     *(o.squared_l2, o.layer_norms, o.l1, o.relative_l1, o.mean_l1, o.cosine, o.gaussian_kernel),
     *(o.gaussian_likelihood(0.3), o.laplace_likelihood(0.3), o.layer_weighted(o.layer_norms, (1.0, 1.0, 1.0))),
+    o.profile_likelihood(o.gaussian_likelihood(0.3), 0.5),
 )
 
 
@@ -63,6 +64,29 @@ def test_likelihoods_are_those_of_scipy_up_to_a_constant(trees):
     for distance, law in [(o.gaussian_likelihood(0.7), stats.norm), (o.laplace_likelihood(0.7), stats.laplace)]:
         expected = -law.logpdf(_flat(a), _flat(b), 0.7).sum() + law.logpdf(_flat(a), 0.0, 0.7).sum()
         np.testing.assert_allclose(distance(a, b) - distance(a, zero), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "expected", "law"),
+    [(o.gaussian_likelihood, 0.5, "norm"), (o.laplace_likelihood, 1.0, "laplace")],
+)
+def test_a_profile_likelihood_takes_the_scale_that_explains_best_but_no_smaller_one(trees, likelihood, expected, law):
+    from scipy import optimize, stats
+
+    a, b = (jax.tree.map(lambda leaf: leaf.astype(np.float32), tree) for tree in trees)
+    differences = _flat(a) - _flat(b)
+    density = getattr(stats, law)
+
+    def slow(scale):
+        return -density.logpdf(differences, 0, scale).sum()
+
+    fitting = float(optimize.minimize_scalar(slow, (0.1, 1)).x)
+    for stated in (fitting / 30, 0.9 * fitting, 1.1 * fitting, 30 * fitting):
+        distance = o.profile_likelihood(likelihood(stated), expected)
+        equal = -density.logpdf(np.zeros_like(differences), 0, stated).sum()
+        np.testing.assert_allclose(distance(a, b), slow(max(fitting, stated)) - equal, rtol=1e-4)
+        assert distance(a, a) == 0
+        assert np.isfinite(_flat(jax.grad(distance, argnums=1)(a, a))).all()
 
 
 def test_relative_l1_has_no_scale_and_survives_zeros(trees):
@@ -99,6 +123,8 @@ def test_bad_distance_arguments(trees):
     for factory in (o.gaussian_likelihood, o.laplace_likelihood):
         with pytest.raises(ValueError, match="scale must be > 0"):
             factory(0.0)
+    with pytest.raises(ValueError, match="expected must be > 0"):
+        o.profile_likelihood(o.gaussian_likelihood(1.0), 0.0)
     with pytest.raises(ValueError, match="at least one"):
         o.weighted([(0.0, o.l1)])
     with pytest.raises(ValueError, match="weight must be >= 0"):

@@ -108,9 +108,9 @@ NAMES = {
         double_softmax_cross_entropy feature_distance fixed_share gaussian_kernel gaussian_likelihood
         gc_objective gradient_regularization GradientRegularization group_consistency group_distance l1 l2_prior
         laplace_likelihood layer_norms layer_weighted matching_objective MatchingObjective mean_l1 mean_total_variation
-        partial_distance Quantities regularized_gradient relative_l1 relative_total_variation row_space_distance
-        sapag_objective SelectBy Selection soft_labels squared_l2 summed_total_variation TERMS top_share
-        total_variation truncated_tv weighted
+        partial_distance profile_likelihood Quantities regularized_gradient relative_l1 relative_total_variation
+        row_space_distance sapag_objective SelectBy Selection soft_labels squared_l2 summed_total_variation TERMS
+        top_share total_variation truncated_tv weighted
     """,
     "jaxleak.protocols": """
         aggregate averaged_share client ClientShare draw_batch draw_worker_batches encrypted_first

@@ -92,7 +92,7 @@ class TestStages:
             return next(found), 1.0
 
         monkeypatch.setattr(stages, "search", search)
-        monkeypatch.setattr(stages, "_known", lambda case, iterations: (None, iterations))
+        monkeypatch.setattr(stages, "_known", lambda case, iterations, informed: (None, (iterations, informed)))
         monkeypatch.setattr(stages.attacks, "inversion", lambda model, share, settings, batch_size: settings)
         store = SimpleNamespace(answer=lambda name: None, keep=lambda name, answer: None, left=left)
         share = SimpleNamespace(model=None)
@@ -111,7 +111,7 @@ class TestStages:
     )
     def test_longer_searches_are_those_that_the_budget_lets_end(self, monkeypatch, left, searched):
         found = list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**UNSURE)] * 3, left)))
-        assert self.searched == searched
+        assert self.searched == [(iterations, False) for iterations in searched]
         assert sum(isinstance(one, Answer) for one in found) == len(searched)
         if len(searched) == 1:
             assert found[-1] == "A longer search was not tried: 1500 iterations take 1500 s more."
@@ -130,13 +130,33 @@ class TestStages:
             list(stages._gradient_matching(self.case(monkeypatch, answers)))
             assert len(self.searched) == count
         list(stages._gradient_matching(self.case(monkeypatch, [unsure]), briefly=True))
-        assert self.searched == [400]
+        assert self.searched == [(400, False)]
         nothing = list(stages._gradient_matching(self.case(monkeypatch, [None])))
         assert nothing == ["FedLeak was not tried: the time was spent."]
 
     def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
         first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True)))
         assert first.startswith("No attack that knows the defense was tried")
+
+    @pytest.mark.parametrize(("informed", "unaware"), [(0.1, 0.2), (0.2, 0.1)])
+    def test_who_knows_a_defense_may_ignore_it_and_searches_on_as_goes_better(self, monkeypatch, informed, unaware):
+        answers = [answer_of(misfit=informed), answer_of(misfit=unaware), answer_of(**SURE)]
+        case = self.case(monkeypatch, answers, defended=True, defense=defenses.quantize(4))
+        assert [found for found in stages._gradient_matching(case) if isinstance(found, Answer)] == answers
+        assert self.searched == [(400, True), (400, False), (3000, informed < unaware)]
+        list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**SURE)], defense=defenses.quantize(4))))
+        assert self.searched == [(400, True)]  # nothing is left to find
+        case = self.case(monkeypatch, [answer_of(), None, answer_of(**SURE)], defense=defenses.quantize(4))
+        assert "FedLeak was not tried: the time was spent." in list(stages._gradient_matching(case))
+
+    @pytest.mark.parametrize(("distance", "short"), [(1.9e-3, False), (2.1e-3, True)])
+    def test_answers_further_away_than_the_stated_noise_are_said_to_fall_short(self, monkeypatch, distance, short):
+        monkeypatch.setattr(stages, "distance_of_truth", lambda case, answer: 1e-3)
+        said = list(stages._short_of_noise(None, [answer_of(distance=1.0, misfit=1.0), answer_of(distance=distance)]))
+        assert ["fell short" in one for one in said] == [True] * short
+        monkeypatch.setattr(stages, "distance_of_truth", lambda case, answer: None)  # no noise is stated
+        assert not list(stages._short_of_noise(None, [answer_of(distance=1.0)]))
+        assert not list(stages._short_of_noise(None, []))
 
     @pytest.mark.parametrize(
         ("closed", "matched", "ran"),
@@ -164,7 +184,9 @@ class TestStages:
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
         share = SimpleNamespace(total_steps=1)
-        found = list(stages.run_stages(SimpleNamespace(samples=1, defended=False, share=share)))
+        found = list(
+            stages.run_stages(SimpleNamespace(samples=1, defended=False, defense=None, share=share, observation=None))
+        )
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
         for fields, why in (

@@ -139,6 +139,41 @@ def laplace_likelihood(scale: float) -> Distance:
     return lambda observed, simulated: l1(observed, simulated) / scale
 
 
+def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
+    """The likelihood of noise that is at least as large as stated, at the size that explains a candidate best.
+
+    Far from the truth, differences are much larger than the noise. Its likelihood then weighs so much that a prior
+    beside it says nothing until the search is nearly over, at an image that the prior would never have led to. This
+    one takes the noise for as large as the differences are, until they have come down to what is stated. From there
+    on it is the likelihood itself, so that the likeliest image stays the same.
+
+    With `D` the negative log-likelihood and `L` its expectation under the noise (entries times `expected`), it is `D`
+    where `D <= L`, and `L (1 + log(D / L))` elsewhere: the minimum over the scale, up to a constant. Value and slope
+    are continuous.
+
+    Args:
+        likelihood: `gaussian_likelihood(scale)`, `laplace_likelihood(scale)`, or another one whose value goes with a
+            power of the scale.
+        expected: what an entry adds to it in the mean under the noise itself, > 0: 0.5 for Gaussian noise, 1 for
+            Laplace noise.
+
+    Returns:
+        Distance in [0, inf).
+
+    Raises:
+        ValueError: if `expected` is not > 0.
+    """
+    _validate.positive(expected=expected)
+
+    def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
+        value = likelihood(observed, simulated)
+        limit = expected * sum(leaf.size for leaf in jax.tree.leaves(observed))
+        # Both branches of a where are differentiated: the logarithm must be finite in the branch that is not taken.
+        return jnp.where(value <= limit, value, limit * (1.0 + jnp.log(jnp.maximum(value, limit) / limit)))
+
+    return distance
+
+
 def weighted(pairs: Sequence[tuple[float, Distance]]) -> Distance:
     """The weighted sum of several distances, e.g. `weighted([(1.0, relative_l1), (1.0, cosine)])` for FedLeak.
 

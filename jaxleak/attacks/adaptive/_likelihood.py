@@ -46,12 +46,12 @@ def comparing(noise: Noise | None, client: KnownClient, settings: Settings) -> S
 def _gaussian(noise: GaussianNoise, client: KnownClient, settings: Settings) -> Settings:
     deviation = noise.deviation * noise.decay**client.round
     deviation /= client.batch_size if noise.of_sum else 1
-    return _knowing(client, settings, objectives.gaussian_likelihood(deviation))
+    return _knowing(client, settings, objectives.profile_likelihood(objectives.gaussian_likelihood(deviation), 0.5))
 
 
 @comparing.register
 def _laplace(noise: LaplaceNoise, client: KnownClient, settings: Settings) -> Settings:
-    return _knowing(client, settings, objectives.laplace_likelihood(noise.scale))
+    return _knowing(client, settings, objectives.profile_likelihood(objectives.laplace_likelihood(noise.scale), 1.0))
 
 
 @comparing.register

@@ -18,7 +18,7 @@ from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, distance_of_truth, graded, graded_inputs, search
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, Answer, called
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, Answer, best_of, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -28,6 +28,8 @@ _ROW_SPACE = 4250
 _ONE_SAMPLE_BELOW = 1e-3
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
+#: How many times the distance that the stated noise explains an answer may have, before the search fell short.
+_SHORT_ABOVE = 2.0
 
 
 def run_stages(case: Case) -> Iterator[Answer | str]:
@@ -40,11 +42,15 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
     if exact:
         return
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
+    searched: list[Answer] = []
     for found in _gradient_matching(case, briefly=certain):
-        certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
+        if isinstance(found, Answer):
+            certain = certain or bool(found.shown.all())
+            searched.append(found)
         yield found
     if not certain:
         yield from _row_space(case)
+        yield from _short_of_noise(case, searched)
 
 
 def _equations(case: Case) -> Iterator[Answer | str]:
@@ -151,11 +157,11 @@ def _label_rule(case: Case) -> str:
     return "calibrated" if model.head_of(case.observation.payload).bias is not None else "corrected_counts"
 
 
-def _known(case: Case, iterations: int) -> tuple[Share, attacks.Settings]:
-    """FedLeak with the homotopy, by an attacker who knows the defense where there is one to know."""
+def _known(case: Case, iterations: int, *, informed: bool) -> tuple[Share, attacks.Settings]:
+    """FedLeak with the homotopy, by an attacker who knows the defense or by one who ignores it."""
     model, settings = case.share.model, presets.fedleak(iterations)
     settings = settings._replace(labels=_label_rule(case))
-    if case.defense is None:
+    if not informed or case.defense is None:
         return case.share, settings
     known = adaptive.informed(
         case.defense, model, case.share, settings, batch_size=case.samples, variables=case.observation.params
@@ -164,34 +170,46 @@ def _known(case: Case, iterations: int) -> tuple[Share, attacks.Settings]:
 
 
 def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer | str]:
-    """A short search for images with the update's gradient, then a longer one."""
-    name = "fedleak" if case.defense is None else "fedleak_informed"
+    """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
+
+    Who knows a defense may ignore it, and finds more that way behind little noise.
+    """
+    names = ("fedleak",) if case.defense is None else ("fedleak_informed", "fedleak")
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated; FedLeak attacks the update as it is."
 
-    def one(iterations: int) -> tuple[Answer | None, float]:
+    def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
-        share, settings = _known(case, iterations)
+        share, settings = _known(case, iterations, informed=name != "fedleak")
         attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
         answer, pace = search(case, f"{name}_{iterations}", attack, case.observation)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
         return answer, pace
 
-    answer, pace = one(_FIRST)
-    if answer is None:
-        yield f"{called(name)} was not tried: the time was spent."
+    short: list[tuple[Answer, str, float]] = []
+    for name in names:
+        answer, pace = one(name, _FIRST)
+        if answer is None:
+            yield f"{called(name)} was not tried: the time was spent."
+            break
+        yield answer
+        short.append((answer, name, pace))
+        if answer.shown.all() or not answer.finished:
+            return
+    best = best_of([answer for answer, _, _ in short])
+    if best is None:
         return
-    yield answer
-    if (expected := distance_of_truth(case, answer)) is not None and expected >= MATCHED_BELOW:
+    if (expected := distance_of_truth(case, best)) is not None and expected >= MATCHED_BELOW:
         yield (
             f"No image can be certified behind this noise: it puts the client's own images at a cosine distance of "
-            f"about {expected:.2g} from the update. {_agreeing(answer)}"
+            f"about {expected:.2g} from the update. {_agreeing(best)}"
         )
-    if briefly or answer.shown.all() or not answer.finished:
+    if briefly:
         return
+    name, pace = next((name, pace) for answer, name, pace in short if answer is best)
     # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
     fitting = [n for n in _LATER if n * pace < case.store.left]
     if not fitting:
@@ -201,12 +219,25 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
         if iterations * pace > case.store.left:
             yield f"A search of {iterations} iterations was not tried: the time was spent."
             return
-        answer, _ = one(iterations)
+        answer, _ = one(name, iterations)
         if answer is None:
             return
         yield answer
         if (answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()) or not answer.finished:
             return
+
+
+def _short_of_noise(case: Case, answers: list[Answer]) -> Iterator[str]:
+    """Whether better images than the answers must exist, because the stated noise explains the client's own better."""
+    best = best_of(answers)
+    if best is None or (expected := distance_of_truth(case, best)) is None:
+        return
+    if best.cosine_distance > _SHORT_ABOVE * expected:
+        yield (
+            f"The searches fell short: the stated noise puts the client's own images at a cosine distance of about "
+            f"{expected:.2g} from the update, and the best answer is at {best.cosine_distance:.2g}. Images that "
+            "explain the update better exist, and an attacker with more time may find them."
+        )
 
 
 def _agreeing(answer: Answer) -> str:

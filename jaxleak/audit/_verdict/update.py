@@ -61,9 +61,9 @@ def update(
     """Attack one update with what applies, in the order of cost, and say whether it leaks.
 
     First the update is checked against what the client is said to have computed (`check_update`). Then follow closed
-    forms, a search with FedLeak's objective, and row spaces; where the client states a defense, the search is that of
-    an attacker who knows it (`jaxleak.attacks.adaptive`). An audit with `out` goes on where an earlier one of the same
-    inputs ended.
+    forms, a search with FedLeak's objective, and row spaces. Where the client states a defense, two attackers search:
+    one who knows it (`jaxleak.attacks.adaptive`), and one who ignores it. An audit with `out` goes on where an earlier
+    one of the same inputs ended.
 
     Args:
         model: the network.
