@@ -94,7 +94,7 @@ def test_a_folder_of_no_paper_is_refused(tmp_path):
 
 def test_what_knows_nothing_is_scored_as_by_trying_every_level():
     images = np.random.default_rng(0).random((5, 4, 4, 3)) ** 3
-    found = nulls.null_scores(images)
+    found = nulls.null_scores(images, np.arange(5) % 3)
     tried = [np.mean(metrics.psnr(images, np.full_like(images, level))) for level in np.linspace(0, 1, 256)]
     assert found["best_constant"] == pytest.approx(max(tried), rel=1e-6)
     assert found["black"] == pytest.approx(tried[0])
@@ -102,3 +102,17 @@ def test_what_knows_nothing_is_scored_as_by_trying_every_level():
     mean = np.broadcast_to(images.mean(axis=0), images.shape)
     assert found["mean_image"] == pytest.approx(np.mean(metrics.psnr(images, mean)))
     assert found["mean_image"] > found["best_constant"]
+
+
+def test_what_knows_the_label_alone_is_scored_on_the_other_images_of_the_class():
+    images = np.random.default_rng(0).random((6, 7, 7, 1))
+    images[5] = images[2] = np.clip(images[1] + 0.01, 0, 1)
+    found = nulls.null_scores(images, np.array([0, 1, 1, 2, 0, 1]))  # image 3 is alone
+    with_others = {0: [4], 4: [0], 1: [2, 5], 2: [1, 5], 5: [1, 2]}
+    means = [np.mean(metrics.psnr(images[[i]], images[own].mean(axis=0)[None])) for i, own in with_others.items()]
+    assert found["class_mean"] == pytest.approx(np.mean(means))
+    following = [(0, 4), (4, 0), (1, 2), (2, 5), (5, 1)]
+    others = [np.mean(metrics.psnr(images[[i]], images[[j]])) for i, j in following]
+    assert found["same_class"] == pytest.approx(np.mean(others))
+    assert found["class_mean_recognised"] == found["same_class_recognised"] == 0.6
+    assert found["mean_image_recognised"] == 0
