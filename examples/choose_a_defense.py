@@ -30,12 +30,15 @@ private = Batch(x[:400, None], y[:400], jnp.arange(400))
 clients = data.partition_clients("iid", 0, digits.x[:400], digits.y[:400], 4)
 
 model = models.build("convnet", x.shape[1:], len(digits.classes), channels=(16, 32), strides=(1, 2))
+batch_size = 4  # of the client that is attacked and of those that are trained, or they would be two federations
 start = model.init(jax.random.key(0))
 
 
 def accuracy(defense):
     """The accuracy on the other digits after 200 rounds with a defense; `FloatingPointError` where it diverges."""
-    federation = protocols.federated_averaging(model, clients, batch_size=10, learning_rate=0.3, defense=defense)
+    federation = protocols.federated_averaging(
+        model, clients, batch_size=batch_size, learning_rate=0.3, defense=defense
+    )
     state = federation.run(jax.random.key(1), federation.init(None, start), private, 200)
     return federation.evaluate(state.variables, x[400:], y[400:])
 
@@ -50,18 +53,18 @@ def accuracy(defense):
 # %%
 share = protocols.ClientShare(model)
 settings = presets.fedleak(200, homotopy=False)
-unaware = attacks.inversion(model, share, settings, batch_size=4)
+unaware = attacks.inversion(model, share, settings, batch_size=batch_size)
 
 
 def aware(defense):
     """The attack of whoever knows this defense and its strength."""
-    known = adaptive.informed(defense, model, share, settings, batch_size=4)
-    return attacks.inversion(model, known.share, known.settings, batch_size=4)
+    known = adaptive.informed(defense, model, share, settings, batch_size=batch_size)
+    return attacks.inversion(model, known.share, known.settings, batch_size=batch_size)
 
 
 def upload(defense):
     """What the server sees of one client's round, and the images behind it."""
-    client = protocols.client(share, num_samples=400, batch_size=4, variables=start, defense=defense)
+    client = protocols.client(share, num_samples=400, batch_size=batch_size, variables=start, defense=defense)
     _, transcript = jax.jit(client.round)(jax.random.key(2), client.init(jax.random.key(0)), private)
     return threats.view(threats.SERVER_WITHOUT_INDICES, transcript), transcript.private
 
