@@ -185,10 +185,9 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
     ]
 
 
-def test_who_knows_large_noise_is_not_misled_by_it():
-    """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
-    model = models.build("mlp", (8, 8, 1), 10, widths=(32,))
-    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
+def _psnr_of(model, deviation, settings_of):
+    """PSNR of two small photographs behind noise, by each of the settings that `settings_of` makes."""
+    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(deviation)
     x = data.load("photographs:8", 2, 0).x.mean(axis=-1, keepdims=True)
     private = Batch(jnp.asarray(x)[:, None], jnp.array([1, 2]), jnp.arange(2))
     client = protocols.client(share, num_samples=2, batch_size=2, defense=defense)
@@ -197,12 +196,30 @@ def test_who_knows_large_noise_is_not_misled_by_it():
     seen, truth = threats.view(granted, transcript), np.asarray(transcript.private.x[:, 0])
     settings = presets.fedleak(150, homotopy=False)._replace(labels="given")
     psnr = []
-    for prior in ("natural", "weak"):
-        known = adaptive.informed(defense, model, share, settings, batch_size=2, prior=prior)
-        attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
+    for chosen in settings_of(lambda **of: adaptive.informed(defense, model, share, settings, batch_size=2, **of)):
+        attack = attacks.inversion(model, share, chosen, batch_size=2)
         found, *_ = audit.invert(attack, seen, audit.template_of(private), key=jax.random.key(3))
         psnr.append(metrics.psnr(truth, np.asarray(found.x[:, 0])).mean())
-    assert psnr[0] > psnr[1] + 3
+    return psnr
+
+
+def test_who_knows_large_noise_is_not_misled_by_it():
+    """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
+    model = models.build("mlp", (8, 8, 1), 10, widths=(32,))
+    natural, weak = _psnr_of(model, 0.1, lambda known: [known(prior=p).settings for p in ("natural", "weak")])
+    assert natural > weak + 3
+
+
+def test_the_likelihood_of_little_noise_does_not_drown_the_prior():
+    """It would lead the search to an image of noise first, from which the prior finds no way back."""
+    model = models.build("convnet", (8, 8, 1), 10, channels=(8,), strides=(2,))
+
+    def both(known):
+        own = known(prior="natural").settings
+        return own, own.comparing(distance=objectives.gaussian_likelihood(1e-3))
+
+    own, plain = _psnr_of(model, 1e-3, both)
+    assert own > plain + 3
 
 
 def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
