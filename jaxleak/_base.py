@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # so that a command can read its options before JAX is import
 PyTree = Any
 #: How batch normalisation normalises: by the statistics of the batch ("train"), or by the running ones ("eval").
 BatchNormMode: TypeAlias = Literal["train", "eval"]
-#: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on.
+#: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on. Clients may have labels (B,);
+#: attackers always give (B, C), by which the loss must mean the same, as `objectives.cross_entropy` does.
 Loss: TypeAlias = Callable[["jax.Array", "jax.Array"], "jax.Array"]
 
 
@@ -190,7 +191,8 @@ class Share(TypingProtocol):
     1, H, W, channels), client by client and step by step; with a `sharpness` () the kinks of the model are smoothed,
     which is the attacker's copy. The payload is in units of a gradient and differentiable in the batch.
 
-    A client of several epochs also has the attribute `total_steps`, as `protocols.ClientShare` has.
+    A client of several epochs also has the attribute `total_steps`, as `protocols.ClientShare` has, and one whose
+    `loss` attacks should check has that.
     """
 
     @property
@@ -218,12 +220,17 @@ def total_steps(share: Share) -> int:
     return int(getattr(share, "total_steps", share.local_steps))
 
 
+def loss_of(share: Share) -> Loss | None:
+    """The loss of a client; None where it does not state one."""
+    return getattr(share, "loss", None)
+
+
 @dataclass(frozen=True)
 class TransformedShare:
     """A share whose payload is computed another way, as behind a transform; in all else it is the share it stands for.
 
     Attributes:
-        share: the share whose mode of batch normalisation, steps and clients hold.
+        share: the share whose mode of batch normalisation, steps, clients and loss hold.
         compute: `(params, batch, sharpness=None) -> payload`, which usually calls `share`.
     """
 
@@ -249,6 +256,11 @@ class TransformedShare:
     def clients(self) -> int:
         """See `Share`."""
         return self.share.clients
+
+    @property
+    def loss(self) -> Loss | None:
+        """The client's loss, whatever is made of its gradient; None where it does not state one."""
+        return loss_of(self.share)
 
     def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         """The payload that `compute` makes of a batch."""

@@ -5,13 +5,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import reference
 
-from jaxleak import attacks, audit, models, objectives, protocols
+from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation, Transcript
-from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.attacks._inversion.engine import assemble
+from jaxleak.attacks._inversion.loss_probe import check_soft_labels
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -421,6 +423,86 @@ def test_a_share_must_say_how_the_client_computes():
     for model in (plain, normal):
         with pytest.raises(ValueError, match="attributes batch_norm, local_steps and clients"):
             attacks.inversion(model, lambda *_: None, presets.fedleak(3), batch_size=1)
+
+
+def one_hot_inside(logits, y):
+    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(y, CLASSES)).mean()
+
+
+def integers_only(logits, y):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def several_labels(logits, y):
+    return optax.sigmoid_binary_cross_entropy(logits, y).mean()
+
+
+def smoothed(logits, y):
+    soft = objectives.soft_labels(y, logits.shape[-1])
+    return optax.softmax_cross_entropy(logits, optax.smooth_labels(soft, 0.1)).mean()
+
+
+def least_of_labels(logits, y):
+    """Takes labels of either shape, but means something else by them."""
+    return objectives.cross_entropy(logits, jnp.argmin(y, axis=-1) if y.ndim == 2 else y)
+
+
+class TestLosses:
+    """Clients call their loss with integers, attacks call it with (B, C), and both must mean the same."""
+
+    @pytest.mark.parametrize("labels", ["given", "joint", "calibrated"])
+    @pytest.mark.parametrize("size", [1, B])
+    @pytest.mark.parametrize(
+        ("loss", "found"),
+        [
+            (one_hot_inside, "this one raises"),
+            (integers_only, "this one raises"),
+            (least_of_labels, "this one has another gradient"),
+        ],
+    )
+    def test_one_that_takes_no_soft_labels_is_refused(self, loss, found, size, labels, model):
+        share = protocols.ClientShare(model, loss=loss)
+        with pytest.raises(ValueError, match=rf"loss must take labels \(B,\).*objectives.cross_entropy.*{found}"):
+            attacks.inversion(model, share, settings(labels=labels), batch_size=size)
+
+    def test_one_behind_a_defense_is_looked_at_too(self, model):
+        known = adaptive.informed(
+            defenses.clipped_gaussian(1.0, 0.1),
+            model,
+            protocols.ClientShare(model, loss=one_hot_inside),
+            settings(),
+            batch_size=1,
+        )
+        with pytest.raises(ValueError, match="this one raises"):
+            attacks.inversion(model, known.share, known.settings, batch_size=1)
+
+    @pytest.mark.parametrize("classes", [2, 3])
+    @pytest.mark.parametrize("loss", [smoothed, objectives.double_softmax_cross_entropy, several_labels])
+    def test_others_are_not(self, loss, classes):
+        check_soft_labels(loss, classes)
+        with pytest.raises(ValueError, match="loss must take labels"):
+            check_soft_labels(one_hot_inside, classes)
+
+    def test_they_are_looked_at_inside_of_a_compiled_function_too(self):
+        def built(x):
+            check_soft_labels(smoothed, CLASSES)
+            return x
+
+        jax.jit(built)(0.0)
+
+    def test_row_spaces_read_no_loss(self, model):
+        share = protocols.ClientShare(model, loss=integers_only)
+        attacks.inversion(model, share, presets.row_space()._replace(labels="none"), batch_size=1)
+
+    def test_several_labels_per_image_are_attacked_as_given(self, model, observed):
+        _, seen, truth = observed
+        y = jnp.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+        share = protocols.ClientShare(model, loss=several_labels)
+        attack = attacks.inversion(model, share, settings(labels="given"), batch_size=B)
+        state = attack.init(jax.random.key(0), audit.template_of(truth))
+        there = state._replace(best={**state.variables, "x": truth.x[:, 0]})
+        seen = seen._replace(payload=share(seen.params, truth._replace(y=y)), labels=y)
+        assert attack.reconstruct(there, seen).gradient_matched.all()
 
 
 class HeadSquares:

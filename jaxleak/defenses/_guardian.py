@@ -35,7 +35,8 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
     Args:
         beta: >= 0; up to 1 / max(s) it is the identity, 0 always is.
         probes: number of probes >= 1, each one derivative of the gradient in a direction of x.
-        loss: `(logits (B, C), y) -> ()` that g is the gradient of; None is the mean cross-entropy.
+        loss: `(logits (B, C), y) -> ()` that g is the gradient of, with the labels of `protocols.ClientShare`'s loss;
+            None is the mean cross-entropy.
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`. For a model update of

@@ -48,7 +48,10 @@ class ClientShare:
                 PyTorch's `SGD` does where the client makes its optimiser anew.
             clients: M >= 1 clients whose updates are averaged before the server sees them (FedLeak, section 7).
             batch_norm: "train" normalises by the statistics of each local batch, "eval" by the running ones.
-            loss: `(logits (B, C), y) -> ()`, with its reduction.
+            loss: `(logits (B, C), y) -> ()`, with its reduction. The client calls it with its own labels, integers (B,)
+                or (B, C), and an attack always with (B, C). So it must take both and mean the same by integers and by
+                their one-hot rows, as `objectives.cross_entropy` does by `objectives.soft_labels`; attacks refuse
+                another. A loss of several labels per image, whose y is never (B,), need not take integers.
 
         Raises:
             ValueError: on arguments out of range.

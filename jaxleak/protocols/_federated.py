@@ -37,7 +37,7 @@ def vertical(
         num_samples: N.
         batch_size: K, 1 <= K <= N.
         optimizer: how the server updates the parameters; None keeps them frozen.
-        loss: `(logits (B, C), y) -> ()`, the mean over the batch.
+        loss: `(logits (B, C), y) -> ()`, the mean over the batch, with the labels of `ClientShare`'s loss.
         defense: transforms the payload before the server sees it, with its state from round to round if it has any.
         sampling: "epoch" or "uniform", see `draw_batch`.
         with_statistics: also record the batch's activation statistics, for threats that grant them.
@@ -84,7 +84,7 @@ def horizontal(
         num_samples: N over all workers, a multiple of M.
         batch_size: K over all workers, a multiple of M, K <= N.
         optimizer: how the server updates the parameters; None keeps them frozen.
-        loss: `(logits (B, C), y) -> ()`, the mean over the batch.
+        loss: `(logits (B, C), y) -> ()`, the mean over the batch, with the labels of `ClientShare`'s loss.
         defense: transforms the payload before the server sees it, with its state from round to round if it has any.
         sampling: "epoch" or "uniform", per worker.
         with_statistics: also record the batch's activation statistics.

@@ -80,7 +80,7 @@ def federated_averaging(
         clients_per_round: from 1 to the number of clients; None takes all.
         batch_norm: "train" normalises by each local batch, "eval" by the running statistics, which then stay.
         weighting: how the average weighs clients: all alike ("uniform"), or each by its number of samples ("samples").
-        loss: `(logits (B, C), y) -> ()`, with its reduction.
+        loss: `(logits (B, C), y) -> ()`, with its reduction and the labels of `ClientShare`'s loss.
         defense: at any of `jaxleak.defenses.HORIZONTAL_PLACES`. "payload" and "representation" transform each upload,
             "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;
             "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on. Where

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _tree, _validate
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
+from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, loss_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.labels import LabelSource, label_source
+from jaxleak.attacks._inversion.loss_probe import check_soft_labels
 from jaxleak.attacks._inversion.settings import Settings, check_settings, leaves_read
 from jaxleak.attacks._inversion.setup import Setup, has_kinks
 from jaxleak.attacks._inversion.shift_search import Search, search_for
@@ -113,9 +114,10 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
         the model as smoothed, the sharpness, and whether the trial is frozen.
 
     Raises:
-        ValueError: on settings out of range; by `init`, if the template holds fewer images than B; and, when an
-            observation is first seen, if the threat withholds what the settings read or the payload does not fit the
-            model.
+        ValueError: on settings out of range, or a client's loss that does not mean the same by labels (B,) and by
+            their one-hot rows, see `protocols.ClientShare`; by `init`, if the template holds fewer images than B; and,
+            when an observation is first seen, if the threat withholds what the settings read or the payload does not
+            fit the model.
     """
     parts = assemble(model, share, settings, batch_size)
 
@@ -143,6 +145,10 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
             f"protocols.ClientShare; got {share!r}"
         )
     setup = Setup(model, share, batch_size)
+    # Only what simulates the client hands soft labels to its loss.
+    simulates = settings.compare.reads_labels or (settings.white_point and model.has_batch_norm)
+    if (loss := loss_of(share)) is not None and simulates:
+        check_soft_labels(loss, model.num_classes)
     smoothing = settings.smoothing if isinstance(settings.smoothing, Smoothing) else None
     if settings.smoothing == "auto":
         recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
