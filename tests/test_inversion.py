@@ -13,7 +13,9 @@ from jaxleak import attacks, audit, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation, Transcript
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.attacks._inversion.engine import assemble
+from jaxleak.attacks._inversion.labels import label_source
 from jaxleak.attacks._inversion.loss_probe import check_soft_labels
+from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.audit._invert import placed
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
@@ -503,6 +505,56 @@ class TestLosses:
         there = state._replace(best={**state.variables, "x": truth.x[:, 0]})
         seen = seen._replace(payload=share(seen.params, truth._replace(y=y)), labels=y)
         assert attack.reconstruct(there, seen).gradient_matched.all()
+
+
+class TestRulesUnderOtherLosses:
+    """Label rules read (softmax - label) / B, the gradient of a mean cross-entropy, or a known multiple of it."""
+
+    Y = jnp.array([1, 3, 3, 7], jnp.int32)
+
+    def inferred(self, loss, rule="calibrated", **client):
+        model = models.mlp(SHAPE, 10, widths=(12,), activation="relu")
+        variables = model.init(jax.random.key(0))
+        x = jnp.asarray(np.random.default_rng(0).random((4, 1, *SHAPE)), jnp.float32)
+        share = protocols.ClientShare(model, loss=loss, **client)
+        source = label_source(rule, Setup(model, share, 4))
+        seen = Observation(jnp.zeros((), jnp.int32), variables, share(variables, Batch(x, self.Y, jnp.arange(4))))
+        return np.sort(np.argmax(source.fixed(seen, jax.random.key_data(jax.random.key(0))), axis=-1))
+
+    def test_a_sum_over_the_batch_is_divided_by_it(self):
+        def summed(logits, y):
+            return len(logits) * objectives.cross_entropy(logits, y)
+
+        for rule in ("bias_rule", "calibrated"):
+            np.testing.assert_array_equal(self.inferred(summed, rule), self.Y)
+            np.testing.assert_array_equal(self.inferred(summed, rule, local_steps=2), self.Y)
+
+    @pytest.mark.parametrize("loss", [smoothed, lambda logits, y: 3 * objectives.cross_entropy(logits, y)])
+    def test_what_is_nearly_a_multiple_is_served(self, loss):
+        np.testing.assert_array_equal(self.inferred(loss), self.Y)
+
+    @pytest.mark.parametrize("size", [1, 4])
+    @pytest.mark.parametrize("classes", [2, 10])
+    def test_others_are_refused_by_the_rule_s_name(self, classes, size):
+        def squares(logits, y):
+            return jnp.mean((logits - objectives.soft_labels(y, classes)) ** 2)
+
+        def focal(logits, y):
+            p = jax.nn.softmax(logits)
+            return -jnp.mean(jnp.sum(objectives.soft_labels(y, classes) * (1 - p) ** 2 * jnp.log(p), axis=-1))
+
+        def weighted(logits, y):
+            weights = objectives.soft_labels(y, classes) * jnp.linspace(0.5, 1.5, classes)
+            return -jnp.mean(jnp.sum(weights * jax.nn.log_softmax(logits), axis=-1))
+
+        model = models.mlp(SHAPE, classes, widths=())
+        losses = [squares, weighted, several_labels, objectives.double_softmax_cross_entropy]
+        for loss in losses + [focal] * (classes == 2):  # of more classes it is nearly a multiple
+            share = protocols.ClientShare(model, loss=loss)
+            with pytest.raises(ValueError, match=r'labels=\'calibrated\' cannot be inferred under this loss.*"given"'):
+                attacks.inversion(model, share, settings(), batch_size=size)
+            for labels in ("given", "joint", "random"):
+                attacks.inversion(model, share, settings(labels=labels), batch_size=size)
 
 
 class HeadSquares:

@@ -114,10 +114,10 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
         the model as smoothed, the sharpness, and whether the trial is frozen.
 
     Raises:
-        ValueError: on settings out of range, or a client's loss that does not mean the same by labels (B,) and by
-            their one-hot rows, see `protocols.ClientShare`; by `init`, if the template holds fewer images than B; and,
-            when an observation is first seen, if the threat withholds what the settings read or the payload does not
-            fit the model.
+        ValueError: on settings out of range, a client's loss that does not mean the same by labels (B,) and by their
+            one-hot rows (`protocols.ClientShare`), or a label rule under a loss that is no multiple of the mean
+            cross-entropy (`Settings`); by `init`, if the template holds fewer images than B; and, when an observation
+            is first seen, if the threat withholds what the settings read or the payload does not fit the model.
     """
     parts = assemble(model, share, settings, batch_size)
 

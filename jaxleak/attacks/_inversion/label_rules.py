@@ -26,7 +26,7 @@ _TRUST = 0.5
 class HeadGradient(NamedTuple):
     """What is known of the last dense layer. Fields that a rule does not read may be None."""
 
-    kernel_gradient: jax.Array  # (F, C), of the mean loss
+    kernel_gradient: jax.Array  # (F, C), of the mean cross-entropy
     bias_gradient: jax.Array | None = None  # (C,)
     kernel: jax.Array | None = None  # (F, C), the layer's parameters, which a server knows
     bias: jax.Array | None = None  # (C,)
@@ -197,7 +197,9 @@ def infer_labels(
     bias: jax.Array | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Labels of a batch from the gradient of the mean loss at the last dense layer.
+    """Labels of a batch from the gradient of the mean cross-entropy at the last dense layer.
+
+    Under another loss labels are wrong without a sign of it; a sum over the batch is divided by B first.
 
     Args:
         rule: one of `LABEL_RULES`.

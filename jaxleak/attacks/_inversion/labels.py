@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak._base import Observation, PyTree
+from jaxleak._base import Observation, PyTree, loss_of
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
+from jaxleak.attacks._inversion.loss_probe import scale_for_rules
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.objectives import soft_labels
 
@@ -39,7 +40,7 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
     """The source of a strategy, a member of `LABEL_STRATEGIES`.
 
     Raises:
-        ValueError: on an unknown strategy, or a rule that cannot serve this model or batch size.
+        ValueError: on an unknown strategy, or a rule that cannot serve this model, batch size or client's loss.
     """
     _validate.one_of(LABEL_STRATEGIES, labels=strategy)
     size, classes = setup.batch_size, setup.model.num_classes
@@ -59,10 +60,11 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
     if strategy == "none":
         unknown = jnp.full(size, -1, jnp.int32)
         return LabelSource(_nothing, lambda *_: jnp.full((size, classes), 1 / classes), lambda *_: unknown)
+    scale = _scale(strategy, setup)
     _try(strategy, setup)
 
     def inferred(observation: Observation, label_key: jax.Array) -> jax.Array:
-        found = inferred_labels(strategy, setup, observation, label_key)
+        found = inferred_labels(strategy, setup, observation, label_key, scale)
         if setup.parts > 1:
             # Rules return labels sorted by class. Unless they are shuffled, each local step, or each of several
             # clients, would get samples of one class.
@@ -73,10 +75,14 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
     return LabelSource(_nothing, inferred, _of_soft)
 
 
-def inferred_labels(rule: str, setup: Setup, observation: Observation, label_key: jax.Array) -> jax.Array:
-    """(B,) what a rule reads off the head's gradient."""
+def inferred_labels(
+    rule: str, setup: Setup, observation: Observation, label_key: jax.Array, scale: float = 1.0
+) -> jax.Array:
+    """(B,) what a rule reads off the head's gradient, which is `scale` times that of the mean cross-entropy."""
     model = setup.model
     gradient, weights = model.head_of(observation.payload), model.head_of(observation.params["params"])
+    if scale != 1:
+        gradient = jax.tree.map(lambda leaf: leaf / scale, gradient)
     return infer_labels(
         rule,
         gradient.kernel,
@@ -86,6 +92,24 @@ def inferred_labels(rule: str, setup: Setup, observation: Observation, label_key
         bias=weights.bias,
         key=jax.random.wrap_key_data(label_key) if rule == "random" else None,
     )
+
+
+def _scale(rule: str, setup: Setup) -> float:
+    """What the client's loss multiplies the mean cross-entropy's gradient by; 1 where it states no loss.
+
+    Raises:
+        ValueError: if the rule cannot serve the loss.
+    """
+    loss = loss_of(setup.share)
+    if loss is None or rule == "random":  # the floor reads no gradient
+        return 1.0
+    try:
+        return scale_for_rules(loss, setup.model.num_classes, max(1, setup.batch_size // setup.parts))
+    except ValueError as error:
+        raise ValueError(
+            f'labels={rule!r} cannot be inferred under this loss: {error}; labels can be "given" where the threat '
+            'grants them, "joint" where each is a distribution over the classes, or "none" for row spaces'
+        ) from error
 
 
 def _try(rule: str, setup: Setup) -> None:

@@ -12,6 +12,14 @@ _TAKE_BOTH = (cross_entropy, double_softmax_cross_entropy)
 #: Relative difference of two gradients above which they are not those of one loss; rounding leaves about 1e-6.
 _SAME_BELOW = 1e-3
 
+#: Relative difference from a multiple of the mean cross-entropy's gradient up to which label rules serve. Labels
+#: smoothed by 0.1 stay below (0.01 to 0.055), and so does a focal loss of ten classes or more, on logits as here, which
+#: are those of a network that is not sure yet. Weights of classes, a focal loss of two classes, squared losses, binary
+#: cross-entropies and a second softmax are beyond.
+_RULES_SERVE_BELOW = 0.06
+#: Draws of logits and labels for that: a single sample of two classes has the same direction under nearly every loss.
+_DRAWS = 8
+
 _CONTRACT = (
     "loss must take labels (B,) and the same labels as distributions (B, C), which attacks give it, and mean the same "
     "by both, as objectives.cross_entropy does by objectives.soft_labels"
@@ -46,6 +54,46 @@ def check_soft_labels(loss: Loss, classes: int) -> None:
             return
         if not np.linalg.norm(hard - soft) <= _SAME_BELOW * np.linalg.norm(hard):
             raise ValueError(f"{_CONTRACT}; with labels ({size}, {classes}) this one has another gradient")
+
+
+def scale_for_rules(loss: Loss, classes: int, batch_size: int) -> float:
+    """How many times the gradient of a loss by the logits is that of the mean cross-entropy, (softmax - label) / B.
+
+    A sum over the batch is B times the mean, exactly; smoothed labels are nearly a multiple, (1 - smoothing) times as
+    much. Rules that count would take such a factor for more or fewer samples, so that gradients are divided by it.
+
+    Args:
+        loss: the client's.
+        classes: C >= 2.
+        batch_size: B >= 1 of one step.
+
+    Returns:
+        The factor; 1 for the mean cross-entropy.
+
+    Raises:
+        ValueError: if the gradient is no such multiple, so that label rules would read something else off it.
+    """
+    if loss is cross_entropy:
+        return 1.0
+    # From the first class to the last one, so that weights of classes differ among them.
+    labels = np.linspace(0, classes - 1, _DRAWS * batch_size).round().astype(np.int32).reshape(_DRAWS, batch_size)
+    found, wanted = [], []
+    for seed, y in enumerate(labels):
+        logits, soft = _logits(batch_size, classes, seed), _one_hot(y, classes)
+        gradient = _gradient(loss, logits, soft)
+        if isinstance(gradient, Exception):
+            raise ValueError(f"loss must take soft labels (B, C): {type(gradient).__name__}: {gradient}") from gradient
+        found.append(gradient)
+        exponentials = np.exp(logits)
+        wanted.append((exponentials / exponentials.sum(axis=1, keepdims=True) - soft) / batch_size)
+    own, expected = np.ravel(found), np.ravel(wanted)
+    factor = float(own @ expected / (expected @ expected))
+    if not np.linalg.norm(own - factor * expected) <= _RULES_SERVE_BELOW * abs(factor) * np.linalg.norm(expected):
+        raise ValueError(
+            "label rules read the gradient of a loss by the logits as a multiple of (softmax - label) / B, that of "
+            "objectives.cross_entropy, and that of this loss is none"
+        )
+    return factor
 
 
 def _logits(size: int, classes: int, seed: int = 0) -> np.ndarray:
