@@ -7,6 +7,11 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE, SSIM_SMALLEST, grey_psnr, 
 from jaxleak.metrics._labels import label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
+#: How far beyond [0, 1] rounding may have moved a true pixel.
+_ROUNDING = 1e-3
+#: Channels that images have: grey, colors, and colors with transparency.
+_CHANNELS = (1, 3, 4)
+
 
 def image_scores(
     truth: ArrayLike,
@@ -21,7 +26,7 @@ def image_scores(
     labels=found.y)`. Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels.
 
     Args:
-        truth: (N, H, W, channels) images in [0, 1].
+        truth: (N, H, W, channels) images in [0, 1], without the normalisation that a network may read them with.
         estimate: the same shape, in any order.
         true_labels: (N,) integer labels; None leaves `label_accuracy` out.
         labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out.
@@ -39,14 +44,17 @@ def image_scores(
         Images with a side below 3 pixels, such as tables, have no SSIM and nothing that needs it.
 
     Raises:
-        ValueError: if shapes differ, a pixel is not finite, or labels are not integers.
+        ValueError: if shapes differ, a true pixel is outside of [0, 1], a pixel is not finite, the true images have
+            their channels first, or labels are not integers.
     """
-    truth, estimate = np.asarray(truth), np.clip(estimate, 0, 1)
-    order = match_one_to_one(truth, estimate)
-    matched = estimate[order]
+    truth, raw = np.asarray(truth), np.asarray(estimate)
+    _check_images(truth, raw)
+    found = np.clip(raw, 0, 1)
+    order = match_one_to_one(truth, found)
+    matched = found[order]
     scores = {
         "psnr": float(np.mean(psnr(truth, matched))),
-        "psnr_best_match": float(np.mean(best_match_psnr(truth, estimate))),
+        "psnr_best_match": float(np.mean(best_match_psnr(truth, found))),
         "psnr_up_to_scale": float(np.mean(psnr_up_to_scale(truth, matched))),
     }
     if truth.ndim == 4 and min(truth.shape[1:3]) >= SSIM_SMALLEST:
@@ -60,3 +68,21 @@ def image_scores(
     if true_labels is not None and labels is not None:
         scores["label_accuracy"] = label_multiset_accuracy(true_labels, labels)
     return scores, order
+
+
+def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
+    """Refuse what every score would be wrong for: peaks are 1, and means and windows are over the middle axes."""
+    for name, pixels in {"truth": truth, "estimate": estimate}.items():
+        if not np.isfinite(pixels).all():
+            raise ValueError(f"{name} must hold finite pixels")
+    if truth.size and not (truth.min() >= -_ROUNDING and truth.max() <= 1 + _ROUNDING):
+        raise ValueError(
+            f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
+            "x * std + mean, of normalised images and answers, or divide by 255"
+        )
+    # Images of one row, such as tables, have few channels, and are taken as they are.
+    if truth.ndim == 4 and truth.shape[3] > max(_CHANNELS) and truth.shape[1] in _CHANNELS:
+        raise ValueError(
+            f"truth must be (N, H, W, channels), got {truth.shape}, whose channels seem to come first: "
+            "transpose truth and estimate by (0, 2, 3, 1)"
+        )
