@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """Samples with their positions in the private set; a whole private set is the batch of all positions."""
 
     x: jax.Array  # (B, P, *slice) float32, slice p of every sample belongs to party p; P = 1 in horizontal FL
-    y: jax.Array  # (B,) int32 in [0, C), or (B, C) soft labels summing to one
+    y: jax.Array  # (B,) int32 in [0, C), or (B, C) soft labels >= 0, summing to one under cross-entropies
     index: jax.Array  # type: ignore[assignment]  # (B,) int32, positions in [0, N)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 #: What the arrays of an attack can hold.
 LARGEST = float(np.finfo(np.float32).max)
+#: How far from one the sum of a row of soft labels may be; those in 16 bits round to that.
+SUM_ROUNDING = 1e-2
 
 
 def positive(**named: float) -> None:
@@ -108,10 +110,12 @@ def labels_in_range(y: Any, num_classes: int) -> None:
         raise ValueError(f"y must be in [0, {num_classes}), got labels from {y.min()} to {y.max()}")
 
 
-def batch_labels(y: Any, samples: int, num_classes: int) -> None:
+def batch_labels(y: Any, samples: int, num_classes: int, *, distributions: bool = False) -> None:
     """Raise `ValueError` unless y is (samples,) integers in [0, num_classes), or (samples, num_classes) soft labels.
 
-    The values of a traced y are not there to be looked at: only its shape and dtype are checked.
+    Soft labels are finite and >= 0, and rows sum to one where they must be `distributions`: under a cross-entropy, but
+    not under a loss of several labels per image. The values of a traced y are not there to be looked at: only its shape
+    and dtype are checked.
     """
     import jax  # for its tracers alone; options are checked before JAX is imported
 
@@ -120,16 +124,30 @@ def batch_labels(y: Any, samples: int, num_classes: int) -> None:
             f"labels must have shape ({samples},), one per sample, or ({samples}, {num_classes}) if they are soft, "
             f"got {tuple(y.shape)}"
         )
-    if y.ndim == 2:
-        return
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.ndim == 1 and not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"labels must be integers, got dtype {y.dtype}")
     if isinstance(y, jax.core.Tracer):
         return
     values = np.asarray(y)
+    if values.ndim == 2:
+        _soft_labels(values.astype(np.float64), distributions)
+        return
     wrong = values[(values < 0) | (values >= num_classes)]
     if wrong.size:
         raise ValueError(f"labels must be in [0, {num_classes}), got {wrong[0]}")
+
+
+def _soft_labels(values: np.ndarray, distributions: bool) -> None:
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if wrong.size:
+        raise ValueError(f"soft labels must be finite and >= 0, got {wrong[0]:g}")
+    sums = values.sum(axis=1)
+    far = sums[np.abs(sums - 1) > SUM_ROUNDING]
+    if distributions and far.size:
+        raise ValueError(
+            f"soft labels of a cross-entropy must sum to one in every row, got {far[0]:.4g}: divide rows by their "
+            "sums, or give the protocol a loss of several labels per image, such as a binary cross-entropy"
+        )
 
 
 def logits_of_classes(logits: Any, num_classes: int) -> None:
@@ -142,7 +160,7 @@ def logits_of_classes(logits: Any, num_classes: int) -> None:
         raise ValueError(f"the model's logits must have shape (B, num_classes) = (B, {num_classes}), got {shape}")
 
 
-def private_set(private: Any, num_samples: int, num_classes: int) -> None:
+def private_set(private: Any, num_samples: int, num_classes: int, *, distributions: bool = False) -> None:
     """Raise `ValueError` unless x, y and index of `private` hold one row for each of so many samples, and y labels.
 
     JAX clamps an index that is out of range, so that a smaller set would silently show its last sample again. Labels
@@ -151,7 +169,7 @@ def private_set(private: Any, num_samples: int, num_classes: int) -> None:
     for name, rows in zip(("x", "y", "index"), private, strict=True):
         if rows is not None and (rows.ndim == 0 or rows.shape[0] != num_samples):
             raise ValueError(f"private.{name} must hold num_samples = {num_samples} samples, got shape {rows.shape}")
-    batch_labels(private.y, num_samples, num_classes)
+    batch_labels(private.y, num_samples, num_classes, distributions=distributions)
 
 
 def batch_as_planned(index: Any, batch_size: int) -> None:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import reference
 
@@ -248,6 +249,32 @@ class TestLabels:
         share, variables = protocols.ClientShare(model), model.init(jax.random.key(5))
         hard, soft = (share(variables, self.batch(y)) for y in ([0, 2], [[1.0, 0, 0], [0, 0, 1.0]]))
         jax.tree.map(np.testing.assert_array_equal, hard, soft)
+
+    @pytest.mark.parametrize("bad", [-0.5, jnp.nan, jnp.inf])
+    @pytest.mark.parametrize("method", ["__call__", "updates", "example_gradients"])
+    def test_soft_ones_that_are_negative_or_not_finite_are_refused_under_every_loss(self, bad, method, model):
+        batch, variables = self.batch([[1.0, 0, 0], [1.0, bad, 0]]), model.init(jax.random.key(5))
+        for loss in (objectives.cross_entropy, several_labels):
+            share = protocols.ClientShare(model, loss=loss)
+            with pytest.raises(ValueError, match=f"soft labels must be finite and >= 0, got {bad}"):
+                getattr(share, method)(variables, batch)
+
+    def test_soft_ones_sum_to_one_under_a_cross_entropy_alone(self, model):
+        batch, variables = self.batch([[1.0, 0, 0], [1.0, 1.0, 0]]), model.init(jax.random.key(5))
+        for loss in (objectives.cross_entropy, objectives.double_softmax_cross_entropy):
+            share = protocols.ClientShare(model, loss=loss)
+            protocol = protocols.client(share, num_samples=2, batch_size=2)
+            for refuses, given in ((share, (variables, batch)), (protocol.check, (batch,))):
+                with pytest.raises(ValueError, match="must sum to one in every row, got 2: divide rows by"):
+                    refuses(*given)
+            share(variables, batch._replace(y=jnp.full((2, 3), 1 / 3, jnp.bfloat16)))
+        share = protocols.ClientShare(model, loss=several_labels)
+        share(variables, batch)
+        protocols.client(share, num_samples=2, batch_size=2).check(batch)
+
+
+def several_labels(logits, y):
+    return optax.sigmoid_binary_cross_entropy(logits, y).mean()
 
 
 def test_a_loss_refuses_labels_that_are_not_integers():

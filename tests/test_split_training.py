@@ -368,6 +368,16 @@ def test_logits_of_another_width_than_the_classes_are_refused_under_jit_too(mode
         jax.eval_shape(protocol.share, state.params, private)
 
 
+def test_soft_labels_sum_to_one_under_a_cross_entropy(model, private):
+    several = private._replace(y=jnp.ones((N, C)))
+    with pytest.raises(ValueError, match="must sum to one in every row, got 3"):
+        protocols.split_training(model, num_samples=N, batch_size=B).check(several)
+    own = protocols.split_training(
+        model, num_samples=N, batch_size=B, loss=lambda z, y: optax.sigmoid_binary_cross_entropy(z, y).mean()
+    )
+    own.check(several)
+
+
 def test_one_logit_for_two_classes_needs_a_binary_loss(private):
     def binary(logits, y):
         return optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean()

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxleak._base import Loss
+
 
 def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
     """The distributions (B, C) of labels: (B,) integers in [0, C), or (B, C), which are distributions already.
@@ -40,3 +42,8 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
         ValueError: as `cross_entropy`.
     """
     return cross_entropy(jax.nn.softmax(logits), y)
+
+
+def takes_distributions(loss: Loss) -> bool:
+    """Whether the soft labels of a loss are known to sum to one; of a loss from elsewhere that is not known."""
+    return loss in (cross_entropy, double_softmax_cross_entropy)

@@ -9,6 +9,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
+from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 from jaxleak.protocols._sampling import draw_batch
@@ -102,7 +103,8 @@ class ClientShare:
 
         Raises:
             ValueError: if `batch.x` has another shape or is not M * E equal parts, if `batch.y` does not hold one
-                integer in [0, C) per image, or one distribution (C,), or if `orders` have another shape.
+                integer in [0, C) per image or one soft label (C,) >= 0, which sums to one under a cross-entropy of
+                `jaxleak.objectives`, or if `orders` have another shape.
         """
         updates = self.updates(params, batch, sharpness=sharpness, orders=orders)
         return updates[0] if self.clients == 1 else jax.tree.map(lambda *parts: sum(parts) / self.clients, *updates)
@@ -163,7 +165,8 @@ class ClientShare:
 
     def _check(self, batch: Batch) -> None:
         _validate.batch_of_images(batch.x, self.model.image_shape)
-        _validate.batch_labels(batch.y, batch.x.shape[0], self.model.num_classes)
+        distributions = takes_distributions(self.loss)
+        _validate.batch_labels(batch.y, batch.x.shape[0], self.model.num_classes, distributions=distributions)
 
 
 def averaged_share(share: ClientShare) -> ClientShare:
@@ -260,7 +263,8 @@ def client(
         return ProtocolState(jnp.zeros((), jnp.int32), start, (), memory(defense, start["params"], *axes))
 
     def check(private: Batch) -> None:
-        _validate.private_set(private, num_samples, model.num_classes)
+        distributions = takes_distributions(share.loss)
+        _validate.private_set(private, num_samples, model.num_classes, distributions=distributions)
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         check(private)

@@ -18,6 +18,7 @@ from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.defenses._base import in_order
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
+from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
 from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
@@ -105,7 +106,7 @@ def split_training(
         return split_state(model.init(key), transform)
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
-        _check(model, num_samples, private)
+        _check(model, num_samples, loss, private)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
@@ -149,11 +150,11 @@ def split_training(
         transcript = Transcript(state.round, params, cut, index, None, batch, parties)
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
-    return Protocol(init, round_, share, functools.partial(_check, model, num_samples))
+    return Protocol(init, round_, share, functools.partial(_check, model, num_samples, loss))
 
 
-def _check(model: BottomTopModel, num_samples: int, private: Batch) -> None:
-    _validate.private_set(private, num_samples, model.num_classes)
+def _check(model: BottomTopModel, num_samples: int, loss: Loss, private: Batch) -> None:
+    _validate.private_set(private, num_samples, model.num_classes, distributions=takes_distributions(loss))
     model.check_padding(private.x)
 
 
