@@ -1,5 +1,6 @@
 """Bottom and top models, and vertical training with them, against loops in NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -378,7 +379,7 @@ def test_soft_labels_sum_to_one_under_a_cross_entropy(model, private):
     own.check(several)
 
 
-def test_one_logit_for_two_classes_needs_a_binary_loss(private):
+def test_one_logit_for_two_classes_takes_a_binary_loss_or_becomes_two(private):
     def binary(logits, y):
         return optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean()
 
@@ -387,8 +388,12 @@ def test_one_logit_for_two_classes_needs_a_binary_loss(private):
     private = private._replace(y=private.y % 2)
     _, _, transcript = _step(one, private, loss=binary)
     assert all(np.abs(leaf).max() > 0 for leaf in transcript.payload)
-    with pytest.raises(ValueError, match=r"cross_entropy of one logit is zero.*sigmoid_binary_cross_entropy"):
+    with pytest.raises(ValueError, match=r"cross_entropy of one logit is zero.*the two logits \(0, z\)"):
         _step(one, private)
+    # What the message advises gives the clients of the binary loss the same gradients.
+    wrapped = two._replace(rest=lambda params, z: one.rest(params, z) * jnp.array([0.0, 1.0]))
+    _, _, advised = _step(wrapped, private)
+    chex.assert_trees_all_close(advised.payload, transcript.payload, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("place", SPLIT_PLACES)

@@ -22,13 +22,13 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
     Raises:
         ValueError: if there is one logit only: the softmax of one logit is 1, so that neither value nor gradient would
-            depend on anything. Such a network needs a binary loss.
+            depend on anything. Such a network is given two logits, 0 and its own, for two classes.
     """
     if logits.shape[-1] == 1:
         raise ValueError(
-            "cross_entropy of one logit is zero, and so is its gradient: give a binary loss, such as "
-            "lambda logits, y: optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean(), "
-            "or a network with one logit for each class"
+            "cross_entropy of one logit is zero, and so is its gradient: give the network one logit for each class; "
+            "one with one logit z for two classes can be wrapped so that it gives the two logits (0, z), whose "
+            "cross_entropy is the binary one of z"
         )
     return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1))
 
