@@ -1,5 +1,6 @@
 import functools
 import inspect
+import math
 
 import chex
 import flax.linen as nn
@@ -488,5 +489,12 @@ def test_a_normalised_network_reads_normalised_images():
         models.normalized(plain, (0.5,), (0.5,))
     with pytest.raises(ValueError, match=r"std\[1\] must be > 0"):
         models.normalized(plain, (0.5, 0.5, 0.5), (1.0, 0.0, 1.0))
+    for mean, std in (((33.0,) * 3, (78.0,) * 3), ((0.5, 0.5, 104.0), (1.0,) * 3), ((-0.1, 0, 0), (1.0,) * 3)):
+        with pytest.raises(ValueError, match=r"mean must be in \[0, 1\] and std in \(0, 1\].* divide both by 255"):
+            models.normalized(plain, mean, std)
+    with pytest.raises(ValueError, match=r"std in \(0, 1\], since pixels .* and \(1.0, 1.0, 58.0\): divide both"):
+        models.normalized(plain, (0.5, 0.5, 0.5), (1.0, 1.0, 58.0))
+    with pytest.raises(ValueError, match="mean must be in"):
+        models.normalized(plain, (0.5, math.nan, 0.5), (1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match=r"takes off mean=.* already"):
         models.normalized(model, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0))

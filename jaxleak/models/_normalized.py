@@ -20,19 +20,25 @@ def normalized(model: Classifier, mean: Sequence[float], std: Sequence[float]) -
 
     Args:
         model: a network that was trained on normalised images, and is not itself from here.
-        mean: mean of each channel, in the units of the pixels.
-        std: standard deviation of each channel, > 0, in the same units.
+        mean: mean of each channel, in [0, 1] as the pixels are.
+        std: standard deviation of each channel, in (0, 1], in the same unit.
 
     Returns:
         A `Classifier` with the same variables.
 
     Raises:
-        ValueError: on another number of channels, a std that is not > 0, or a model that normalises already.
+        ValueError: on another number of channels, a mean or std out of its range, such as those of pixels up to 255, or
+            a model that normalises already.
     """
     channels = model.image_shape[-1]
     if len(mean) != channels or len(std) != channels:
         raise ValueError(f"mean and std must have one entry for each of {channels} channels, got {mean} and {std}")
     _validate.positive(**{f"std[{i}]": value for i, value in enumerate(std)})
+    if not (all(0 <= value <= 1 for value in mean) and max(std) <= 1):
+        raise ValueError(
+            f"mean must be in [0, 1] and std in (0, 1], since pixels are in [0, 1], got {tuple(mean)} and "
+            f"{tuple(std)}: divide both by 255 if they are of pixels up to 255"
+        )
     if model.mean:
         raise ValueError(f"the model takes off mean={model.mean} already")
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
