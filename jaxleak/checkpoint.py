@@ -29,8 +29,9 @@ DAMAGED = "damaged"
 
 #: Orbax keeps what `save` says of a checkpoint in this file of its folder, and the arrays in this folder.
 _METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
-#: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, and its history.
-_CHECKSUM, _SHAPES, _STEP, _OWNER, _HISTORY = "crc32", "shapes", "step", "configuration", "history"
+#: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, its history, and what
+#: it was computed from.
+_CHECKSUM, _SHAPES, _STEP, _OWNER, _HISTORY, _ORIGIN = "crc32", "shapes", "step", "configuration", "history", "origin"
 
 
 class ConfigMismatchError(RuntimeError):
@@ -79,6 +80,7 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self._config = json.loads(json.dumps(config))
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
+        self._origin: dict[str, Any] = {}
         try:
             if _processes.is_writer():
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -175,6 +177,31 @@ class Checkpoints:
         except ValueError:
             return {}
 
+    def bind(self, origin: dict[str, Any]) -> None:
+        """From now on the checkpoints are of a computation from `origin`; `audit.run` and `audit.invert` call this.
+
+        Checkpoints that were saved before there was such a record are taken as they are.
+
+        Args:
+            origin: by the name that a message gives it, a description by `jaxleak._identity`; JSON-serialisable.
+
+        Raises:
+            ConfigMismatchError: naming what differs, if the newest checkpoint was computed from something else.
+        """
+        from jaxleak import _identity
+
+        step = self.latest_step()
+        then = {} if step is None else self._metadata_if_any(step).get(_ORIGIN, {})
+        if then:
+            differing = [name for name, now in origin.items() if not _identity.same(now, dict(then).get(name))]
+            if differing:
+                others = ", another ".join(differing)
+                raise ConfigMismatchError(
+                    f"{self.folder} holds checkpoint {step} of another run, with another {others}; "
+                    "choose another folder or start over with fresh=True (--fresh)"
+                )
+        self._origin = origin
+
     def save(self, step: int, tree: PyTree, history: dict[str, np.ndarray] | None = None) -> None:
         """Write checkpoint `step`.
 
@@ -191,6 +218,8 @@ class Checkpoints:
         manager = self._manager = self._manager or self._begin_anew()
         tree = _storable(tree)
         said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree)}
+        if self._origin:
+            said[_ORIGIN] = self._origin
         if history:
             history = _storable(history)
             said[_HISTORY] = {name: [list(array.shape), array.dtype.name] for name, array in history.items()}

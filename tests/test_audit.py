@@ -12,7 +12,7 @@ from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, R
 from jaxleak.attacks import aggregated, presets
 from jaxleak.audit._invert import _length
 from jaxleak.audit._restarts import trial_keys
-from jaxleak.checkpoint import Checkpoints
+from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
 KEY = jax.random.key(0)
 PRIVATE = Batch(jax.random.uniform(jax.random.key(9), (6, 1, 3)), jnp.arange(6) % 2, jnp.arange(6))
@@ -125,6 +125,17 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(uninterrupted, tmp_p
     np.testing.assert_array_equal(infos["round"], [4, 5, 6])
     chex.assert_trees_all_equal(state, uninterrupted[0])
     np.testing.assert_array_equal(infos["size"], uninterrupted[1]["size"][4:])
+
+
+def test_checkpoints_of_another_run_are_refused_with_what_differs(tmp_path):
+    _run(rounds=1, checkpoints=Checkpoints(tmp_path, {}))
+    for named, changes in {
+        "private set": {"private": PRIVATE._replace(x=1 - PRIVATE.x)},
+        "number of restarts": {"restarts": 2},
+        "threat, or setting of the attack or the protocol": {"case": toy(nan_round=5)},
+    }.items():
+        with pytest.raises(ConfigMismatchError, match=f"of another run, with another {named}; choose another folder"):
+            _run(rounds=1, checkpoints=Checkpoints(tmp_path, {}), **changes)
 
 
 def test_each_restart_is_a_single_run_with_its_own_keys():

@@ -24,6 +24,7 @@ FLOORS = {
         (
             "_base",
             "_compiled",
+            "_identity",
             "_lazy",
             "_lock",
             "_magnitudes",

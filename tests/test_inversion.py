@@ -1,5 +1,8 @@
 """The gradient-inversion engine: how a step is made, and what is refused."""
 
+import json
+import shutil
+
 import chex
 import flax.linen as nn
 import jax
@@ -17,7 +20,7 @@ from jaxleak.attacks._inversion.labels import label_source
 from jaxleak.attacks._inversion.loss_probe import check_soft_labels
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.audit._invert import placed
-from jaxleak.checkpoint import Checkpoints
+from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
 
 B, SHAPE, CLASSES = 2, (4, 4, 1), 3
@@ -157,6 +160,57 @@ def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path)
         chex.assert_trees_all_equal(infos, expected)
     with pytest.raises(ValueError, match="iterations must be at least the 200 that the checkpoint has done, got 100"):
         invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
+
+
+@pytest.fixture(scope="module")
+def begun(attack, observed, tmp_path_factory):
+    """The folder of an inversion that ended after one iteration."""
+    folder = tmp_path_factory.mktemp("begun") / "c"
+    invert(attack, observed, iterations=1, checkpoints=Checkpoints(folder, {}))
+    return folder
+
+
+def _another_optimizer(model, observed):
+    return {"attack": engine(model, observed[0], settings(optimizer=presets.cosine_decay_adam(0.3, 300)))}
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("key, another start of the attack", lambda *_: {"key": jax.random.key(3)}),
+        ("observation", lambda _, seen: {"observation": seen[1]._replace(round=seen[1].round + 1)}),
+        ("number of restarts, another start of the attack", lambda *_: {"restarts": 2}),
+        ("setting of the attack", lambda model, seen: {"attack": engine(model, seen[0], settings(tv=0.1))}),
+        ("setting of the attack", _another_optimizer),
+        (
+            "length of the attack's schedules, another setting of the attack",
+            lambda model, seen: {"attack": engine(model, seen[0], settings(200))},
+        ),
+    ],
+)
+def test_checkpoints_of_another_run_are_refused_with_what_differs(model, attack, observed, begun, named, changes):
+    asked = {"attack": attack, "observation": observed[1], "key": jax.random.key(2), **changes(model, observed)}
+    template = audit.template_of(observed[2])
+    with pytest.raises(ConfigMismatchError, match=rf"of another run, with another {named}; choose another folder or"):
+        audit.invert(**asked, template=template, iterations=1, checkpoints=Checkpoints(begun, {}))
+
+
+def test_another_rounding_of_an_observation_is_the_same_run(attack, observed, begun):
+    rounded = jax.tree.map(lambda leaf: leaf * (1 + 1e-6) if leaf.dtype == jnp.float32 else leaf, observed[1])
+    invert(attack, (None, rounded, observed[2]), iterations=1, checkpoints=Checkpoints(begun, {}))
+
+
+def test_checkpoints_that_do_not_say_what_they_come_from_are_resumed(attack, observed, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / "c", ignore=shutil.ignore_patterns(".lock*"))
+    metadata = tmp_path / "c" / "steps" / "1" / "_CHECKPOINT_METADATA"
+    said = json.loads(metadata.read_text())
+    assert said["custom_metadata"].pop("origin")["key"]
+    metadata.write_text(json.dumps(said))
+    _, run, _ = audit.invert(
+        attack, observed[1], audit.template_of(observed[2]), key=jax.random.key(3), iterations=1,
+        checkpoints=Checkpoints(tmp_path / "c", {}),
+    )  # fmt: skip
+    assert int(run.iteration) == 1
 
 
 def test_a_transcript_is_no_observation(attack):

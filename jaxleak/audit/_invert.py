@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxleak import _mesh, _validate
+from jaxleak import _identity, _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Transcript
 from jaxleak._memory import within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
@@ -62,7 +62,8 @@ def invert(
         microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
-        checkpoints: saves after every chunk; an existing one is resumed.
+        checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation and
+            restarts, and an attack with the same settings, as far as its functions carry them.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
             before the best one is chosen. If there is a single trial, they share its images and add up their gradients
@@ -73,6 +74,7 @@ def invert(
         that was resumed included (with an axis of restarts behind that of iterations when there are several).
 
     Raises:
+        ConfigMismatchError: naming what differs, if the checkpoints are of another run.
         FloatingPointError: if what was observed is not finite.
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range, fewer iterations than a checkpoint has done, or a transcript in place of
@@ -94,6 +96,16 @@ def invert(
     state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template_of(template), restarts, key))
     history: dict[str, np.ndarray] = {}
     if checkpoints is not None:
+        checkpoints.bind(
+            {
+                "key": _identity.of_key(key),
+                "observation": _identity.of_arrays(observation),
+                "number of restarts": restarts,
+                "length of the attack's schedules": attack.iterations,
+                "setting of the attack": _identity.of_code(attack),
+                "start of the attack": _identity.of_arrays(state.attack),
+            }
+        )
         state, history = checkpoints.restore_with_history(state)
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import _tree, _validate
+from jaxleak import _identity, _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak._memory import require_bytes, within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
@@ -97,13 +97,16 @@ def run(
         chunk: rounds per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: number of independent attack states, vmapped over the same observations.
         callbacks: called as `callback(rounds_done, state, infos_of_chunk)` after every chunk.
-        checkpoints: saves the state after every chunk; an existing one is resumed.
+        checkpoints: saves the state after every chunk; an existing one is resumed if it had the same key, private set,
+            restarts and threat, and an attack and a protocol with the same settings, as far as their functions carry
+            them.
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
         The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left).
 
     Raises:
+        ConfigMismatchError: naming what differs, if the checkpoints are of another run.
         FloatingPointError: if a payload was not finite; the message names the round. Checkpoints written before stay.
         MemoryError: before the first round, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range, or a private set that the protocol does not take, such as one with labels
@@ -111,6 +114,15 @@ def run(
     """
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
+    if checkpoints is not None:
+        checkpoints.bind(
+            {
+                "key": _identity.of_key(key),
+                "private set": _identity.of_arrays(private),
+                "number of restarts": restarts,
+                "threat, or setting of the attack or the protocol": _identity.of_code(attack, protocol, threat),
+            }
+        )
     if state is not None:
         check_private(protocol, private)
     else:  # `start` checks it
