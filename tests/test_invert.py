@@ -17,7 +17,17 @@ from jaxleak.attacks import client_updates, presets
 from jaxleak.audit import Agreement
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study.updates import Case, Outcome, check, observe, resolved, victim, where_seen
+from jaxleak.study.updates import (
+    Case,
+    Outcome,
+    build_model,
+    check,
+    check_effect,
+    observe,
+    resolved,
+    victim,
+    where_seen,
+)
 
 
 def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
@@ -25,6 +35,9 @@ def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
     assert (case.skip, case.taken, case.batch_size, case.local_steps, case.clients) == (0, case.pool, 1, 1, 1)
     switches = {name: value for name, value in asdict(case).items() if isinstance(value, bool)}
     assert switches == dict.fromkeys(switches, False)
+
+
+_SMALL = {"model": "mlp", "data": "digits", "pool": 8}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +85,25 @@ def test_whoever_asks_for_nothing_gets_the_first_images_and_no_switch():
         ({"noise_scale": 0.1}, "noise_scale is read by bayes only, got attack fedleak"),
         ({"attack": "bayes", "noise_scale": 0.0}, "noise_scale must be > 0"),
         ({"attack": "bayes", "noise": "pink"}, "noise must be one of gaussian, laplace"),
+        (
+            {"attack": "bayes", "noise": "laplace", "terms": ("cosine",)},
+            "terms replace the likelihood of noise, so noise would not be read; give one or the other",
+        ),
+        ({"attack": "bayes", "noise_scale": 0.1, "terms": ("l1",)}, "so noise_scale would not be read"),
+        ({"attack": "dlg", "tv_kind": "isotropic"}, "variation that dlg weighs with 0 here; give tv > 0 as well"),
+        ({"attack": "sapag", "tv_kind": "sum"}, "variation that sapag weighs with 0 here"),
+        ({"tv": 0.0, "tv_kind": "relative"}, "variation that fedleak weighs with 0 here"),
+        ({"momentum": 0.9}, "momentum changes nothing where one client uploads the gradient of one step"),
+        ({"estimate": True}, "estimate changes nothing where one client uploads the gradient of one step"),
+        ({"federation": 7}, "federation divides the pool of a skewed partition, and iid is none"),
+        ({"attack": "dlg", "exact_kinks": True}, "exact_kinks changes nothing, since dlg smooths no kinks"),
+        (_SMALL | {"batch_norm": "eval"}, "batch_norm changes nothing, since mlp has no batch normalisation"),
+        (_SMALL | {"white_point": 0.9}, "white_point changes nothing, since mlp has no batch normalisation"),
+        (
+            _SMALL | {"homotopy": (1.0, 30.0), "activation": "sigmoid"},
+            "homotopy .* since mlp with sigmoid has no kinks",
+        ),
+        (_SMALL | {"exact_kinks": True, "activation": "sigmoid"}, "exact_kinks .* since mlp with sigmoid has no kinks"),
         ({"public_data": "synthetic"}, "public_data is read by ggl and rog only, got attack fedleak"),
         ({"attack": "ggl", "generator": True}, "in place of the trained generator of ggl"),
         ({"attack": "patch_embedding", "tv": 0.1}, "patch_embedding has a closed form and does not read tv"),
@@ -82,6 +114,24 @@ def test_refusals_name_the_option_and_come_before_the_grant(tmp_path, capsys, op
     with pytest.raises(ValueError, match=message):
         invert.main(invert.Args(Case(**options), out=tmp_path))
     assert "granted" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_steps": 2, "learning_rate": 0.5, "momentum": 0.9, "estimate": True},
+        {"learning_rate": 0.5},  # not refused, since a stored run of one step was given it
+        {"clients": 2, "estimate": True},  # the estimate normalises all images together
+        {"partition": "label_skew:2", "federation": 7},
+        {"model": "convnet_ig", "batch_norm": "eval", "white_point": 0.9, "exact_kinks": True},
+        {"attack": "dlg", "tv": 0.1, "tv_kind": "isotropic", "homotopy": (1.0, 30.0)},
+        {"attack": "bayes", "terms": ("cosine",)},
+    ],
+)
+def test_options_with_an_effect_are_not_refused(options):
+    case = Case(**options)
+    check(case)
+    check_effect(case, build_model(case, (32, 32, 3), 3))
 
 
 def test_options_of_single_attacks_reach_their_settings():

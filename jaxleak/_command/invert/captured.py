@@ -23,6 +23,7 @@ from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
     asked_for_rivals,
     build_model,
+    check_effect,
     compared,
     first_distances,
     generator_for,
@@ -44,6 +45,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     if len(args.seeds) > 1:
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
+    check_effect(case, model)
     variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
     read = resolved(case).leaves(model)
     payload = load_payload(args.payload, variables["params"], read)

@@ -20,6 +20,7 @@ from jaxleak.study.updates import (
     attack,
     captions,
     check,
+    check_effect,
     compared,
     observe,
     public_images,
@@ -104,11 +105,13 @@ def _check(args: Args) -> None:
         if path is not None and path.is_dir():
             raise ValueError(f"--{option} must name a file, and {path} is a folder")
     check(args.case)
+    check_effect(args.case)
 
 
 def _attackable(case: Case, seed: int) -> models.Classifier:
     """The model; `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
     side = victim(case, seed)
+    check_effect(case, side.model)
     resolved(case).build(side.model, side.share)
     if case.attack in presets.GENERATIVE:
         public_images(case, seed, tuple(side.model.image_shape))

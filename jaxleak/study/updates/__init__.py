@@ -10,7 +10,7 @@ from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxleak.study.updates import basin, diagnostics
-    from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, resolved
+    from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, check_effect, resolved
     from jaxleak.study.updates._believed import believed_rates
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, share_of, victim
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     **{name: name for name in ("basin", "diagnostics")},
     "ATTACKS": "_names",
-    **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "resolved"), "_attacker"),
+    **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "check_effect", "resolved"), "_attacker"),
     "believed_rates": "_believed",
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "share_of", "victim"), "_client"),
@@ -101,6 +101,7 @@ __all__ = [
     "captions",
     "cell_of_point",
     "check",
+    "check_effect",
     "client_of",
     "compared",
     "defense_of",

@@ -13,7 +13,15 @@ import optax
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import adaptive, client_updates, presets
-from jaxleak.study.updates._case import HELD_OUT, ITERATIVE, OF_GENERATORS, SYNTHETIC, Case, check_combinations
+from jaxleak.study.updates._case import (
+    HELD_OUT,
+    ITERATIVE,
+    OF_GENERATORS,
+    SYNTHETIC,
+    Case,
+    check_combinations,
+    check_of_client,
+)
 from jaxleak.study.updates._names import ATTACKS
 
 #: Attacks without iterations, to which the engine's settings do not apply.
@@ -65,6 +73,32 @@ def check(case: Case) -> None:
             )
     elif case.strength or case.adaptive:
         raise ValueError("strength and adaptive are of a defense, and defense names none")
+
+
+def check_effect(case: Case, model: models.Classifier | None = None) -> None:
+    """Raise `ValueError` on options that somebody gave and that change nothing in this case.
+
+    `check` lets them pass, since a study sets one option for all of its cases, and some of them do not read it.
+
+    Args:
+        case: a case that `check` accepts.
+        model: the model under attack; without it, what depends on the model is not asked.
+    """
+    check_of_client(case)
+    if case.exact_kinks and _preset(case, None).smoothing is None:
+        raise ValueError(f"exact_kinks changes nothing, since {case.attack} smooths no kinks; leave it out")
+    if model is None:
+        return
+    if not model.has_batch_norm:
+        for option in ("batch_norm", "white_point"):
+            if getattr(case, option) != getattr(Case, option):
+                raise ValueError(
+                    f"{option} changes nothing, since {case.model} has no batch normalisation; leave it out"
+                )
+    for option in ("homotopy", "exact_kinks"):
+        if getattr(case, option) != getattr(Case, option) and not model.has_kinks:
+            has = f"{case.model} with {case.activation}" if case.activation else case.model
+            raise ValueError(f"{option} changes nothing, since {has} has no kinks; leave it out")
 
 
 @dataclass(frozen=True)
@@ -179,6 +213,11 @@ def _changed(s: attacks.Settings, case: Case) -> attacks.Settings:
     if case.tv is not None:
         s = s.weighing(tv=case.tv)
     if case.tv_kind is not None:
+        if s.weight("tv") == 0:
+            raise ValueError(
+                f"tv_kind is the form of a variation that {case.attack} weighs with 0 here; give tv > 0 as well, or "
+                "leave it out"
+            )
         s = s.weighing(client_updates.variation_prior(case.tv_kind))
     if case.activation_penalty is not None:
         s = s.weighing(activation=case.activation_penalty)

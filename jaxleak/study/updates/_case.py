@@ -206,6 +206,12 @@ def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], close
             )
         if case.estimate or case.adaptive:
             raise ValueError("epoch_copies take the client's own steps, which estimate and adaptive replace by others")
+    of_likelihood = [option for option in ("noise", "noise_scale") if option in given]
+    if case.terms is not None and of_likelihood:
+        raise ValueError(
+            f"terms replace the likelihood of noise, so {' and '.join(of_likelihood)} would not be read; "
+            "give one or the other"
+        )
     if case.exact_kinks and case.homotopy is not None:
         raise ValueError("exact_kinks attacks without smoothing, which homotopy asks for; give one of them")
     for option, names in readers.items():
@@ -216,3 +222,22 @@ def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], close
     unread = [option for option in ITERATIVE if option in given]
     if closed_form and unread:
         raise ValueError(f"{case.attack} has a closed form and does not read {', '.join(unread)}")
+
+
+def check_of_client(case: Case) -> None:
+    """Raise `ValueError` on options of the client or its federation that change nothing in this case.
+
+    They are refused where somebody gave them. Studies set them for all of their cases, of which some read them.
+    """
+    one_step = case.total_steps == case.clients == 1
+    # Not learning_rate: runs of one step that are stored were given that of their sisters of several epochs.
+    for option in ("momentum", "estimate"):
+        if one_step and getattr(case, option) != getattr(Case, option):
+            raise ValueError(
+                f"{option} changes nothing where one client uploads the gradient of one step; give local_steps, "
+                "local_epochs or clients > 1 as well, or leave it out"
+            )
+    if case.partition == "iid" and case.federation != Case.federation:
+        raise ValueError(
+            "federation divides the pool of a skewed partition, and iid is none; give one, or leave it out"
+        )
