@@ -1,5 +1,6 @@
 """`experiments.invert`: what it refuses, in the words of its options, and when it says what the attacker is granted."""
 
+import inspect
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -132,6 +133,14 @@ def test_options_with_an_effect_are_not_refused(options):
     case = Case(**options)
     check(case)
     check_effect(case, build_model(case, (32, 32, 3), 3))
+
+
+def test_another_round_attacks_other_images_as_the_help_says():
+    case = Case(**_SMALL, batch_size=2)
+    side = victim(case, 0)
+    first, again, later = (observe(replace(case, attacked_round=t), 0, side)[1].index.tolist() for t in (0, 0, 3))
+    assert first == again != later
+    assert "Another round draws other images of the client's" in inspect.getsource(Case)
 
 
 def test_options_of_single_attacks_reach_their_settings():

@@ -145,8 +145,9 @@ class Case:
     """Attacker's prior: what one who knows the noise takes, that of photographs (natural) or next to none (weak); None
     is natural for images."""
     attacked_round: int = 0
-    """Which round it is: number of the attacked one. Only defenses whose strength changes over the rounds read it.
-    It does not change the model, which --weights names."""
+    """Which round it is: number of the attacked one. Another round draws other images of the client's, and a defense
+    adds other noise; a few defenses also change their strength over the rounds. It does not change the model, which
+    --weights names."""
 
     @property
     def taken(self) -> int:
