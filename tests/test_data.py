@@ -181,6 +181,10 @@ _X, _Y = np.zeros((2, 4, 4, 1)), np.array([0, 1])
             r"channels last.*got \(2, 3, 4, 5\): transpose x by x.transpose\(0, 2,",
         ),
         ({"x": np.zeros((2, 1, 8, 8), np.uint8), "y": _Y}, "transpose x"),
+        (
+            {"x": np.eye(8, dtype=np.uint8)[None].repeat(2, 0), "y": _Y},
+            r"the largest value here is 1, nearly black: multiply x by 255, or give floats in \[0, 1\]",
+        ),
         ({"x": np.zeros((3, 4, 4, 1)), "y": np.array([3, 1, 2])}, "labels must be counted from 0, got 1 to 3"),
         ({"x": _X, "y": _Y, "class_names": np.array([1, 2])}, "class_names must be a list of text"),
     ],

@@ -116,7 +116,8 @@ def build(
     Args:
         name: the spec.
         where: the file, for messages.
-        x: uint8 or float: (N, H, W, C), (N, H, W), or (N, F) for a table. Float images lie within [0, 1].
+        x: uint8 or float: (N, H, W, C), (N, H, W), or (N, F) for a table. Float images lie within [0, 1], and uint8
+            ones within [0, 255], with a pixel above 1 among all of them.
         y: (N,) integers.
         names: class names, or None.
         n: number of samples to draw, or None.
@@ -146,6 +147,11 @@ def build(
         return Dataset(scaled_columns(x)[picks], labels[picks], classes, name)
     if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
         raise ValueError(f"{where}: float images must lie within [0, 1], got {x.min():g} to {x.max():g}")
+    if x.dtype == np.uint8 and x.max() <= 1:
+        raise ValueError(
+            f"{where}: uint8 images must have 255 for white, and the largest value here is {x.max()}, nearly black: "
+            "multiply x by 255, or give floats in [0, 1]"
+        )
     images = unit_pixels(x[picks]) if x.dtype == np.uint8 else x[picks].astype(np.float32)
     return Dataset(images[..., None] if x.ndim == 3 else images, labels[picks], classes, name)
 
