@@ -44,6 +44,19 @@ def test_one_colour_image_makes_all_rgb(tmp_path):
     assert load(spec).x.shape == (5, 6, 6, 3)
 
 
+def test_it_does_so_whichever_files_are_drawn(tmp_path):
+    spec = _folder(tmp_path, mode="L")
+    _image(tmp_path / "dog" / "colour.jpg")
+    assert {load(spec, 1, seed).x.shape for seed in range(9)} == {(1, 6, 6, 3)}
+
+
+def test_a_file_that_is_not_drawn_may_be_unreadable(tmp_path):
+    spec = _folder(tmp_path, mode="L")
+    (tmp_path / "dog" / "damaged.png").write_text("no image")
+    readable = next(seed for seed in range(9) if np.random.default_rng(seed).permutation(5)[0] < 4)
+    assert load(spec, 1, readable).x.shape == (1, 6, 6, 1)
+
+
 def test_train_is_taken_before_test(tmp_path):
     _folder(tmp_path / "train")
     _image(tmp_path / "test" / "berry" / "0.png")

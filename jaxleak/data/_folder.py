@@ -35,7 +35,8 @@ def folder(spec: str, n: int | None, seed: int) -> Dataset:
     (Linnaeus 5) or one level down (LC25000, whose classes are then called like `lung_image_sets/lung_n`). Where
     DIR has class folders under `train/` and `test/`, `train/` is taken; name `DIR/test` to have the other.
 
-    Only the drawn files are opened. They are grayscale (C = 1) if all of them are, else RGB.
+    Images are grayscale (C = 1) if all files of the folder are, drawn or not, else RGB, so that every draw has the same
+    shape. Only the drawn files are read; where all of them are grayscale, so are the headers of the others.
 
     Args:
         spec: `folder:DIR`; `?size=S` cuts the centre square of every image and resizes it to S x S by Lanczos.
@@ -66,7 +67,8 @@ def folder(spec: str, n: int | None, seed: int) -> Dataset:
                 f"{listing.files[pick]} is {image.size[0]}x{image.size[1]}, but {listing.files[picks[0]]} is "
                 f"{images[0].size[0]}x{images[0].size[1]}; pass {spec}?size=S to bring all to S x S"
             )
-    mode = "L" if all(image.mode == "L" for image in images) else "RGB"
+    drawn_gray = all(image.mode == "L" for image in images)
+    mode = "RGB" if not drawn_gray or any(map(_has_colour, listing.files)) else "L"
     x = np.stack([np.asarray(image.convert(mode)) for image in images])
     y = np.asarray(listing.labels, np.int32)[picks]
     return Dataset(unit_pixels(x[..., None] if mode == "L" else x), y, listing.classes, spec)
@@ -134,6 +136,15 @@ def _images(root: Path) -> list[Path]:
         for path in root.iterdir()
         if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
     )
+
+
+def _has_colour(path: Path) -> bool:
+    """Whether a file's header says so; a file that cannot be read is told of when it is drawn."""
+    try:
+        with Image.open(path) as file:
+            return file.mode in _COLOUR_MODES
+    except _UNREADABLE:
+        return False
 
 
 def _read(path: Path, size: int | None) -> Image.Image:
