@@ -157,8 +157,8 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
         assert finding.status == status
     assert "another order" in finding.cause
     assert check_known_images(two_steps, plain.variables, payload, truth, defended=True) == []
-    sums = jax.tree.map(lambda g: 2 * g, payload)  # over the two images of either step
-    options = {"reduction": "sum", "local_steps": 2, "learning_rate": 0.1}
+    sums = jax.tree.map(lambda g: 2 * g, payload)  # over the two images of either step, each half as long
+    options = {"reduction": "sum", "local_steps": 2, "learning_rate": 0.05}
     found = audit.check_client(plain.model, plain.variables, sums, x, np.asarray(plain.batch.y), **options)
     assert found[-1].status == "passed"
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxleak import _validate
 from jaxleak._base import Batch, BatchNormMode, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.contents import check_contents
@@ -52,7 +53,7 @@ def check_client(
         reduction: how the loss is reduced over a batch, "mean" or "sum".
         local_steps: number of local steps of the client in an epoch, >= 1.
         local_epochs: number of passes over the images, >= 1, each in the order of the first.
-        learning_rate: step size of the local steps, > 0.
+        learning_rate: step size of the local steps on the loss as it is reduced, > 0.
         momentum: momentum of the local steps, in [0, 1).
         precision: the format in which the update was sent; None recognises 16 bits by the payload's values.
 
@@ -64,11 +65,15 @@ def check_client(
     Raises:
         ValueError: on arguments out of range, or images and labels of other shapes.
     """
+    _validate.one_of(("mean", "sum"), reduction=reduction)
+    _validate.count(local_steps=local_steps)
+    # A step on a sum over B samples is one on their mean with a learning rate B times as large.
+    parts = max(len(labels) // local_steps, 1) if reduction == "sum" else 1
     share = ClientShare(
-        model, local_steps=local_steps, local_epochs=local_epochs, learning_rate=learning_rate, momentum=momentum,
-        batch_norm=batch_norm,  # type: ignore[arg-type]
+        model, local_steps=local_steps, local_epochs=local_epochs, learning_rate=learning_rate * parts,
+        momentum=momentum, batch_norm=batch_norm,  # type: ignore[arg-type]
     )  # fmt: skip
-    return _compared(share, variables, payload, images, labels, reduction=reduction, precision=precision)
+    return _compared(share, variables, payload, images, labels, parts=parts, precision=precision)
 
 
 def _compared(
@@ -78,10 +83,10 @@ def _compared(
     images: Any,
     labels: Any,
     *,
-    reduction: str = "mean",
+    parts: int = 1,
     precision: Precision | None = None,
 ) -> list[Finding]:
-    """As `check_client`, of a client that is given as what it computes."""
+    """As `check_client`, of a client that is given as what it computes, and `parts` times that."""
     findings = check_contents(payload, variables)
     if failed(findings):
         return findings
@@ -92,11 +97,10 @@ def _compared(
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     batch = Batch(x[:, None], y, jnp.arange(len(x)))
-    factor = len(x) / share.local_steps if reduction == "sum" else 1.0
     sent = jax.jit(share)  # compiled once, for both
-    expected = _scaled(sent(variables, batch), factor)
+    expected = _scaled(sent(variables, batch), parts)
     shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
-    rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), factor), expected)
+    rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), parts), expected)
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     params = variables["params"]
     worst, leaf, error = _furthest(payload, expected, rounding, precision, params)
@@ -108,7 +112,7 @@ def _compared(
         return [*findings, Finding(_NAME, "passed", evidence)]
     other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
     if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
-        mirrored = _scaled(jax.jit(share.in_mode(other))(variables, batch), factor)
+        mirrored = _scaled(jax.jit(share.in_mode(other))(variables, batch), parts)
         if _furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
             return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]

@@ -46,6 +46,25 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     return update
 
 
+def parts_of_a_sum(known: capture.Facts) -> int:
+    """How many gradients of the mean loss a stated update is the sum of, in every step: B, or 1 of a mean."""
+    assert known.batch_size is not None
+    return known.batch_size if known.reduction == "sum" else 1
+
+
+def stated_client(known: capture.Facts, model: Classifier) -> ClientShare:
+    """What the client computes, as a client of the mean loss, which is what attacks and checks simulate.
+
+    A step on a sum over the batch is B times as long as one on the mean, so that the learning rate is B times as large.
+    """
+    # One step gives its gradient whatever the learning rate; `sent_update` has refused several without one.
+    rate = 1e-4 if known.learning_rate is None else known.learning_rate * parts_of_a_sum(known)
+    return ClientShare(
+        model, local_steps=known.local_steps or 1, local_epochs=known.local_epochs or 1, learning_rate=rate,
+        momentum=known.momentum or 0.0, batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
 def trained_part(model: Classifier, variables: PyTree, frozen: tuple[str, ...] | None) -> tuple[Classifier, PyTree]:
     """The network with what the client did not train as constants.
 

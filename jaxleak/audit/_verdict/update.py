@@ -15,7 +15,15 @@ from jaxleak.audit._checks import Finding, check_known_images, checked_update, f
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
-from jaxleak.audit._verdict.stated import is_defended, sent_update, stated_defense, threat_of, trained_part
+from jaxleak.audit._verdict.stated import (
+    is_defended,
+    parts_of_a_sum,
+    sent_update,
+    stated_client,
+    stated_defense,
+    threat_of,
+    trained_part,
+)
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
@@ -101,11 +109,7 @@ def update(
     known = sent.facts
     assert known.batch_size is not None
     model, variables = trained_part(model, variables, known.frozen)
-    share = ClientShare(
-        model, local_steps=known.local_steps or 1, local_epochs=known.local_epochs or 1,
-        learning_rate=known.learning_rate or 1e-4, momentum=known.momentum or 0.0,
-        batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
-    )  # fmt: skip
+    share = stated_client(known, model)
     samples = known.batch_size * share.local_steps
     _check_sides(model.image_shape, samples)
     defense = stated_defense(known, share)
@@ -117,7 +121,7 @@ def update(
         cause = "the update is of another model, or lacks a layer"
         option = "--model, --update, and --frozen for layers that the client does not train"
         return _inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
-    parts = known.batch_size if known.reduction == "sum" else 1
+    parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
     scale = None if known.kind == "gradient" else per_weight(sent) / parts

@@ -1,0 +1,47 @@
+"""What a client states is what its audit simulates: sums over the batch, and learning rates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, audit, capture, models
+from jaxleak.audit._verdict.stated import stated_client
+
+RATE = 0.2
+
+
+@pytest.fixture(scope="module")
+def summing():
+    """A client of two samples in each of three steps, whose loss is the sum over them, written out."""
+    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x, y = jax.random.uniform(jax.random.key(1), (6, 4, 4, 1)), jnp.array([3, 1, 3, 7, 0, 5], jnp.int32)
+
+    def loss(params, images, labels):
+        logits = model.apply({**variables, "params": params}, images, mode="train").logits
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1).sum()
+
+    slope, after = jax.jit(jax.grad(loss)), [variables["params"]]
+    for step in range(3):
+        rows = slice(2 * step, 2 * step + 2)
+        after.append(jax.tree.map(lambda w, g: w - RATE * g, after[-1], slope(after[-1], x[rows], y[rows])))
+    return model, variables, np.asarray(x), np.asarray(y), after
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_client_that_sums_its_loss_is_simulated_with_its_own_steps(summing, steps):
+    model, variables, x, y, after = summing
+    x, y = x[: 2 * steps], y[: 2 * steps]
+    facts = {"reduction": "sum", "learning_rate": RATE, "local_steps": steps, "batch_size": 2}
+    sent = capture.as_update(after[steps], kind="weights", **facts)
+    share = stated_client(sent.facts, model)
+    simulated = share(variables, Batch(jnp.asarray(x)[:, None], jnp.asarray(y), jnp.arange(len(x))))
+    moved = jax.tree.map(lambda w, g: w - share.learning_rate * steps * g, variables["params"], simulated)
+    for leaf, wanted in zip(jax.tree.leaves(moved), jax.tree.leaves(after[steps]), strict=True):
+        np.testing.assert_allclose(leaf, wanted, rtol=1e-4, atol=1e-5)
+    verdict = audit.update(model, variables, sent, truth=(x, y), minutes=1e-4)
+    assert [f.status for f in verdict.findings if f.name == "known images"] == ["passed"]
+    options = {key: facts[key] for key in ("reduction", "learning_rate", "local_steps")}
+    gradient = capture.gradient_of(sent, variables["params"])
+    assert audit.check_client(model, variables, gradient, x, y, **options)[-1].status == "passed"
