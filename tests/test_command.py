@@ -110,6 +110,7 @@ def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
         (["--classes", "7"], "must have shape"),
         (["--classes", "0"], "num_classes must be"),
         (["--local-steps", "0"], "local_steps must be > 0"),
+        (["--local-steps", "3"], "learning_rate must be given: a client of several steps moves its weights by it"),
         (["--mean", "0.5", "0.5", "--std", "1"], "mean and std must have one entry for each of 1 channels"),
     ],
 )

@@ -45,3 +45,10 @@ def test_a_client_that_sums_its_loss_is_simulated_with_its_own_steps(summing, st
     options = {key: facts[key] for key in ("reduction", "learning_rate", "local_steps")}
     gradient = capture.gradient_of(sent, variables["params"])
     assert audit.check_client(model, variables, gradient, x, y, **options)[-1].status == "passed"
+
+
+@pytest.mark.parametrize("steps", [{"local_steps": 3}, {"local_epochs": 2, "kind": "gradient"}])
+def test_a_gradient_of_several_steps_needs_its_learning_rate(summing, steps):
+    model, variables, *_ = summing
+    with pytest.raises(ValueError, match=r"learning_rate must be given: a client of several steps .*--learning-rate"):
+        audit.update(model, variables, variables["params"], batch_size=2, **steps)

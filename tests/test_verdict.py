@@ -114,7 +114,10 @@ def test_a_stated_defense_is_known_to_the_attacker_or_refused(perceptron):
         ({"defense": "shredder", "strength": 1.0}, "defense must be one that an attacker can know .*quantization"),
         ({"defense": "gaussian"}, "strength of gaussian must be given: its standard deviation"),
         ({"defense": "quantization", "strength": 3.0}, "bits must be one of"),
-        ({"defense": "dp_sgd", "strength": 10.0, "local_steps": 2}, "needs one local step in all, got 2"),
+        (
+            {"defense": "dp_sgd", "strength": 10.0, "local_steps": 2, "learning_rate": 0.1},
+            "needs one local step in all, got 2",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             audit.update(model, variables, gradient, batch_size=1, **facts)

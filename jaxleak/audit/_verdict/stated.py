@@ -43,6 +43,11 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     update = update._replace(facts=known)
     if known.kind != "gradient":
         per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
+    elif known.learning_rate is None and (known.local_steps or 1) * (known.local_epochs or 1) > 1:
+        raise ValueError(
+            f"{update.source}: learning_rate must be given: a client of several steps moves its weights by it between "
+            "them, which an audit simulates (--learning-rate)"
+        )
     return update
 
 
