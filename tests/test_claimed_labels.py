@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxleak import audit, models
+from jaxleak._steps import weight_of_steps
 from jaxleak.audit._checks import failed
 from jaxleak.audit._checks.equations import check_head
 from jaxleak.audit._checks.head import Head, columns_of, head_of
@@ -110,6 +111,33 @@ def test_smoothed_labels_prove_no_class_that_is_absent(batch):
         smooth = 0.9 * np.eye(10)[y] + 0.1 / 10
         found = labels_of(head(features, (p - smooth) / batch, kernel, bias), batch)
         assert not found.proven[np.bincount(y, minlength=10) == 0].any()
+
+
+def after_steps(features, y, kernel, bias, momentum, rate=2.0):
+    """The head's gradient as it is read from its weights after steps of two samples each, at weights that move far."""
+    before = after = np.vstack([kernel, bias])
+    velocity, inputs = np.zeros_like(before), np.hstack([features, np.ones((len(y), 1))])
+    for rows in np.arange(len(y)).reshape(-1, 2):
+        slope = (softmax(inputs[rows] @ after) - np.eye(len(bias))[y[rows]]) / 2
+        velocity = momentum * velocity + inputs[rows].T @ slope
+        after = after - rate * velocity
+    read = (before - after) / (rate * weight_of_steps(len(y) // 2, momentum))
+    return Head(read[:-1], read[-1], kernel, bias)  # whose features may be negative, so that no column shows the sign
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_counts_that_several_steps_explain_cast_no_doubt_on_a_proof(momentum):
+    doubted = 0
+    for features, _, y, kernel, bias in batches(10, 6, True):
+        right, counts = after_steps(features, y, kernel, bias, momentum), np.bincount(y, minlength=10)
+        found = check_head(right, 6, steps=3, uneven=momentum > 0)
+        assert not failed(found)
+        assert (found[-1].name, found[-1].status) == ("whole numbers of labels", "not applicable")
+        proven = labels_of(right, 6, local_steps=3)
+        assert 0 < proven.proven.sum() <= proven.if_stated.sum()
+        assert (proven.if_stated <= np.minimum(counts, 1)).all()
+        doubted += not labels_of(right, 6).proven.any()
+    assert doubted  # as of one step, the same numbers would not be those of this batch
 
 
 def _difference(right, kernel, bias, rate):

@@ -77,7 +77,7 @@ def checked_update(
     findings += check_rounding(precision, payload, variables)
     uneven = share.momentum > 0 and share.total_steps > 1
     samples = batch_size * share.local_steps * share.clients
-    findings += check_head(head, samples, epochs=share.local_epochs, uneven=uneven)
+    findings += check_head(head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven)
     key = jax.random.key(0) if key is None else key
     return findings + check_symmetries(share, variables, payload, batch_size, key, precision), head
 

@@ -1,8 +1,8 @@
 """Checks of the last dense layer's gradient, which cross-entropy ties to the labels and to the batch size.
 
 All of them are exact for every network, and for several local steps with n the samples of all of them, but for the
-whole numbers of labels, which takes the softmax of the mean features for the mean softmax. Epochs over the same samples
-and momentum leave fewer of them.
+whole numbers of labels, which takes the softmax of the mean features for the mean softmax, and the weights at which the
+client began for those of every step. Several steps, epochs and momentum therefore leave fewer of them.
 """
 
 import functools
@@ -24,7 +24,9 @@ _REVERSED = "the sign of the update is reversed"
 _TURN = "--kind difference --learning-rate 1"
 
 
-def check_head(head: Head | None, samples: int, *, epochs: int = 1, uneven: bool = False) -> list[Finding]:
+def check_head(
+    head: Head | None, samples: int, *, steps: int = 1, epochs: int = 1, uneven: bool = False
+) -> list[Finding]:
     """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
 
     A later check that takes for granted what an earlier one has refuted is not applicable: it would name the same
@@ -33,7 +35,8 @@ def check_head(head: Head | None, samples: int, *, epochs: int = 1, uneven: bool
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
-        epochs: how often each of them was visited, >= 1.
+        steps: how many steps of all epochs there were, >= 1, after each of which the weights are others.
+        epochs: how often each of the samples was visited, >= 1.
         uneven: whether the steps have different weights in the update, as with momentum.
     """
     if head is None:
@@ -52,8 +55,8 @@ def check_head(head: Head | None, samples: int, *, epochs: int = 1, uneven: bool
         found.append(Finding(_LABELS, "not applicable", "Momentum weighs the steps, and with them labels, unevenly."))
     else:
         found.append(_unless_refuted(_labels_fit(head, samples), sums, size, rank, *sign))
-    if epochs > 1 or uneven:
-        why = "The same samples were visited at several weights, or the steps weigh unevenly."
+    if steps > 1:
+        why = "The client took several steps, and only the weights of the first one are known."
         return [*found, Finding(_COUNTS if samples > 1 else _ONE_SAMPLE, "not applicable", why)]
     if samples > 1:
         return [*found, _unless_refuted(check_counts(head, samples), sums, size, rank, *sign)]

@@ -40,6 +40,8 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     gradient is a lower bound that nobody has to state. It also grows with the update's scale. Where nothing confirms
     that, or where a sample may be in several local steps, every class that is in the batch counts once. Nothing is
     proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label counts.
+    Counts after several steps say nothing of either, since the softmax outputs of later steps are those of other
+    weights. The proof needs none of them: the gradients of all steps have positive weights in the update.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss.
@@ -49,7 +51,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])
     positive, negative = columns_of(head) if head.positive else (0, 0)
-    doubted = samples > 1 and check_counts(head, samples).status == "suspicious"
+    doubted = samples > 1 and local_steps == 1 and check_counts(head, samples).status == "suspicious"
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
         return Labels.none(head.kernel.shape[1])
     signed = positive > negative
