@@ -25,6 +25,7 @@ class Labels(NamedTuple):
     samples: int  # n, as is said
     uncounted: str = ""  # why counts are not claimed: then each class in the batch counts once
     signed: bool = False  # whether the gradient itself shows that its sign is the stated one
+    stated: tuple[str, ...] = ()  # what the client has stated of itself that the proof grants, such as "momentum"
 
     @staticmethod
     def none(classes: int) -> "Labels":

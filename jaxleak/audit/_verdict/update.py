@@ -146,6 +146,7 @@ def update(
     labels = Labels.none(model.num_classes)
     if head is not None:
         labels = labels_of(head, samples, local_steps=share.total_steps)
+        labels = labels._replace(stated=("momentum",) if share.momentum else ())
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)

@@ -38,8 +38,6 @@ _CALLED = {
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
 }
-#: What a proof of labels rests on.
-_GRANTED = "If the loss is the plain cross-entropy of this batch alone, without class weights and momentum,"
 _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
 _UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
 
@@ -281,7 +279,8 @@ def decide(
 
 def _proven(labels: Labels) -> str:
     count = int(labels.proven.sum())
-    granted = _GRANTED if labels.signed else f"{_SIGN} {_GRANTED[0].lower()}{_GRANTED[1:]}"
+    granted = _granted(labels.stated)
+    granted = granted if labels.signed else f"{_SIGN} {granted[0].lower()}{granted[1:]}"
     if not labels.uncounted:
         which = f"{count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}"
         return f"{granted} the head's gradient proves {which}."
@@ -290,6 +289,15 @@ def _proven(labels: Labels) -> str:
         f"{granted} the head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} "
         f"{which}. How many of each is not claimed, since {labels.uncounted}."
     )
+
+
+def _granted(stated: tuple[str, ...]) -> str:
+    """What a proof of labels rests on, where the client has stated these things of itself."""
+    without = "class weights" if "momentum" in stated else "class weights and momentum"
+    as_stated = (
+        f", and the {' and the '.join(stated)} {'is' if len(stated) == 1 else 'are'} as stated" if stated else ""
+    )
+    return f"If the loss is the plain cross-entropy of this batch alone, without {without}{as_stated},"
 
 
 def _listed(labels: np.ndarray) -> str:
