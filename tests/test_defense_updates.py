@@ -235,10 +235,12 @@ def test_non_finite_payloads_are_refused_by_name(bad):
 @pytest.mark.parametrize(
     ("defense", "mechanism"),
     [
-        (quantize(32), Mechanism(Replayed(random=False))),
-        (quantize(8), Mechanism(Replayed(random=False))),
-        (quantize(8, stochastic=True), Mechanism(Replayed(random=True))),
+        (quantize(32), Mechanism(Replayed(random=False, grid=2**31 - 1))),
+        (quantize(8), Mechanism(Replayed(random=False, grid=127))),
+        (quantize(1), Mechanism(Replayed(random=False))),
+        (quantize(8, stochastic=True), Mechanism(Replayed(random=True, grid=127))),
         (sparsify(10), Mechanism(zeroes=True)),
+        (sparsify(10, error_feedback=True), Mechanism(zeroes=True, carries=True)),
         (withhold_top(10), Mechanism(zeroes=True, zeroes_head=True)),
         (withhold_top(10, encrypted=True), Mechanism(zeroes=True, zeroes_head=True)),
         (withhold_top(0), Mechanism()),

@@ -56,7 +56,8 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
         share = 1.0 if bits == 1 else encoding.share
         return PayloadEncoding(min(bits, encoding.value_bits), share, scales=1)
 
-    mechanism = Mechanism(Replayed(random=stochastic))
+    # One bit has no grid: an entry of any size is sent as large as all others.
+    mechanism = Mechanism(Replayed(random=stochastic, grid=2 ** (bits - 1) - 1 if bits > 1 else None))
     if bits == 32:
         return per_leaf("payload", lambda key, leaf: leaf, lambda encoding: encoding, mechanism=mechanism)
     return per_leaf("payload", round_, encode, mechanism=mechanism)
@@ -95,7 +96,7 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
         optax.GradientTransformationExtraArgs(init, update),
         # In a tensor of single bits all magnitudes tie, and ties are sent.
         lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
-        mechanism=Mechanism(zeroes=True),
+        mechanism=Mechanism(zeroes=True, carries=error_feedback),
     )
 
 

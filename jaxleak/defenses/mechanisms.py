@@ -14,6 +14,9 @@ class Replayed(NamedTuple):
     """The transform needs nothing but the payload, so that anybody can run it on a payload of their own."""
 
     random: bool = False  # whether it draws numbers, which then differ from the client's
+    # Where it rounds every entry to a grid that reaches to the tensor's largest magnitude, and does nothing else: the
+    # grid's steps on either side of zero, > 0.
+    grid: int | None = None
 
 
 class Recomputed(NamedTuple):
@@ -82,16 +85,20 @@ Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNois
 class Mechanism(NamedTuple):
     """What a defense does to a payload, as far as whoever knows its kind and strength can tell.
 
+    Without simulation and noise, entries that arrive other than zero are the client's own.
+
     simulation: what others can do to a payload of their own that the client did to its own; None where nothing.
     noise: what stays unknown; None where nothing is added, or where it is part of what is replayed.
     zeroes: entries that arrive as exactly zero were left out, and say nothing of the client's.
     zeroes_head: the gradient of the last layer, which has the largest entries, is among those left out.
+    carries: what was left out in earlier rounds may have been added to entries, which then are not those of one batch.
     """
 
     simulation: Simulation | None = None
     noise: Noise | None = None
     zeroes: bool = False
     zeroes_head: bool = False
+    carries: bool = False
 
 
 __all__ = [

@@ -6,11 +6,12 @@ from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents, check_rounding
-from jaxleak.audit._checks.equations import check_head
+from jaxleak.audit._checks.equations import check_defended_head, check_head
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.symmetry import check_symmetries
+from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
 
@@ -59,24 +60,26 @@ def checked_update(
     *,
     batch_size: int,
     defended: bool,
+    defense: Defense | None = None,
     key: jax.Array | None = None,
     precision: Precision | None = None,
 ) -> tuple[list[Finding], Head | None]:
-    """As `check_update`, with the head whose gradient was checked, if it is known and was."""
+    """As `check_update`, with the head's gradient, if the head is known; a defense that is not known is None."""
     findings = check_contents(payload, variables)
     if failed(findings):
         return findings, None
+    precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+    samples = batch_size * share.local_steps * share.clients
+    uneven = share.momentum > 0 and share.total_steps > 1
+    head = head_of(share.model, payload, variables, precision, share.batch_norm)
     if defended:
         why = "The client defends its update, which breaks exact equations."
-        return [*findings, Finding("equations of the head and the network", "not applicable", why)], None
-    precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+        findings.append(Finding("equations of the head and the network", "not applicable", why))
+        return findings + check_defended_head(head, samples, defense, uneven=uneven), head
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."
         findings.append(Finding("precision", "passed", evidence))
-    head = head_of(share.model, payload, variables, precision, share.batch_norm)
     findings += check_rounding(precision, payload, variables)
-    uneven = share.momentum > 0 and share.total_steps > 1
-    samples = batch_size * share.local_steps * share.clients
     findings += check_head(head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven)
     key = jax.random.key(0) if key is None else key
     return findings + check_symmetries(share, variables, payload, batch_size, key, precision), head

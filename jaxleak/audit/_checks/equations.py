@@ -10,8 +10,10 @@ import functools
 import jax
 import numpy as np
 
+from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.finding import Finding, Status, failed
 from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, counted, highest_rank, rank_of
+from jaxleak.defenses import Defense
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
@@ -22,6 +24,7 @@ _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
 #: The options that reverse the sign of a gradient.
 _TURN = "--kind difference --learning-rate 1"
+_WEAKER = "a defense that moves entries by more than is stated"
 
 
 def check_head(
@@ -62,6 +65,24 @@ def check_head(
         return [*found, _unless_refuted(check_counts(head, samples), sums, size, rank, *sign)]
     # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
     return [*found, _unless_refuted(_one_sample(head), sums, rank, *sign)]
+
+
+def check_defended_head(head: Head | None, samples: int, defense: Defense | None, *, uneven: bool) -> list[Finding]:
+    """At most one finding: whether a defended bias gradient proves more labels than there are.
+
+    Args:
+        head: from `head_of`, of a gradient of the mean loss over `samples`.
+        samples: n >= 1, of all local steps and clients.
+        defense: as it is stated, or None for one that is not known.
+        uneven: as in `check_head`.
+    """
+    left = None if head is None or head.bias_gradient is None or uneven else certain(head, defense)
+    if left is None:
+        return []
+    found = _labels_fit(left, samples)
+    if found.status == "passed":
+        return [found]
+    return [found._replace(cause=f"{found.cause}; or {_WEAKER}", option=f"{found.option}, --strength")]
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:

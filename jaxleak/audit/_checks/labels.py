@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.equations import check_counts, many, reversed_fits
 from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
+from jaxleak.defenses import Defense
 
 #: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
 #: have smaller ones, and would multiply the counts of the class that has the large weight.
@@ -15,6 +17,13 @@ _WEIGHTY = 0.1
 _SMOOTHING = 0.1
 _NO_SCALE = "nothing confirms the scale of the update"
 _VISITS = "a sample may have been in several local steps"
+_DEFENDED = "the client's defense breaks the equations that count them"
+_UNBOUNDED = "the defense that is stated may have changed entries by any amount"
+_UNKNOWN = "No label is claimed: {}, and negative entries of the update need not be those of the batch's gradient."
+_HIDDEN = (
+    "No label is claimed: no entry of the head's bias gradient is so far below zero that neither the defense that is "
+    "stated nor label smoothing could explain it."
+)
 
 
 class Labels(NamedTuple):
@@ -26,6 +35,7 @@ class Labels(NamedTuple):
     uncounted: str = ""  # why counts are not claimed: then each class in the batch counts once
     signed: bool = False  # whether the gradient itself shows that its sign is the stated one
     stated: tuple[str, ...] = ()  # what the client has stated of itself that the proof grants, such as "momentum"
+    withheld: str = ""  # why a defense lets no label be claimed, in a sentence
 
     @staticmethod
     def none(classes: int) -> "Labels":
@@ -56,13 +66,43 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
         return Labels.none(head.kernel.shape[1])
     signed = positive > negative
-    seen = head.bias_gradient < -head.slack(1)
-    sure = head.bias_gradient < -head.slack(1) - _SMOOTHING / head.kernel.shape[1]
+    sure, seen = _present(head)
     unconfirmed = samples > 1 and (doubted or many(head, samples))
     if unconfirmed or local_steps > 1:
         why = _NO_SCALE if unconfirmed else _VISITS
-        return Labels(sure.astype(int), seen.astype(int), samples, why, signed)
+        return Labels(sure, seen, samples, why, signed)
     at_least = rank_of(head)
     stated = max(samples, at_least) if at_least == highest_rank(head, samples) else at_least
-    proven = np.where(sure, counted(head, rank_of(head, _WEIGHTY)), 0)
+    proven = np.where(sure > 0, counted(head, rank_of(head, _WEIGHTY)), 0)
     return Labels(proven, counted(head, stated), samples, "", signed)
+
+
+def defended_labels(head: Head, samples: int, defense: Defense | None) -> Labels:
+    """The labels that the bias gradient of a defended update proves: one of each class, if any.
+
+    A defense that leaves entries out, rounds them, scales them down or adds noise of a known size leaves the sign of
+    an entry that is far enough from zero (`certain`). Nothing else of `labels_of` survives it.
+
+    Args:
+        head: from `head_of`.
+        samples: n >= 1 that are stated, of all local steps.
+        defense: as it is stated, or None for one that is not known.
+    """
+    nothing = Labels.none(head.kernel.shape[1])
+    if head.bias_gradient is None:
+        return nothing
+    left = certain(head, defense)
+    if left is None:
+        why = "the client's defense is not known" if defense is None else _UNBOUNDED
+        return nothing._replace(withheld=_UNKNOWN.format(why))
+    sure, seen = _present(left)
+    withheld = "" if sure.any() else _HIDDEN
+    return Labels(sure, seen, samples, _DEFENDED, stated=("defense",), withheld=withheld)
+
+
+def _present(head: Head) -> tuple[np.ndarray, np.ndarray]:
+    """(C,) 1 for classes that are in the batch, whether or not labels are smoothed; and if they are not."""
+    assert head.bias_gradient is not None
+    lowest = -head.slack(1)
+    sure = head.bias_gradient < lowest - _SMOOTHING / head.kernel.shape[1]
+    return sure.astype(int), (head.bias_gradient < lowest).astype(int)

@@ -12,7 +12,8 @@ import numpy as np
 from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
-from jaxleak.audit._checks.labels import Labels, labels_of
+from jaxleak.audit._checks.head import Head
+from jaxleak.audit._checks.labels import Labels, defended_labels, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
@@ -133,8 +134,9 @@ def update(
         return _inconsistent([found], model, threat)
     shown("checks", 0, 1, "")
     findings, head = checked_update(
-        share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), precision=precision
-    )
+        share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
+        precision=precision,
+    )  # fmt: skip
     findings += check_known_images(share, variables, payload, checked, defended=is_defended(known), precision=precision)
     if failed(findings):
         return _inconsistent(findings, model, threat)
@@ -143,10 +145,7 @@ def update(
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense)
     answers, said = _attacked(case)
-    labels = Labels.none(model.num_classes)
-    if head is not None:
-        labels = labels_of(head, samples, local_steps=share.total_steps)
-        labels = labels._replace(stated=("momentum",) if share.momentum else ())
+    labels = Labels.none(model.num_classes) if head is None else _labels(case, head)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)
@@ -161,6 +160,15 @@ def update(
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes
     )
+
+
+def _labels(case: Case, head: Head) -> Labels:
+    """What the head's gradient proves, and what of the client's statements that grants."""
+    if case.defended:
+        labels = defended_labels(head, case.samples, case.defense)
+    else:
+        labels = labels_of(head, case.samples, local_steps=case.share.total_steps)
+    return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
 
 
 def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:

@@ -272,9 +272,10 @@ def decide(
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
+    withheld = [labels.withheld] if labels.withheld else []
     if reasons:
-        return "leaks", (reasons[0], *warnings, *reasons[1:])
-    return "not shown to leak" if attacked else "not attacked", (*warnings, *tried, *not_tried)
+        return "leaks", (reasons[0], *warnings, *reasons[1:], *withheld)
+    return "not shown to leak" if attacked else "not attacked", (*warnings, *tried, *not_tried, *withheld)
 
 
 def _proven(labels: Labels) -> str:

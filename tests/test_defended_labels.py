@@ -1,0 +1,134 @@
+"""Labels that are proven of a defended update: what the stated defense leaves of the signs, and no more."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_updates import sent_by
+
+from jaxleak import audit, models
+from jaxleak.audit._checks.defended import certain
+from jaxleak.audit._checks.head import Head, head_of
+from jaxleak.audit._checks.labels import defended_labels
+from jaxleak.defenses import CLIENT_DEFENSES, client_defense
+from jaxleak.defenses.mechanisms import Mechanism, Replayed
+from jaxleak.protocols import ClientShare
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of three images of classes 3, 4 and 5."""
+    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    variables, batch, gradient = sent_by(model, images=3)
+    alone = jax.vmap(
+        lambda x, y: ClientShare(model)(variables, batch._replace(x=x[None], y=y[None], index=jnp.zeros(1)))
+    )
+    return model, variables, batch, gradient, alone(batch.x, batch.y)
+
+
+def defended(client, defense, key):
+    """The gradient as it arrives; other clients send the reversed one, whose signs are all wrong."""
+    model, variables, batch, gradient, examples = client
+    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
+    if defense.place == "per_example_gradient":
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), defense.apply(key, examples, **known))
+    if defense.place == "client_payloads":
+        payloads = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), gradient)
+        return jax.tree.map(lambda leaf: leaf[0], defense.apply(key, payloads, **known))
+    return defense.apply(key, gradient, **known)
+
+
+#: Strengths at which the proof stands, by kind. Those of the other kinds say nothing of signs.
+STANDS = {
+    "soteria": 0.5, "outpost": 0.5, "quantization": 8.0, "stochastic_quantization": 8.0, "dp_sgd": 1e5,
+    "adaptive_dp": 1e5, "dp_soteria": 1e5, "adaptive_dp_soteria": 1e5, "dp_update": 1e5, "gaussian": 1e-3,
+    "laplace": 1e-3, "magnitude_noise": 0.1, "sparsification": 20.0, "encrypt_bottom": 60.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CLIENT_DEFENSES)
+def test_no_defense_lets_a_label_be_proven_that_is_not_there(client, kind):
+    counts = np.bincount(client[2].y, minlength=10)
+    for strength in CLIENT_DEFENSES[kind].strengths:
+        defense = client_defense(kind, strength)
+        for seed in range(4):
+            found = defended_labels(_head(client, defended(client, defense, jax.random.key(seed))), 3, defense)
+            assert (found.proven <= found.if_stated).all()
+            assert (found.if_stated <= counts).all()
+            assert bool(found.withheld) != bool(found.proven.any())
+
+
+@pytest.mark.parametrize("kind", CLIENT_DEFENSES)
+def test_a_defense_that_leaves_signs_leaves_the_proof(client, kind):
+    defense = client_defense(kind, STANDS.get(kind, CLIENT_DEFENSES[kind].strengths[0]))
+    found = defended_labels(_head(client, defended(client, defense, jax.random.key(0))), 3, defense)
+    assert found.proven.any() == (kind in STANDS)
+    assert found.stated == (("defense",) if kind in STANDS or "neither the defense" in found.withheld else ())
+
+
+def _head(client, payload):
+    model, variables, *_ = client
+    return head_of(model, payload, variables)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strength", "error"),
+    [
+        ("gaussian", 0.01, 0.06),
+        ("laplace", 0.01, 0.2),
+        ("quantization", 4, 0.5 / 14),
+        ("stochastic_quantization", 4, 0.5 / 7),
+        ("sparsification", 10, 0.0),
+        ("dp_sgd", 1e4, 6 * client_defense("dp_sgd", 1e4).mechanism.noise.deviation),
+    ],
+)
+def test_an_entry_counts_beyond_what_the_stated_defense_can_move_it(kind, strength, error):
+    sent = np.array([-0.5, 0.3, 0.2, 0.0])
+    left = certain(Head(np.zeros((2, 4)), sent, np.zeros((2, 4)), np.zeros(4)), client_defense(kind, strength))
+    np.testing.assert_allclose(left.bias_gradient, np.sign(sent) * np.maximum(np.abs(sent) - error, 0))
+
+
+def test_what_is_relative_to_an_entry_keeps_its_sign_up_to_a_sixth():
+    head = Head(np.zeros((2, 2)), np.array([-0.5, 0.5]), np.zeros((2, 2)), np.zeros(2))
+    np.testing.assert_allclose(
+        certain(head, client_defense("magnitude_noise", 0.1)).bias_gradient, [-0.5 / 1.6, 0.5 / 1.6]
+    )
+    assert certain(head, client_defense("magnitude_noise", 0.2)) is None
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [None, Mechanism(Replayed()), Mechanism(Replayed(random=True)), Mechanism(zeroes=True, carries=True)],
+)  # fmt: skip
+def test_a_mechanism_that_bounds_nothing_proves_nothing(mechanism):
+    head = Head(np.zeros((2, 2)), np.array([-0.5, 0.5]), np.zeros((2, 2)), np.zeros(2))
+    defense = client_defense("sparsification", 10)._replace(mechanism=mechanism)
+    assert "changed entries by any amount" in defended_labels(head, 3, defense).withheld
+
+
+def test_a_verdict_grants_the_defense_that_is_stated_or_says_why_it_claims_no_label(client):
+    model, variables, _, gradient, _ = client
+    sent = client_defense("sparsification", 20.0).apply(jax.random.key(0), gradient)
+    facts = {"batch_size": 3, "minutes": 1e-4}
+
+    def audited(**stated):
+        return audit.update(model, variables, sent, **facts, **stated)
+
+    told = audited(defense="sparsification", strength=20.0)
+    assert told.headline == "leaks labels"
+    assert "without class weights and momentum, and the defense is as stated, the head's" in told.reasons[0]
+    assert "the client's defense breaks the equations that count them" in told.reasons[0]
+    unknown = audited(defense="other")
+    assert unknown.headline == "not attacked"
+    assert unknown.reasons[-1].startswith("No label is claimed: the client's defense is not known, and")
+    loud = audited(defense="gaussian", strength=0.2)
+    assert loud.reasons[-1].startswith("No label is claimed: no entry of the head's bias gradient is so far below zero")
+
+
+def test_more_labels_than_samples_are_not_those_of_the_stated_defense(client):
+    model, variables, _, gradient, _ = client
+    sent = client_defense("quantization", 8.0).apply(jax.random.key(0), jax.tree.map(jnp.negative, gradient))
+    verdict = audit.update(model, variables, sent, batch_size=3, defense="quantization", strength=8.0, minutes=1e-4)
+    (wrong,) = (finding for finding in verdict.findings if finding.status == "failed")
+    assert wrong.name == "labels in the batch"
+    assert "a defense that moves entries by more than is stated" in wrong.cause
