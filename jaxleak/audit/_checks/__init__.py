@@ -10,6 +10,7 @@ from jaxleak.audit._checks.equations import check_defended_head, check_head
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.precision import Precision, precision_of
+from jaxleak.audit._checks.statement import check_statement
 from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
@@ -65,7 +66,7 @@ def checked_update(
     precision: Precision | None = None,
 ) -> tuple[list[Finding], Head | None]:
     """As `check_update`, with the head's gradient, if the head is known; a defense that is not known is None."""
-    findings = check_contents(payload, variables)
+    findings = check_contents(payload, variables, defense)
     if failed(findings):
         return findings, None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
@@ -75,6 +76,7 @@ def checked_update(
     if defended:
         why = "The client defends its update, which breaks exact equations."
         findings.append(Finding("equations of the head and the network", "not applicable", why))
+        findings += check_statement(defense, payload, variables, precision)
         return findings + check_defended_head(head, samples, defense, uneven=uneven), head
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."

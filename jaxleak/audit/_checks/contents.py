@@ -7,6 +7,8 @@ from jaxleak._tree import named_leaves
 from jaxleak.attacks._observed import check_shapes
 from jaxleak.audit._checks.finding import Finding
 from jaxleak.audit._checks.precision import Precision
+from jaxleak.defenses import Defense
+from jaxleak.defenses.mechanisms import Replayed
 
 #: Cosine between the update and the model's own weights above which it is taken for weights.
 _WEIGHTS_ABOVE = 0.9
@@ -19,12 +21,13 @@ _RANK_ONE_BELOW = 1e-3
 _ROUNDED_ABOVE = 0.1
 
 
-def check_contents(payload: PyTree, variables: PyTree) -> list[Finding]:
+def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None = None) -> list[Finding]:
     """Findings on names and shapes, finite values, zeros, quantisation, and weights in the place of a gradient.
 
     Args:
         payload: the update as a tree like the model's parameters; a leaf that is None is missing.
         variables: the model's.
+        defense: as the client states it; it may explain zeros and few values. None for none, or one that is not known.
 
     Returns:
         One finding each. If names, shapes or values fail, no other check can be made.
@@ -42,7 +45,15 @@ def check_contents(payload: PyTree, variables: PyTree) -> list[Finding]:
         cause = "the client's loss overflowed, or the file is damaged"
         return [*found, Finding("finite values", "failed", evidence, cause, "--update")]
     found.append(Finding("finite values", "passed", "All values are finite."))
-    return [*found, _zeros(leaves), _few_values(leaves), _weights(leaves, named_leaves(variables["params"]))]
+    mechanism = None if defense is None else defense.mechanism
+    left_out = mechanism is not None and mechanism.zeroes
+    rounded = mechanism is not None and isinstance(mechanism.simulation, Replayed)
+    return [
+        *found,
+        _zeros(leaves, left_out=left_out),
+        _few_values(leaves, rounded=rounded),
+        _weights(leaves, named_leaves(variables["params"])),
+    ]
 
 
 def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> list[Finding]:
@@ -67,18 +78,21 @@ def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> 
     return [Finding("precision of weights", "suspicious", evidence, cause, "an update that is a gradient")]
 
 
-def _zeros(leaves: dict[str, np.ndarray]) -> Finding:
+def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
     dead = [name for name, leaf in leaves.items() if not leaf.any()]
     if len(dead) == len(leaves):
         cause = "the gradients were cleared before they were recorded, or nothing was trained"
         return Finding("zeros", "failed", "All values are zero.", cause, "--update")
     if dead:
         evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."
-        return Finding("zeros", "suspicious", evidence, "frozen layers, or a layer that was not recorded", "--update")
+        if left_out:
+            return Finding("zeros", "passed", f"{evidence} The defense that is stated leaves entries out.")
+        cause = "frozen layers, a layer that was not recorded, or a defense that leaves entries out"
+        return Finding("zeros", "suspicious", evidence, cause, "--update, --frozen, --defense")
     return Finding("zeros", "passed", "No leaf is zero throughout.")
 
 
-def _few_values(leaves: dict[str, np.ndarray]) -> Finding:
+def _few_values(leaves: dict[str, np.ndarray], *, rounded: bool = False) -> Finding:
     large = {name: leaf for name, leaf in leaves.items() if leaf.size >= _MANY_ENTRIES and leaf.any()}
     if not large:
         return Finding("quantisation", "not applicable", f"No leaf that is not zero has {_MANY_ENTRIES} entries.")
@@ -87,6 +101,8 @@ def _few_values(leaves: dict[str, np.ndarray]) -> Finding:
     suspects = [name for name in few if not _is_outer_product(large[name])]
     name = min(suspects or sizes, key=lambda name: (sizes[name], name))
     evidence = f"{name} has {large[name].size} entries of {sizes[name]} different sizes"
+    if suspects and rounded:
+        return Finding("quantisation", "passed", evidence + ", as the defense that is stated may give.")
     if suspects:
         cause = "the update was quantised or reduced to signs"
         return Finding("quantisation", "suspicious", evidence + ".", cause, "--defense")

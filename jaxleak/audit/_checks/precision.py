@@ -42,6 +42,11 @@ class Precision(NamedTuple):
             error += self.unit * float(np.linalg.norm(array)) + smallest * float(np.sqrt(array.size))
         return error
 
+    def of_entry(self, array: np.ndarray, weights: np.ndarray) -> float:
+        """As `error`, of a single entry of the array, in which nothing but the largest numbers counts."""
+        of_weights = _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
+        return of_weights + self.unit * float(np.abs(array).max(initial=0.0))
+
     def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
         """As `error`, over the array's norm."""
         return self.error(array, weights) / max(float(np.linalg.norm(array)), 1e-300)

@@ -150,7 +150,8 @@ def update(
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)
     tried = [_told(answer) for answer in answers]
-    findings = findings + (unexplained(best, findings) if best is None or not best.shown.any() else copied(best))
+    shows = best is not None and bool(best.shown.any())
+    findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
     ended = any(answer.finished for answer in answers)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)

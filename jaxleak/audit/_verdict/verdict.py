@@ -144,13 +144,16 @@ def best_of(answers: list[Answer]) -> Answer | None:
     return min(finite, key=lambda answer: (-int(answer.shown.sum()), answer.misfit)) if finite else None
 
 
-def unexplained(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:
+def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried: bool = True) -> list[Finding]:
     """Findings that warn where nothing was shown and mistaken inputs would look the same.
 
     Args:
         best: the answer that `best_of` chose, or None.
         findings: what the checks before the attacks found.
+        tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
     """
+    if not tried:
+        return [Finding("gradient explained", "not applicable", "No attack came to an answer in the time given.")]
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:

@@ -1,0 +1,88 @@
+"""Checks of a stated defense: whether an update can have passed through it, at the strength that is stated."""
+
+import numpy as np
+
+from jaxleak import _magnitudes
+from jaxleak._base import PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.defended import DEVIATIONS
+from jaxleak.audit._checks.finding import Finding
+from jaxleak.audit._checks.precision import Precision
+from jaxleak.defenses import Defense, PayloadEncoding
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
+
+#: What rounding may add to a norm, and to the distance of two values that are equal, relative to the largest.
+_NORM, _EQUAL = 0.01, 1e-6
+
+
+def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision) -> list[Finding]:
+    """Findings on the norm, the different values and the number of entries that the stated defense allows.
+
+    Args:
+        defense: as it is stated, or None for one that is not known, of which nothing can be checked.
+        payload: the update, a tree like `variables["params"]`, in units of a gradient of the mean loss.
+        variables: the weights at which the client began.
+        precision: in which the update was sent.
+    """
+    if defense is None:
+        return []
+    leaves = {name: np.asarray(leaf, np.float64) for name, leaf in named_leaves(payload).items()}
+    weights = {name: np.asarray(leaf) for name, leaf in named_leaves(variables["params"]).items()}
+    encoding = defense.encode(PayloadEncoding())
+    found = []
+    if defense.mechanism is not None and isinstance(defense.mechanism.simulation, Clipped):
+        noise = defense.mechanism.noise
+        if noise is None or isinstance(noise, GaussianNoise):
+            found.append(_norm(leaves, defense.mechanism.simulation.norm, 0.0 if noise is None else noise.deviation))
+    if encoding.value_bits < 32:
+        found.append(_values(leaves, weights, encoding.value_bits, precision))
+    if encoding.share < 1:
+        found.append(_sent(leaves, encoding.share))
+    return found
+
+
+def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Finding:
+    """Noise of n entries has a norm of about sqrt(n) deviations, and part of it may point along the update."""
+    entries = np.concatenate([leaf.ravel() for leaf in leaves.values()])
+    norm = float(np.linalg.norm(entries))
+    along, across = clip + DEVIATIONS * deviation, (np.sqrt(entries.size) + DEVIATIONS) * deviation
+    most = float(np.hypot(along, across))
+    evidence = f"The update has the norm {norm:.3g}; clipped at {clip:g} and with the stated noise, at most {most:.3g}."
+    if norm <= most * (1 + _NORM):
+        return Finding("norm of the clipped update", "passed", evidence)
+    cause = f"the client clips at another norm than {clip:g}, does not clip, or adds more noise than is stated"
+    option = "--strength, with the update divided by the norm at which it was clipped"
+    return Finding("norm of the clipped update", "failed", evidence, cause, option)
+
+
+def _values(
+    leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray], bits: float, precision: Precision
+) -> Finding:
+    """Suspicious and no more, since clients may round in another way, such as every row of a tensor on its own grid."""
+    counts = {name: _different(leaf, precision.of_entry(leaf, weights[name])) for name, leaf in leaves.items()}
+    name = max(counts, key=lambda name: (counts[name], name))
+    evidence = f"{name} has {counts[name]} different values, and {bits:g} bits can give {2**bits:g}."
+    if counts[name] <= 2**bits:
+        return Finding("stated bits", "passed", evidence)
+    cause = "the update was rounded to more bits than are stated, or on grids of its own for parts of a tensor"
+    return Finding("stated bits", "suspicious", evidence, cause, "--strength")
+
+
+def _different(leaf: np.ndarray, error: float) -> int:
+    """How many values there are that rounding does not explain as one."""
+    values = np.sort(leaf.ravel())
+    return 1 + int((np.diff(values) > 2 * error + _EQUAL * np.abs(values).max(initial=0.0)).sum())
+
+
+def _sent(leaves: dict[str, np.ndarray], share: float) -> Finding:
+    """Suspicious and no more, since clients may send small tensors whole."""
+    sizes = np.concatenate([np.abs(leaf).ravel() for leaf in leaves.values()])
+    sent = sizes[sizes > 0]
+    # All entries that tie with the smallest one are sent, and tensor by tensor every share is rounded up.
+    larger = int((sent > sent.min(initial=np.inf)).sum())
+    most = _magnitudes.share_count(sizes.size, 100 * share) + len(leaves) if share > 0 else 0
+    evidence = f"{len(sent)} of {sizes.size} entries arrived; at the stated strength {share:.3g} of them are sent."
+    if larger <= most:
+        return Finding("stated share", "passed", evidence)
+    cause = "more entries are sent than is stated, or some tensors whole"
+    return Finding("stated share", "suspicious", evidence, cause, "--strength")

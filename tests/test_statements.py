@@ -1,0 +1,108 @@
+"""A stated defense explains what it does to an update, and a statement that cannot be is noticed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_updates import sent_by
+
+from jaxleak import audit, models
+from jaxleak.audit._checks.contents import check_contents
+from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.audit._checks.statement import check_statement
+from jaxleak.defenses import client_defense
+
+#: What a kind is checked for, and a strength at which it would have done more than it has.
+CHECKED = {
+    "sparsification": (50.0, 10.0, "stated share", "suspicious"),
+    "quantization": (8.0, 4.0, "stated bits", "suspicious"),
+    "stochastic_quantization": (4.0, 1.0, "stated bits", "suspicious"),
+    "dp_update": (1e2, 1e5, "norm of the clipped update", "failed"),
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of three images whose update has the norm 3, and a layer of more than 2000 entries."""
+    model = models.mlp((8, 8, 1), 10, widths=(40,))
+    variables, _, gradient = sent_by(model, images=3)
+    norm = np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(gradient)))
+    return model, variables, jax.tree.map(lambda leaf: 3 * leaf / norm, gradient)
+
+
+@pytest.mark.parametrize("kind", CHECKED)
+def test_a_statement_is_believed_where_it_can_be(client, kind):
+    _, variables, gradient = client
+    right, wrong, name, status = CHECKED[kind]
+    for seed in range(3):
+        sent = client_defense(kind, right).apply(jax.random.key(seed), gradient)
+        (found,) = check_statement(client_defense(kind, right), sent, variables, FULL)
+        assert (found.name, found.status) == (name, "passed")
+        (found,) = check_statement(client_defense(kind, wrong), sent, variables, FULL)
+        assert (found.name, found.status) == (name, status)
+        assert "--strength" in found.option
+        contents = check_contents(sent, variables, client_defense(kind, right))
+        assert {finding.status for finding in contents} == {"passed"}
+    assert check_statement(None, sent, variables, FULL) == []
+    assert check_statement(client_defense("gaussian", 0.1), sent, variables, FULL) == []
+
+
+def test_an_update_that_was_clipped_at_another_norm_is_refused_with_the_remedy(client):
+    model, variables, gradient = client
+    facts = {"defense": "dp_update", "strength": 1e5, "batch_size": 3, "minutes": 1e-4}
+    verdict = audit.update(model, variables, gradient, **facts)
+    assert verdict.verdict == "inputs inconsistent"
+    assert "the client clips at another norm than 1" in verdict.reasons[0]
+    assert "divided by the norm at which it was clipped" in verdict.reasons[0]
+    divided = audit.update(model, variables, jax.tree.map(lambda leaf: leaf / 3, gradient), **facts)
+    assert divided.verdict != "inputs inconsistent"
+
+
+def test_zeros_and_few_values_are_put_down_to_the_defense_where_one_is_stated(client):
+    _, variables, gradient = client
+    few = client_defense("sparsification", 0.1).apply(jax.random.key(0), gradient)
+    coarse = client_defense("quantization", 4.0).apply(jax.random.key(0), gradient)
+    for sent, kind, strength, name in (
+        (few, "sparsification", 0.1, "zeros"),
+        (coarse, "quantization", 4.0, "quantisation"),
+    ):
+        silent, told = (
+            {finding.name: finding for finding in check_contents(sent, variables, defense)}[name]
+            for defense in (None, client_defense(kind, strength))
+        )
+        assert (silent.status, told.status) == ("suspicious", "passed")
+        assert "--defense" in silent.option
+        assert "defense that is stated" in told.evidence
+
+
+def test_values_that_the_rounding_of_weights_moves_apart_count_once(client):
+    _, variables, gradient = client
+    defense, rate = client_defense("quantization", 4.0), 0.01
+    sent = defense.apply(jax.random.key(0), gradient)
+    after = jax.tree.map(lambda w, g: w - rate * g, variables["params"], sent)
+    read = jax.tree.map(lambda w, a: (w - a) / rate, variables["params"], after)
+    (found,) = check_statement(defense, read, variables, FULL)
+    assert found.status == "suspicious"
+    (found,) = check_statement(defense, read, variables, Precision(scale=1 / rate, of_weights=True))
+    assert found.status == "passed"
+
+
+def test_entries_that_tie_are_all_sent_and_shares_of_tensors_are_rounded_up(client):
+    _, variables, gradient = client
+    ones = jax.tree.map(jnp.ones_like, gradient)
+    (found,) = check_statement(client_defense("sparsification", 10.0), ones, variables, FULL)
+    assert found.status == "passed"
+    each = jax.tree.map(lambda leaf: client_defense("sparsification", 10.0).apply(jax.random.key(0), leaf), gradient)
+    (found,) = check_statement(client_defense("sparsification", 10.0), each, variables, FULL)
+    assert found.status == "passed"
+
+
+def test_an_audit_without_time_does_not_suspect_its_inputs(client):
+    model, variables, gradient = client
+    sent = client_defense("gaussian", 1.0).apply(jax.random.key(0), gradient)
+    verdict = audit.update(model, variables, sent, batch_size=3, defense="gaussian", strength=1.0, minutes=1e-4)
+    assert verdict.verdict == "not attacked"
+    assert "FedLeak by an attacker who knows the defense was not tried: the time was spent." in verdict.reasons
+    assert not any("a search that failed" in reason for reason in verdict.reasons)
+    (explained,) = (finding for finding in verdict.findings if finding.name == "gradient explained")
+    assert explained.status == "not applicable"
