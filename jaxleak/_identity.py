@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,8 @@ def of_code(*parts: Any) -> str:
     """A digest of the settings that functions, such as those of an attack, carry with them.
 
     It knows the functions' names and, to any depth, the numbers, words and arrays that they are closed over or have as
-    defaults, and the fields of dataclasses and named tuples. It does not know what the functions' code says.
+    defaults, the fields of dataclasses and named tuples, and the numbers, words and functions that other objects
+    hold. It does not know what the functions' code says.
     """
     return _described(parts, {}, ())
 
@@ -115,7 +117,15 @@ def _parts(value: Any) -> list[Any]:
         return [value.func, value.args, value.keywords]
     if hasattr(value, "__code__"):
         return [value.__defaults__, value.__kwdefaults__, *_closed_over(value), getattr(value, "__self__", None)]
-    return [getattr(value, "__wrapped__", None), getattr(value, "__self__", None)]
+    return [getattr(value, "__wrapped__", None), getattr(value, "__self__", None), *_attributes(value)]
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """The numbers, words and functions that an object holds; the rest may be a cache, which grows as it is used."""
+    if not isinstance(value, types.ModuleType):
+        for name, held in sorted(getattr(value, "__dict__", {}).items()):
+            if isinstance(held, (bool, int, float, complex, str)) or hasattr(held, "__code__"):
+                yield from (name, held)
 
 
 def _closed_over(function: Any) -> Iterator[Any]:

@@ -174,6 +174,11 @@ def _another_optimizer(model, observed):
     return {"attack": engine(model, observed[0], settings(optimizer=presets.cosine_decay_adam(0.3, 300)))}
 
 
+def _another_client(model, observed):
+    share = protocols.ClientShare(model, local_steps=2, learning_rate=0.5)
+    return {"attack": attacks.inversion(model, share, settings(), batch_size=B)}
+
+
 @pytest.mark.parametrize(
     ("named", "changes"),
     [
@@ -182,6 +187,7 @@ def _another_optimizer(model, observed):
         ("number of restarts, another start of the attack", lambda *_: {"restarts": 2}),
         ("setting of the attack", lambda model, seen: {"attack": engine(model, seen[0], settings(tv=0.1))}),
         ("setting of the attack", _another_optimizer),
+        ("setting of the attack", _another_client),
         (
             "length of the attack's schedules, another setting of the attack",
             lambda model, seen: {"attack": engine(model, seen[0], settings(200))},
