@@ -1,7 +1,7 @@
 """The contract of a defense: an optax transform of what is shared that takes a fresh key every round."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
         ValueError: if anything among them is no `Defense`.
     """
     if isinstance(defenses, Defense):  # which is a tuple of its fields, too
-        return (defenses,)
+        return (cast(Defense, defenses),)  # mypy makes `Defense | Defense` of it in some orders of the modules
     for defense in defenses:
         one_defense(defenses=defense)
     return tuple(defenses)
