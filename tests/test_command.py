@@ -237,7 +237,7 @@ def test_a_model_ends_with_its_input_and_its_number_of_parameters(capsys):
 
 @pytest.mark.parametrize(
     ("given", "mean", "std"),
-    [({"mean": (0.3, 0.4)}, (0.3, 0.4), (1, 1)), ({"std": (2.0, 3.0)}, (0, 0), (2, 3)), ({}, (), ())],
+    [({"mean": (0.3, 0.4)}, (0.3, 0.4), (1, 1)), ({"std": (0.2, 0.3)}, (0, 0), (0.2, 0.3)), ({}, (), ())],
 )
 def test_what_is_not_said_of_the_normalisation_changes_nothing(given, mean, std):
     said = {"model": "mlp", "image": (3, 3, 2), "classes": 4, "option": (), "mean": None, "std": None} | given
