@@ -8,6 +8,7 @@ from small_updates import sent_by
 
 from jaxleak import audit, models
 from jaxleak.audit._checks.defended import certain
+from jaxleak.audit._checks.equations import check_defended_head
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import defended_labels
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
@@ -132,3 +133,17 @@ def test_more_labels_than_samples_are_not_those_of_the_stated_defense(client):
     (wrong,) = (finding for finding in verdict.findings if finding.status == "failed")
     assert wrong.name == "labels in the batch"
     assert "a defense that moves entries by more than is stated" in wrong.cause
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong"), [("gaussian", 1e-2, 1e-3), ("dp_update", 1e3, 1e5)])
+def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
+    model, variables, _, gradient, _ = client
+    small = jax.tree.map(lambda leaf: 0.1 * leaf, gradient)  # no longer than what every clip and noise allow
+    for seed in range(3):
+        sent = client_defense(kind, right).apply(jax.random.key(seed), small)
+        for strength, status in ((right, "passed"), (wrong, "failed")):
+            found = check_defended_head(_head(client, sent), 3, client_defense(kind, strength), uneven=False)
+            assert (found[0].name, found[0].status) == ("stated noise", status)
+            assert all(finding.status in ("passed", "not applicable") for finding in found[1:])
+    verdict = audit.update(model, variables, sent, batch_size=3, defense=kind, strength=wrong, minutes=1e-4)
+    assert "its strength is not in units of the gradient of the mean loss" in " ".join(verdict.reasons)

@@ -10,10 +10,11 @@ import functools
 import jax
 import numpy as np
 
-from jaxleak.audit._checks.defended import certain
+from jaxleak.audit._checks.defended import DEVIATIONS, certain
 from jaxleak.audit._checks.finding import Finding, Status, failed
 from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, counted, highest_rank, rank_of
 from jaxleak.defenses import Defense
+from jaxleak.defenses.mechanisms import GaussianNoise
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
@@ -68,7 +69,7 @@ def check_head(
 
 
 def check_defended_head(head: Head | None, samples: int, defense: Defense | None, *, uneven: bool) -> list[Finding]:
-    """At most one finding: whether a defended bias gradient proves more labels than there are.
+    """Whether stated noise explains the sums over classes, and whether the update proves more labels than there are.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
@@ -76,13 +77,36 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
         defense: as it is stated, or None for one that is not known.
         uneven: as in `check_head`.
     """
-    left = None if head is None or head.bias_gradient is None or uneven else certain(head, defense)
-    if left is None:
+    if head is None or defense is None:
         return []
-    found = _labels_fit(left, samples)
-    if found.status == "passed":
-        return [found]
-    return [found._replace(cause=f"{found.cause}; or {_WEAKER}", option=f"{found.option}, --strength")]
+    sums = _sums_behind_noise(head, defense)
+    left = None if head.bias_gradient is None or uneven else certain(head, defense)
+    if left is None:
+        return sums
+    found = _unless_refuted(_labels_fit(left, samples), *sums)
+    if found.status == "failed":
+        found = found._replace(cause=f"{found.cause}; or {_WEAKER}", option=f"{found.option}, --strength")
+    return [*sums, found]
+
+
+def _sums_behind_noise(head: Head, defense: Defense) -> list[Finding]:
+    """Clipping leaves the sums over classes at zero, so that they show how much noise there is at least."""
+    mechanism = defense.mechanism
+    if mechanism is None or mechanism.zeroes or not isinstance(mechanism.noise, GaussianNoise):
+        return []
+    features, classes = head.kernel_gradient.shape
+    sums = float(np.linalg.norm(head.kernel_gradient.sum(axis=1)))
+    # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
+    most = mechanism.noise.deviation * np.sqrt(classes) * (np.sqrt(features) + DEVIATIONS)
+    relative = max(_SUM_BELOW, head.rounding * np.sqrt(classes) + head.of_softmax)
+    most += relative * float(np.linalg.norm(head.kernel_gradient))
+    evidence = (
+        f"The sums over classes of the head's gradient have the norm {sums:.2g}; the stated noise allows {most:.2g}."
+    )
+    if sums <= most:
+        return [Finding("stated noise", "passed", evidence)]
+    cause = "there is more noise than is stated, or its strength is not in units of the gradient of the mean loss"
+    return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:

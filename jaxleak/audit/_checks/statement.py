@@ -61,7 +61,7 @@ def _values(
     """Suspicious and no more, since clients may round in another way, such as every row of a tensor on its own grid."""
     counts = {name: _different(leaf, precision.of_entry(leaf, weights[name])) for name, leaf in leaves.items()}
     name = max(counts, key=lambda name: (counts[name], name))
-    evidence = f"{name} has {counts[name]} different values, and {bits:g} bits can give {2**bits:g}."
+    evidence = f"{name} has {counts[name]} different values; the stated number of bits, {bits:g}, allows {2**bits:g}."
     if counts[name] <= 2**bits:
         return Finding("stated bits", "passed", evidence)
     cause = "the update was rounded to more bits than are stated, or on grids of its own for parts of a tensor"
