@@ -11,6 +11,7 @@ from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.equations import check_defended_head
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import defended_labels
+from jaxleak.audit._checks.precision import Precision
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
 from jaxleak.defenses.mechanisms import Mechanism, Replayed
 from jaxleak.protocols import ClientShare
@@ -147,3 +148,21 @@ def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
             assert all(finding.status in ("passed", "not applicable") for finding in found[1:])
     verdict = audit.update(model, variables, sent, batch_size=3, defense=kind, strength=wrong, minutes=1e-4)
     assert "its strength is not in units of the gradient of the mean loss" in " ".join(verdict.reasons)
+
+
+def test_weights_in_16_bits_prove_nothing_behind_a_stated_defense_either(client):
+    model, variables, _, gradient, _ = client
+    after = jax.tree.map(lambda w, g: (w - 1e-3 * g).astype(jnp.bfloat16), variables["params"], gradient)
+    facts = {"kind": "weights", "learning_rate": 1e-3, "batch_size": 3, "minutes": 1e-4}
+    verdict = audit.update(model, variables, after, defense="sparsification", strength=100.0, **facts)
+    assert verdict.verdict == "inputs inconsistent"
+    assert "too coarse for what one step changes" in verdict.reasons[0]
+    assert audit.update(model, variables, after, defense="other", **facts).verdict == "not attacked"
+
+
+def test_an_entry_counts_beyond_what_rounding_can_move_it():
+    sent = np.array([-0.5, 0.5])
+    head = Head(np.zeros((2, 2)), sent, np.zeros((2, 2)), np.zeros(2), Precision("bfloat16", 2.0**-8))
+    left = certain(head, client_defense("sparsification", 10.0))
+    np.testing.assert_allclose(left.bias_gradient, sent - np.sign(sent) * head.bias_rounding)
+    assert head.bias_rounding > 1e-3

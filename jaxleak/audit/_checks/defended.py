@@ -22,8 +22,8 @@ DEVIATIONS, _SCALES = 6.0, 20.0
 def certain(head: Head, defense: Defense | None) -> Head | None:
     """The head with no more of its bias gradient than the defense cannot have made: its signs are the client's own.
 
-    Every entry is moved towards zero by as much as the defense may have moved it. Clipping, of the whole update or of
-    every example, multiplies by positive factors of 1 at most: that keeps signs, and makes entries smaller.
+    Every entry is moved towards zero by as much as the defense and rounding may have moved it. Clipping, of the whole
+    update or of every example, multiplies by positive factors of 1 at most: that keeps signs and makes entries smaller.
 
     Args:
         head: from `head_of`, of a defended update that has a bias gradient.
@@ -36,7 +36,7 @@ def certain(head: Head, defense: Defense | None) -> Head | None:
     error = None if defense is None else _error(defense, head.bias_gradient, head.bias)
     if error is None:
         return None
-    left = np.maximum(np.abs(head.bias_gradient) - error, 0.0)
+    left = np.maximum(np.abs(head.bias_gradient) - error - head.bias_rounding, 0.0)
     return head._replace(bias_gradient=np.sign(head.bias_gradient) * left)
 
 

@@ -17,6 +17,7 @@ from jaxleak.audit._checks.labels import Labels, defended_labels, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
+    OTHER_DEFENSE,
     is_defended,
     parts_of_a_sum,
     sent_update,
@@ -127,7 +128,7 @@ def update(
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
     scale = None if known.kind == "gradient" else per_weight(sent) / parts
     precision = precision_of(sent.arrays.values(), payload, per_weight=scale)
-    if known.kind == "weights" and precision.unit and not is_defended(known):
+    if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
