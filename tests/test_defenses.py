@@ -102,7 +102,7 @@ def test_a_chain_of_several_says_nothing_of_its_output():
     [
         ("paylod", optax.identity(), None, "place must be one of payload, .*, got 'paylod'"),
         ("payload", lambda payload: payload, None, "transform must be one of optax"),
-        ("payload", optax.identity(), Replayed(), r"mechanism must be a .*got Replayed\(random=False\)"),
+        ("payload", optax.identity(), Replayed(), r"mechanism must be a .*got Replayed\(random=False, "),
     ],
 )
 def test_what_is_no_defense_is_refused_when_it_is_made(place, transform, mechanism, message):
