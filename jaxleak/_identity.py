@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,8 @@ def of_code(*parts: Any) -> str:
 
     It knows the functions' names and, to any depth, the numbers, words and arrays that they are closed over or have as
     defaults, the fields of dataclasses and named tuples, and the numbers, words and functions that other objects
-    hold. It does not know what the functions' code says.
+    hold. It does not know what the functions' code says. Arrays count to the last bit: an attack that is closed over
+    weights goes on with the same file of them, and not with weights that were trained anew.
     """
     return _described(parts, {}, ())
 
@@ -107,8 +108,10 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         array = np.asarray(_without_type(value))
         return [array.dtype.str, array.shape, None if array.dtype.hasobject else array.tobytes()]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return [part for item in sorted(value.items(), key=lambda item: str(item[0])) for part in item]
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
     if isinstance(value, (tuple, list)):
         return list(value)
     if dataclasses.is_dataclass(value):

@@ -80,8 +80,8 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
             f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
             "x * std + mean, of normalised images and answers, or divide by 255"
         )
-    # Images of one row, such as tables, have few channels, and are taken as they are.
-    if truth.ndim == 4 and truth.shape[3] > max(_CHANNELS) and truth.shape[1] in _CHANNELS:
+    # Square images alone: signals of one row, and small patches of many channels, have such shapes rightly.
+    if truth.ndim == 4 and truth.shape[1] in _CHANNELS and truth.shape[2] == truth.shape[3] > 2 * max(_CHANNELS):
         raise ValueError(
             f"truth must be (N, H, W, channels), got {truth.shape}, whose channels seem to come first: "
             "transpose truth and estimate by (0, 2, 3, 1)"
