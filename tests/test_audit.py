@@ -138,6 +138,17 @@ def test_checkpoints_of_another_run_are_refused_with_what_differs(tmp_path):
             _run(rounds=1, checkpoints=Checkpoints(tmp_path, {}), **changes)
 
 
+def test_phases_of_other_threats_share_a_folder_where_the_caller_hands_on_the_state(uninterrupted, tmp_path):
+    saved = Checkpoints(tmp_path, {})
+    state = audit.start(TOY.attack, TOY.protocol, PRIVATE, key=KEY)
+    for rounds, threat in ((3, SERVER), (7, SERVER._replace(labels=True))):
+        state, _ = audit.run(
+            TOY.attack, TOY.protocol, threat, PRIVATE, key=KEY, rounds=rounds, state=state, checkpoints=saved
+        )
+    chex.assert_trees_all_equal(state, uninterrupted[0])
+    chex.assert_trees_all_equal(Checkpoints(tmp_path, {}).restore_latest(uninterrupted[0]), uninterrupted[0])
+
+
 def test_each_restart_is_a_single_run_with_its_own_keys():
     state, infos = _run(restarts=3)
     assert infos["size"].shape == (7, 3)

@@ -97,9 +97,10 @@ def run(
         chunk: rounds per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: number of independent attack states, vmapped over the same observations.
         callbacks: called as `callback(rounds_done, state, infos_of_chunk)` after every chunk.
-        checkpoints: saves the state after every chunk; an existing one is resumed if it had the same key, private set,
-            restarts and threat, and an attack and a protocol with the same settings, as far as their functions carry
-            them.
+        checkpoints: saves the state after every chunk. Without `state`, an existing one is resumed if it had the same
+            key, private set, restarts and threat, and an attack and a protocol with the same settings, as far as their
+            functions carry them. With `state`, whoever gives it says what it is of: a run may have several threats in
+            turn.
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
@@ -114,20 +115,19 @@ def run(
     """
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
-    if checkpoints is not None:
-        checkpoints.bind(
-            {
-                "key": _identity.of_key(key),
-                "private set": _identity.of_arrays(private),
-                "number of restarts": restarts,
-                "threat, or setting of the attack or the protocol": _identity.of_code(attack, protocol, threat),
-            }
-        )
     if state is not None:
         check_private(protocol, private)
     else:  # `start` checks it
         state = start(attack, protocol, private, key=key, restarts=restarts)
         if checkpoints is not None:
+            checkpoints.bind(
+                {
+                    "key": _identity.of_key(key),
+                    "private set": _identity.of_arrays(private),
+                    "number of restarts": restarts,
+                    "threat, or setting of the attack or the protocol": _identity.of_code(attack, protocol, threat),
+                }
+            )
             state = checkpoints.restore_latest(state)
     protocol_key, step_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 3)
 
