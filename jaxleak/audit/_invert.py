@@ -62,8 +62,9 @@ def invert(
         microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
-        checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation and
-            restarts, and an attack with the same settings, as far as its functions carry them.
+        checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation, restarts,
+            length of schedules and start. Settings that do not show in these, such as the weight of a prior, belong
+            into the configuration of `Checkpoints`.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
             before the best one is chosen. If there is a single trial, they share its images and add up their gradients
@@ -102,7 +103,6 @@ def invert(
                 "observation": _identity.of_arrays(observation),
                 "number of restarts": restarts,
                 "length of the attack's schedules": attack.iterations,
-                "setting of the attack": _identity.of_code(attack),
                 "start of the attack": _identity.of_arrays(state.attack),
             }
         )

@@ -98,9 +98,8 @@ def run(
         restarts: number of independent attack states, vmapped over the same observations.
         callbacks: called as `callback(rounds_done, state, infos_of_chunk)` after every chunk.
         checkpoints: saves the state after every chunk. Without `state`, an existing one is resumed if it had the same
-            key, private set, restarts and threat, and an attack and a protocol with the same settings, as far as their
-            functions carry them. With `state`, whoever gives it says what it is of: a run may have several threats in
-            turn.
+            key, private set and restarts. With `state`, whoever gives it says what it is of: a run may have several
+            threats in turn.
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
@@ -125,7 +124,6 @@ def run(
                     "key": _identity.of_key(key),
                     "private set": _identity.of_arrays(private),
                     "number of restarts": restarts,
-                    "threat, or setting of the attack or the protocol": _identity.of_code(attack, protocol, threat),
                 }
             )
             state = checkpoints.restore_latest(state)
