@@ -47,9 +47,9 @@ class _LateThreads:
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     """Whether a record is shown: not if it is of an error in Orbax' code that nobody asked for."""
-    raised = record.exc_info[2] if record.exc_info else None
-    files = [Path(frame.filename).parts for frame in traceback.extract_tb(raised)]
-    return not ("was never retrieved" in record.getMessage() and any("orbax" in parts for parts in files))
+    if record.exc_info is None or "was never retrieved" not in record.getMessage():
+        return True
+    return not any("orbax" in Path(frame.filename).parts for frame in traceback.extract_tb(record.exc_info[2]))
 
 
 _without_late_threads = _LateThreads()

@@ -74,7 +74,7 @@ FILES_PER_MUTANT = 3
 AREAS = {
     "jaxleak/attacks/_cafe": ("attacks_cafe", "cafe_exact", "cafe_censored", "least_squares", "feature_inversion"),
     "jaxleak/attacks/_inversion": (
-        *("inversion", "priors", "presets", "row_space", "smoothing", "label_rules", "white_point"),
+        *("inversion", "priors", "presets", "row_space", "smoothing", "label_rules", "white_point", "loss_probe"),
     ),
     "jaxleak/attacks/_vertical": ("vflrecon", "vflrecon_free", "vfl_selection"),
     "jaxleak/attacks/adaptive": ("adaptive", "adaptive_noise"),

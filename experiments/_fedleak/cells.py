@@ -33,6 +33,8 @@ MODELS = {
     "three-hidden-layer network with ReLU": "mlp",
 }
 
+#: Iterations of FedLeak, and of the attacks beside it, where a table does not say (section 5.1).
+PRINTED_ITERATIONS = 10_000
 #: Presets of FedLeak that a row may run, each with its description; Tables 15 to 19 change one setting of it.
 PRESETS = {
     "fedleak": "our preset (relative L1 + cosine, all entries, no blend, smoothing, Adam at 0.05 with cosine decay)",
@@ -168,7 +170,7 @@ def _inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: 
     steps = cell.get("local_steps", setting.get("local_steps", 1))
     printed_model = MODELS[cell.get("model") or setting["model"]]
     model = sizes.model or printed_model
-    iterations = sizes.iterations or printed_attack.get("iterations", 10_000)
+    iterations = sizes.iterations or printed_attack.get("iterations", PRINTED_ITERATIONS)
     skew, partition_note = _partition(cell)
     method = {**METHODS, **GENERATIVE}.get(cell["method"], sizes.fedleak)
     case = Case(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _paper
-from experiments._fedleak.cells import cells, names
+from experiments._fedleak.cells import PRINTED_ITERATIONS, cells, names
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses
@@ -28,7 +28,7 @@ SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 
 NO_WEIGHTS = "weights for pretrained"
 #: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1. So do reduced runs of 100 iterations and more, whose
 #: rate decays by a cosine: 100 x 0.02 / 2 = 1.
-PRINTED_ITERATIONS, REDUCED_ITERATIONS, REDUCED_RATE = 10_000, 100, 0.02
+REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
 OUR_ITERATIONS = 200
 #: Tables that compare models: the reduced problem keeps these models and makes them narrower.
 _COMPARE_MODELS = ("table8", "text-capacity-gain")

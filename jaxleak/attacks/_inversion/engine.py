@@ -148,7 +148,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
     # Only what simulates the client hands soft labels to its loss.
     simulates = settings.compare.reads_labels or (settings.white_point and model.has_batch_norm)
     if (loss := loss_of(share)) is not None and simulates:
-        check_soft_labels(loss, model.num_classes, setup.batch_size // setup.parts)
+        check_soft_labels(loss, model.num_classes, setup.of_a_step)
     smoothing = settings.smoothing if isinstance(settings.smoothing, Smoothing) else None
     if settings.smoothing == "auto":
         recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)

@@ -104,7 +104,7 @@ def _scale(rule: str, setup: Setup) -> float:
     if loss is None or rule == "random":  # the floor reads no gradient
         return 1.0
     try:
-        return scale_for_rules(loss, setup.model.num_classes, max(1, setup.batch_size // setup.parts))
+        return scale_for_rules(loss, setup.model.num_classes, setup.of_a_step)
     except ValueError as error:
         raise ValueError(
             f'labels={rule!r} cannot be inferred under this loss: {error}; labels can be "given" where the threat '

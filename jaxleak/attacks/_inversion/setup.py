@@ -25,6 +25,11 @@ class Setup(NamedTuple):
         return self.share.local_steps * self.share.clients
 
     @property
+    def of_a_step(self) -> int:
+        """How many images are behind one step of one client."""
+        return max(1, self.batch_size // self.parts)
+
+    @property
     def coupled_kinks(self) -> bool:
         """Whether statistics of the batch couple kinks, as in a ResNet of ReLUs in training mode."""
         return self.model.mixes_images(self.mode) and has_kinks(self.model)

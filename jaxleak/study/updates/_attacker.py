@@ -21,6 +21,7 @@ from jaxleak.study.updates._case import (
     Case,
     check_combinations,
     check_of_client,
+    given_options,
 )
 from jaxleak.study.updates._names import ATTACKS
 
@@ -85,18 +86,19 @@ def check_effect(case: Case, model: models.Classifier | None = None) -> None:
         model: the model under attack; without it, what depends on the model is not asked.
     """
     check_of_client(case)
+    given = given_options(case)
     if case.exact_kinks and _preset(case, None).smoothing is None:
         raise ValueError(f"exact_kinks changes nothing, since {case.attack} smooths no kinks; leave it out")
     if model is None:
         return
     if not model.has_batch_norm:
         for option in ("batch_norm", "white_point"):
-            if getattr(case, option) != getattr(Case, option):
+            if option in given:
                 raise ValueError(
                     f"{option} changes nothing, since {case.model} has no batch normalisation; leave it out"
                 )
     for option in ("homotopy", "exact_kinks"):
-        if getattr(case, option) != getattr(Case, option) and not model.has_kinks:
+        if option in given and not model.has_kinks:
             has = f"{case.model} with {case.activation}" if case.activation else case.model
             raise ValueError(f"{option} changes nothing, since {has} has no kinks; leave it out")
 

@@ -185,6 +185,11 @@ ITERATIVE = (
 )  # fmt: skip
 
 
+def given_options(case: Case) -> set[str]:
+    """The fields of a case that differ from their defaults."""
+    return {field.name for field in fields(case) if getattr(case, field.name) != field.default}
+
+
 def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], closed_form: bool) -> None:
     """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back.
 
@@ -193,7 +198,7 @@ def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], close
         readers: options that only some attacks read, each with the names of these attacks.
         closed_form: whether the case's attack has no iterations.
     """
-    given = {field.name for field in fields(case) if getattr(case, field.name) != field.default}
+    given = given_options(case)
     for option, other in _PART_OF.items():
         if option in given and other not in given:
             raise ValueError(f"{option} changes {other}, so {other} must be given too")
@@ -230,15 +235,15 @@ def check_of_client(case: Case) -> None:
 
     They are refused where somebody gave them. Studies set them for all of their cases, of which some read them.
     """
-    one_step = case.total_steps == case.clients == 1
+    given, one_step = given_options(case), case.total_steps == case.clients == 1
     # Not learning_rate: runs of one step that are stored were given that of their sisters of several epochs.
     for option in ("momentum", "estimate"):
-        if one_step and getattr(case, option) != getattr(Case, option):
+        if one_step and option in given:
             raise ValueError(
                 f"{option} changes nothing where one client uploads the gradient of one step; give local_steps, "
                 "local_epochs or clients > 1 as well, or leave it out"
             )
-    if case.partition == "iid" and case.federation != Case.federation:
+    if case.partition == "iid" and "federation" in given:
         raise ValueError(
             "federation divides the pool of a skewed partition, and iid is none; give one, or leave it out"
         )
