@@ -132,7 +132,8 @@ def test_a_verdict_grants_the_defense_that_is_stated_or_says_why_it_claims_no_la
     unknown = audited(defense="other")
     assert unknown.headline == "not attacked"
     assert unknown.reasons[-1].startswith("No label is claimed: the client's defense is not known, and")
-    loud = audited(defense="gaussian", strength=0.2)
+    sent = client_defense("gaussian", 0.2).apply(jax.random.key(0), gradient)
+    loud = audit.update(model, variables, sent, **facts, defense="gaussian", strength=0.2)
     assert loud.reasons[-1].startswith("No label is claimed: no entry of the head's bias gradient is so far below zero")
 
 
@@ -157,6 +158,34 @@ def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
             assert all(finding.status in ("passed", "not applicable") for finding in found[1:])
     verdict = audit.update(model, variables, sent, batch_size=3, defense=kind, strength=wrong, minutes=1e-4)
     assert "its strength is not in units of the gradient of the mean loss" in " ".join(verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "stated"), [("gaussian", 1e-4, 1e-2), ("laplace", 1e-4, 1e-2), ("dp_sgd", 1e5, 1e3)]
+)
+def test_less_noise_than_is_stated_is_refused(client, kind, added, stated):
+    """What trusts noise that is not there calls an attacker who was misled a safe client."""
+    model, variables, _, gradient, _ = client
+    examples = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (3, *leaf.shape)), gradient)
+    for seed in range(3):
+        for strength, status in ((stated, "passed"), (added, "failed")):
+            defense = client_defense(kind, strength)
+            if kind == "dp_sgd":
+                sent = jax.tree.map(lambda leaf: leaf.mean(0), defense.apply(jax.random.key(seed), examples))
+            else:
+                sent = defense.apply(jax.random.key(seed), gradient)
+            found = check_defended_head(_head(client, sent), 3, client_defense(kind, stated), uneven=False)
+            assert (found[0].name, found[0].status) == ("stated noise", status)
+    assert "there is less noise than is stated" in found[0].cause
+    verdict = audit.update(model, variables, sent, batch_size=3, defense=kind, strength=stated, minutes=1e-4)
+    assert verdict.verdict == "inputs inconsistent"
+
+
+def test_noise_that_decays_from_round_to_round_may_be_small(client):
+    """In which round an update was sent is not stated."""
+    defense = client_defense("adaptive_dp", 1e3)
+    (found, *_) = check_defended_head(_head(client, client[3]), 3, defense, uneven=False)
+    assert (found.name, found.status) == ("stated noise", "passed")
 
 
 def test_weights_in_16_bits_prove_nothing_behind_a_stated_defense_either(client):

@@ -44,12 +44,31 @@ def test_a_statement_is_believed_where_it_can_be(client, kind):
         contents = check_contents(sent, variables, client_defense(kind, right))
         assert {finding.status for finding in contents} == {"passed"}
     assert check_statement(None, sent, variables, FULL) == []
-    assert check_statement(client_defense("gaussian", 0.1), sent, variables, FULL) == []
+    noisy = client_defense("gaussian", 0.1).apply(jax.random.key(0), gradient)
+    assert check_statement(client_defense("gaussian", 0.1), noisy, variables, FULL) == []
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_an_array_without_the_noise_that_is_stated_is_refused(client, kind):
+    """Units that are dead for the whole batch leave zeros, noise leaves none, and its rounding to 16 bits few."""
+    _, variables, gradient = client
+    defense = client_defense(kind, 1e-2)
+    sent = defense.apply(jax.random.key(0), gradient)
+    for arrived in (sent, jax.tree.map(lambda leaf: leaf.astype(jnp.float16).astype(jnp.float32), sent)):
+        assert not [f for f in check_statement(defense, arrived, variables, FULL) if f.status != "passed"]
+    bare = {**sent, "dense_0": {**sent["dense_0"], "kernel": gradient["dense_0"]["kernel"]}}
+    (found,) = check_statement(defense, bare, variables, FULL)
+    assert (found.name, found.status) == ("noise on every entry", "failed")
+    zero = int((gradient["dense_0"]["kernel"] == 0).sum())
+    assert zero > 100
+    assert f"dense_0/kernel has {zero} entries of 2560" in found.evidence
+    clipping_alone = client_defense(kind, 1e-6)
+    assert check_statement(clipping_alone, bare, variables, FULL) == []
 
 
 def test_an_update_that_was_clipped_at_another_norm_is_refused_with_the_remedy(client):
     model, variables, gradient = client
-    facts = {"defense": "dp_update", "strength": 1e5, "batch_size": 3, "minutes": 1e-4}
+    facts = {"defense": "dp_update", "strength": 1e9, "batch_size": 3, "minutes": 1e-4}
     verdict = audit.update(model, variables, gradient, **facts)
     assert verdict.verdict == "inputs inconsistent"
     assert "the client clips at another norm than 1" in verdict.reasons[0]

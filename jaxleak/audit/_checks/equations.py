@@ -9,12 +9,13 @@ import functools
 
 import jax
 import numpy as np
+import scipy  # its subpackages load when they are first used
 
 from jaxleak.audit._checks.defended import DEVIATIONS, certain
 from jaxleak.audit._checks.finding import Finding, Status, failed
 from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, counted, highest_rank, rank_of
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import GaussianNoise
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
@@ -23,6 +24,8 @@ _ONE_SAMPLE_BELOW = 2e-3
 _LABELS, _COUNTS, _ONE_SAMPLE = "labels in the batch", "whole numbers of labels", "one sample's equations"
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
+#: How often noise as large as is stated is taken for smaller noise.
+_RARELY = 1e-6
 #: The options that reverse the sign of a gradient.
 _TURN = "--kind difference --learning-rate 1"
 _WEAKER = "a defense that moves entries by more than is stated"
@@ -79,7 +82,7 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
     """
     if head is None or defense is None:
         return []
-    sums = _sums_behind_noise(head, defense)
+    sums = _sums_behind_noise(head, samples, defense)
     left = None if head.bias_gradient is None or uneven else certain(head, defense)
     if left is None:
         return sums
@@ -89,24 +92,38 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
     return [*sums, found]
 
 
-def _sums_behind_noise(head: Head, defense: Defense) -> list[Finding]:
-    """Clipping leaves the sums over classes at zero, so that they show how much noise there is at least."""
-    mechanism = defense.mechanism
-    if mechanism is None or mechanism.zeroes or not isinstance(mechanism.noise, GaussianNoise):
+def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Finding]:
+    """Clipping leaves the sums over classes at zero, so that they show how much noise there is."""
+    noise = None if defense.mechanism is None or defense.mechanism.zeroes else defense.mechanism.noise
+    if not isinstance(noise, GaussianNoise | LaplaceNoise):
         return []
     features, classes = head.kernel_gradient.shape
     sums = float(np.linalg.norm(head.kernel_gradient.sum(axis=1)))
     # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
-    most = mechanism.noise.deviation * np.sqrt(classes) * (np.sqrt(features) + DEVIATIONS)
-    relative = max(_SUM_BELOW, head.rounding * np.sqrt(classes) + head.of_softmax)
-    most += relative * float(np.linalg.norm(head.kernel_gradient))
-    evidence = (
-        f"The sums over classes of the head's gradient have the norm {sums:.2g}; the stated noise allows {most:.2g}."
-    )
-    if sums <= most:
+    smallest, largest = (deviation * np.sqrt(classes) for deviation in _deviations(noise, samples))
+    rounding = max(_SUM_BELOW, head.rounding * np.sqrt(classes) + head.of_softmax)
+    rounding *= float(np.linalg.norm(head.kernel_gradient))
+    most = largest * (np.sqrt(features) + DEVIATIONS) + rounding
+    least = max(0.0, smallest * np.sqrt(scipy.stats.chi2.ppf(_RARELY, features)) - rounding)
+    allows = f"allows {most:.2g}" if not least else f"gives {least:.2g} to {most:.2g}"
+    evidence = f"The sums over classes of the head's gradient have the norm {sums:.2g}; the stated noise {allows}."
+    if least <= sums <= most:
         return [Finding("stated noise", "passed", evidence)]
-    cause = "there is more noise than is stated, or its strength is not in units of the gradient of the mean loss"
-    return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
+    unit = "or its strength is not in units of the gradient of the mean loss"
+    if sums > most:
+        cause = f"there is more noise than is stated, {unit}"
+        return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
+    cause = f"there is less noise than is stated, none in this layer, {unit}"
+    return [Finding("stated noise", "failed", evidence, cause, "--strength, --defense")]
+
+
+def _deviations(noise: GaussianNoise | LaplaceNoise, samples: int) -> tuple[float, float]:
+    """The least and the largest standard deviation that an entry's noise may have."""
+    if isinstance(noise, LaplaceNoise):
+        return (np.sqrt(2) * noise.scale,) * 2
+    # In which round the update was sent is not stated.
+    least = noise.deviation / (samples if noise.of_sum else 1) if noise.decay == 1 else 0.0
+    return least, noise.deviation
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:

@@ -9,14 +9,18 @@ from jaxleak.audit._checks.defended import DEVIATIONS
 from jaxleak.audit._checks.finding import Finding
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.defenses import Defense, PayloadEncoding
-from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Noise
 
 #: What rounding may add to a norm, and to the distance of two values that are equal, relative to the largest.
 _NORM, _EQUAL = 0.01, 1e-6
+#: Share of an array's entries that may be zero behind noise on every entry, which is then small and was rounded.
+_ZERO_SHARE = 0.01
+#: Size of the stated noise, relative to an array, from which on the array must show it.
+_NOISE_MATTERS = 0.01
 
 
 def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision) -> list[Finding]:
-    """Findings on the norm, the different values and the number of entries that the stated defense allows.
+    """Findings on what the stated defense allows: norm, different values, number of entries, entries without noise.
 
     Args:
         defense: as it is stated, or None for one that is not known, of which nothing can be checked.
@@ -34,6 +38,8 @@ def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree,
         noise = defense.mechanism.noise
         if noise is None or isinstance(noise, GaussianNoise):
             found.append(_norm(leaves, defense.mechanism.simulation.norm, 0.0 if noise is None else noise.deviation))
+    if defense.mechanism is not None and not defense.mechanism.zeroes:
+        found += _untouched(leaves, defense.mechanism.noise)
     if encoding.value_bits < 32:
         found.append(_values(leaves, weights, encoding.value_bits, precision))
     if encoding.share < 1:
@@ -53,6 +59,27 @@ def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Findi
     cause = f"the client clips at another norm than {clip:g}, does not clip, or adds more noise than is stated"
     option = "--strength, with the update divided by the norm at which it was clipped"
     return Finding("norm of the clipped update", "failed", evidence, cause, option)
+
+
+def _untouched(leaves: dict[str, np.ndarray], noise: Noise | None) -> list[Finding]:
+    """Continuous noise leaves no entry at zero, and the rounding of small noise to 16 bits few.
+
+    Noise too small to matter is stated by who only clips, and not looked for.
+    """
+    if not isinstance(noise, GaussianNoise | LaplaceNoise):
+        return []
+    size = noise.deviation if isinstance(noise, GaussianNoise) else noise.scale
+    bare = {
+        name: int((leaf == 0).sum())
+        for name, leaf in leaves.items()
+        if size * np.sqrt(leaf.size) > _NOISE_MATTERS * np.linalg.norm(leaf)
+    }
+    name = max(bare, key=lambda name: (bare[name] / leaves[name].size, name), default=None)
+    if name is None or bare[name] <= _ZERO_SHARE * leaves[name].size:
+        return []
+    evidence = f"{name} has {bare[name]} entries of {leaves[name].size} that are exactly zero."
+    cause = "there is no noise on this array, or entries were left out after the noise was added"
+    return [Finding("noise on every entry", "failed", evidence, cause, "--defense none, or --defense other")]
 
 
 def _values(
