@@ -107,13 +107,14 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
     if weights:
         options.add_argument("--weights", type=Path, required=True, help="safetensors, npz or .pt file of the weights")
         options.add_argument(
-            "--mean", type=float, nargs="+", help="mean of each channel, which the client subtracts from its images"
+            "--mean", type=float, nargs="+", metavar="M", help="mean that is subtracted from each channel"
         )
         options.add_argument(
             "--std",
             type=float,
             nargs="+",
-            help="standard deviation of each channel, by which the client divides its images",
+            metavar="S",
+            help="standard deviation by which each channel is divided",
         )
 
 
@@ -122,7 +123,9 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts = options.add_argument_group("what the client computed", "These go before what the update's file says.")
     facts.add_argument("--kind", choices=("gradient", "difference", "weights"), help="what the update's arrays are")
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
-    facts.add_argument("--loss", choices=("cross_entropy",), help="loss function (default cross_entropy)")
+    facts.add_argument(
+        "--loss", choices=("cross_entropy",), metavar="NAME", help="loss function: cross_entropy (default)"
+    )
     facts.add_argument(
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
     )
@@ -147,6 +150,18 @@ def _client_options(options: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="strength of the defense in its own unit; noise is that of the mean loss's gradient",
+    )
+    facts.add_argument(
+        "--clip",
+        type=float,
+        metavar="C",
+        help="norm at which DP clips, for a gradient of the mean loss (default 1)",
+    )
+    facts.add_argument(
+        "--noise-multiplier",
+        type=float,
+        metavar="S",
+        help="noise of DP in units of C, in the place of its strength; 0 only clips",
     )
 
 

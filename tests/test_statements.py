@@ -1,16 +1,21 @@
 """A stated defense explains what it does to an update, and a statement that cannot be is noticed."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_updates import sent_by
 
-from jaxleak import audit, models
+from jaxleak import attacks, audit, models
+from jaxleak._base import Batch
+from jaxleak.attacks import adaptive
 from jaxleak.audit._checks.contents import check_contents
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._checks.statement import check_statement
 from jaxleak.defenses import client_defense
+from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, Mechanism
+from jaxleak.protocols import ClientShare
 
 #: What a kind is checked for, and a strength at which it would have done more than it has.
 CHECKED = {
@@ -68,13 +73,48 @@ def test_an_array_without_the_noise_that_is_stated_is_refused(client, kind):
 
 def test_an_update_that_was_clipped_at_another_norm_is_refused_with_the_remedy(client):
     model, variables, gradient = client
-    facts = {"defense": "dp_update", "strength": 1e9, "batch_size": 3, "minutes": 1e-4}
+    facts = {"defense": "dp_update", "noise_multiplier": 0, "batch_size": 3, "minutes": 1e-4}
     verdict = audit.update(model, variables, gradient, **facts)
     assert verdict.verdict == "inputs inconsistent"
     assert "the client clips at another norm than 1" in verdict.reasons[0]
-    assert "divided by the norm at which it was clipped" in verdict.reasons[0]
-    divided = audit.update(model, variables, jax.tree.map(lambda leaf: leaf / 3, gradient), **facts)
-    assert divided.verdict != "inputs inconsistent"
+    assert "--clip" in str(verdict.findings)
+    (found,) = check_statement(client_defense("dp_update", clip=3, noise_multiplier=0), gradient, variables, FULL)
+    assert found.status == "passed"
+
+
+def test_the_clip_is_that_of_the_statement(client):
+    """Where no example reaches the clip, dividing an update by it would not be what a client of the clip 1 sends."""
+    model, variables, _ = client
+    assert client_defense("dp_update", clip=10, noise_multiplier=0).mechanism == Mechanism(Clipped(10), None)
+    dp_sgd = client_defense("dp_sgd", clip=10, noise_multiplier=0.8).mechanism
+    assert dp_sgd == Mechanism(Clipped(10, examples=True), GaussianNoise(8.0, of_sum=True))
+    by_epsilon = client_defense("dp_sgd", 1e3, clip=2).mechanism.noise.deviation
+    assert by_epsilon == 2 * client_defense("dp_sgd", 1e3).mechanism.noise.deviation
+    settings = attacks.presets.fedleak(2)
+    known = adaptive.informed(
+        client_defense("dp_update", clip=10, noise_multiplier=0), model, ClientShare(model), settings, batch_size=3
+    )
+    batch = Batch(jnp.full((3, 1, 8, 8, 1), 0.5), jnp.arange(3), jnp.arange(3))
+    chex.assert_trees_all_close(known.share(variables, batch), ClientShare(model)(variables, batch))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "match"),
+    [
+        ("gaussian", {"strength": 1, "clip": 2}, r"clip is of a defense that clips \(dp_sgd.*got 2 with gaussian"),
+        ("gaussian", {"noise_multiplier": 2}, "noise_multiplier is of a defense that clips"),
+        ("dp_sgd", {"strength": 1, "noise_multiplier": 2}, "give one of them, got 1 and 2"),
+        ("dp_sgd", {"clip": 2}, "strength of dp_sgd must be given: its epsilon .*or noise_multiplier"),
+        ("gaussian", {}, r"strength of gaussian must be given: its standard deviation \(--strength\)$"),
+        ("dp_sgd", {"noise_multiplier": 1, "clip": 0}, "clip must be > 0"),
+        ("dp_sgd", {"noise_multiplier": -1}, "noise_multiplier must be >= 0"),
+    ],
+)  # fmt: skip
+def test_a_statement_that_is_incomplete_or_of_another_kind_is_refused(kind, given, match):
+    with pytest.raises(ValueError, match=match):
+        client_defense(kind, **given)
+    with pytest.raises(ValueError, match=r"clip must be given with the defense that it is of, got 2 alone"):
+        audit.update(None, None, {"w": np.ones(3)}, batch_size=1, clip=2)
 
 
 def test_zeros_and_few_values_are_put_down_to_the_defense_where_one_is_stated(client):

@@ -33,6 +33,8 @@ class Facts:
         defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
             none, and "other" for any other.
         strength: how strong that defense is, >= 0, in its own unit.
+        clip: norm C > 0 at which a defense clips, in units of the gradient of the mean loss; unknown is 1.
+        noise_multiplier: the standard deviation of such a defense's noise over C, >= 0, in the place of its strength.
         frozen: names of layers or parameters that the client did not train, so that they have no gradient.
 
     Raises:
@@ -51,6 +53,8 @@ class Facts:
     batch_norm: str | None = None
     defense: str | None = None
     strength: float | None = None
+    clip: float | None = None
+    noise_multiplier: float | None = None
     frozen: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -68,8 +72,8 @@ class Facts:
             object.__setattr__(self, "frozen", tuple(self.frozen))  # JSON has lists
         _validate.count(**self._given("local_steps", "local_epochs", "batch_size"))
         _validate.below_one(**self._given("momentum"))
-        _validate.positive(**self._given("learning_rate"))
-        _validate.non_negative(**self._given("strength"))
+        _validate.positive(**self._given("learning_rate", "clip"))
+        _validate.non_negative(**self._given("strength", "noise_multiplier"))
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

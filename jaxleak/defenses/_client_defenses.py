@@ -34,22 +34,30 @@ class ClientDefense(NamedTuple):
     build: Callable[[float], Defense]  # raises `ValueError` on a strength out of range
     strengths: tuple[float, ...]  # weakest first; what the papers print, where they do
     unit: str  # what the number is
-    private: bool = False  # the number is the papers' shorthand epsilon, at `SHORTHAND_DELTA`
+    # A clip C > 0 and a noise multiplier >= 0, where it has both. Then the number is the papers' shorthand epsilon, at
+    # `SHORTHAND_DELTA`, and C is 1.
+    clipping: Callable[[float, float], Defense] | None = None
     memory: bool = False  # a client's upload depends on its uploads before
     neighbours: int = 0  # other clients whose uploads the defense needs
     interpretation: str = ""  # where the algorithm is not, or not only, the published one
 
-
-def _noise_of(epsilon: float) -> float:
-    return noise_multiplier_shorthand(epsilon, SHORTHAND_DELTA)
-
-
-def _private(epsilon: float) -> Defense:
-    return dp_sgd(_CLIP, _noise_of(epsilon))
+    @property
+    def private(self) -> bool:
+        """Whether the number is an epsilon."""
+        return self.clipping is not None
 
 
-def _decaying(epsilon: float) -> Defense:
-    return adaptive_dp_sgd(_CLIP, _noise_of(epsilon), decay=_DECAY)
+def _private(
+    clipping: Callable[[float, float], Defense], strengths: tuple[float, ...], what: str = "", interpretation: str = ""
+) -> ClientDefense:
+    def build(epsilon: float) -> Defense:
+        return clipping(_CLIP, noise_multiplier_shorthand(epsilon, SHORTHAND_DELTA))
+
+    return ClientDefense(build, strengths, f"epsilon (shorthand){what}", clipping, interpretation=interpretation)
+
+
+def _decaying(clip: float, noise_multiplier: float) -> Defense:
+    return adaptive_dp_sgd(clip, noise_multiplier, decay=_DECAY)
 
 
 def _bits(bits: float, *, stochastic: bool = False) -> Defense:
@@ -83,25 +91,22 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
         guardian, (0.1, 1.0, 10.0, 100.0, 1000.0), "beta",
         interpretation="rebuilt from what is said about it; not the authors' algorithm, whose formulas we do not have",
     ),
-    "dp_sgd": ClientDefense(_private, _EPSILONS, "epsilon (shorthand)", private=True),
-    "adaptive_dp": ClientDefense(
-        _decaying, _EPSILONS[:4], "epsilon (shorthand) of round 0", private=True,
+    "dp_sgd": _private(dp_sgd, _EPSILONS),
+    "adaptive_dp": _private(
+        _decaying, _EPSILONS[:4], " of round 0",
         interpretation=f"the noise decays by the factor {_DECAY} per round, and the clip stays; the cited work adapts "
         "the clip as well",
     ),
-    "dp_soteria": ClientDefense(
-        lambda epsilon: composed(_private(epsilon), soteria(_COMBINED_RATIO)),
-        _EPSILONS[:4], "epsilon (shorthand), Soteria 0.5", private=True,
+    "dp_soteria": _private(
+        lambda clip, noise_multiplier: composed(dp_sgd(clip, noise_multiplier), soteria(_COMBINED_RATIO)),
+        _EPSILONS[:4], ", Soteria 0.5",
     ),
-    "adaptive_dp_soteria": ClientDefense(
-        lambda epsilon: composed(_decaying(epsilon), soteria(_COMBINED_RATIO)),
-        _EPSILONS[:4], "epsilon (shorthand) of round 0, Soteria 0.5", private=True,
+    "adaptive_dp_soteria": _private(
+        lambda clip, noise_multiplier: composed(_decaying(clip, noise_multiplier), soteria(_COMBINED_RATIO)),
+        _EPSILONS[:4], " of round 0, Soteria 0.5",
         interpretation=f"as adaptive_dp: a decay of {_DECAY} per round",
     ),
-    "dp_update": ClientDefense(
-        lambda epsilon: clipped_gaussian(_CLIP, _noise_of(epsilon)),
-        _EPSILONS, "epsilon (shorthand) of the whole update", private=True,
-    ),
+    "dp_update": _private(clipped_gaussian, _EPSILONS, " of the whole update"),
     "gaussian": ClientDefense(gaussian_payload_noise, (1e-4, 1e-3, 1e-2, 1e-1), "standard deviation"),
     "laplace": ClientDefense(laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale"),
     "magnitude_noise": ClientDefense(magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation"),
@@ -129,22 +134,33 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
 
 
 def client_defense(
-    kind: str, strength: float, *, local_steps: int = 1, mixes_examples: bool = False, claims_epsilon: bool = True
+    kind: str,
+    strength: float | None = None,
+    *,
+    clip: float | None = None,
+    noise_multiplier: float | None = None,
+    local_steps: int = 1,
+    mixes_examples: bool = False,
+    claims_epsilon: bool = True,
 ) -> Defense:
     """The defense of this kind and strength, for a client that computes as stated.
 
     Args:
         kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each.
         strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
+        clip: C > 0 of a kind that clips, in units of the gradient of the mean loss; None is 1.
+        noise_multiplier: of a kind that clips, in the place of its strength: the noise's standard deviation over C,
+            >= 0; 0 only clips.
         local_steps: E >= 1 of the client it is for.
         mixes_examples: whether the client's model has batch normalisation in training mode.
         claims_epsilon: whether an epsilon of differential privacy will be stated for it.
 
     Raises:
-        ValueError: on an unknown kind, a strength out of range, or a place that such a client does not have.
+        ValueError: on an unknown kind, a strength that is missing, out of range or stated twice, a clip of a kind that
+            does not clip, or a place that such a client does not have.
     """
     _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
-    defense = CLIENT_DEFENSES[kind].build(strength)
+    defense = _built(kind, strength, clip, noise_multiplier)
     if defense.in_step and local_steps > 1:
         raise ValueError(f"{kind} acts inside a local step: needs one local step in all, got {local_steps}")
     if defense.in_step and mixes_examples:
@@ -155,3 +171,26 @@ def client_defense(
             "which are not noisy; with batch_norm eval it has one"
         )
     return defense
+
+
+def _built(kind: str, strength: float | None, clip: float | None, noise_multiplier: float | None) -> Defense:
+    known = CLIENT_DEFENSES[kind]
+    if known.clipping is None:
+        for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
+            if value is not None:
+                kinds = ", ".join(other for other in CLIENT_DEFENSES if CLIENT_DEFENSES[other].private)
+                raise ValueError(f"{name} is of a defense that clips ({kinds}), got {value:g} with {kind}")
+    if strength is not None and noise_multiplier is not None:
+        raise ValueError(
+            f"strength and noise_multiplier both say how much noise there is: give one of them, got {strength:g} and "
+            f"{noise_multiplier:g}"
+        )
+    if strength is None and noise_multiplier is None:
+        other = ", or noise_multiplier (--noise-multiplier)" if known.private else ""
+        raise ValueError(f"strength of {kind} must be given: its {known.unit} (--strength){other}")
+    if known.clipping is None or (clip is None and noise_multiplier is None):
+        assert strength is not None
+        return known.build(strength)
+    noise = noise_multiplier_shorthand(strength, SHORTHAND_DELTA) if strength is not None else noise_multiplier
+    assert noise is not None
+    return known.clipping(_CLIP if clip is None else clip, noise)

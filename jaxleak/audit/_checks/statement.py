@@ -57,8 +57,7 @@ def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Findi
     if norm <= most * (1 + _NORM):
         return Finding("norm of the clipped update", "passed", evidence)
     cause = f"the client clips at another norm than {clip:g}, does not clip, or adds more noise than is stated"
-    option = "--strength, with the update divided by the norm at which it was clipped"
-    return Finding("norm of the clipped update", "failed", evidence, cause, option)
+    return Finding("norm of the clipped update", "failed", evidence, cause, "--clip, --noise-multiplier, --strength")
 
 
 def _untouched(leaves: dict[str, np.ndarray], noise: Noise | None) -> list[Finding]:

@@ -32,8 +32,10 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     if unknown:
         raise ValueError(f"{unknown[0]} is not a fact about a client; see capture.Facts")
     known = dataclasses.replace(update.facts, **{name: fact for name, fact in facts.items() if fact is not None})
-    if known.strength is not None and known.defense in (None, "none"):
-        raise ValueError(f"strength must be given with the defense that it is of, got {known.strength:g} alone")
+    for name in ("strength", "clip", "noise_multiplier"):
+        value = getattr(known, name)
+        if value is not None and not is_defended(known):
+            raise ValueError(f"{name} must be given with the defense that it is of, got {value:g} alone")
     if known.batch_size is None:
         raise ValueError(
             "batch_size must be given (--batch-size): the update does not say how many samples are behind it"
@@ -96,13 +98,10 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
             f"defense must be one that an attacker can know ({kinds}), none, or {OTHER_DEFENSE} for any other; "
             f"got {known.defense!r}"
         )
-    if known.strength is None:
-        unit = CLIENT_DEFENSES[known.defense].unit
-        raise ValueError(f"strength of {known.defense} must be given: its {unit} (--strength)")
-    mixes = share.model.mixes_images(share.batch_norm)
     return client_defense(
-        known.defense, known.strength, local_steps=share.total_steps, mixes_examples=mixes, claims_epsilon=False
-    )
+        known.defense, known.strength, clip=known.clip, noise_multiplier=known.noise_multiplier,
+        local_steps=share.total_steps, mixes_examples=share.model.mixes_images(share.batch_norm), claims_epsilon=False,
+    )  # fmt: skip
 
 
 def is_defended(known: capture.Facts) -> bool:

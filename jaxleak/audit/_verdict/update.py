@@ -92,8 +92,8 @@ def update(
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. The
-            defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, "none", or "other" for one that
-            no attacker knows.
+            defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
+            `noise_multiplier`; "none"; or "other" for one that no attacker knows.
 
     Returns:
         A `Verdict`.
