@@ -147,6 +147,15 @@ def test_label_accuracy():
     assert metrics.label_accuracy([0, 1, 2, 2], [0, 2, 2, 1]) == 0.5
 
 
+def test_balanced_label_accuracy_weighs_classes_alike():
+    truth, estimate = [0, 0, 0, 0, 3, 3], [0, 0, 0, 1, 3, 0]
+    assert metrics.balanced_label_accuracy(truth, estimate) == pytest.approx((3 / 4 + 1 / 2) / 2)
+    assert metrics.balanced_label_accuracy(truth, [0] * 6) == 0.5  # the most frequent class alone
+    assert metrics.balanced_label_accuracy([1], [1]) == 1.0
+    with pytest.raises(ValueError, match="integers"):
+        metrics.balanced_label_accuracy([0, 1], [0.0, 1.0])
+
+
 @pytest.mark.parametrize(
     ("truth", "estimate", "share"),
     [

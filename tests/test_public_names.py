@@ -47,9 +47,9 @@ NAMES = {
     """,
     "jaxleak.attacks.party_records": """
         aligned_signals direction_labels FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection
-        fit_aligned_features fit_feature_baseline fit_label_baseline flat_observations free_labels FreeLabels
-        join_runs LabelBaseline norm_labels PAPER_FIELDS ReconstructionNet select_fields SHADOW_INITS
-        shadow_params ShadowInit sign_labels victims_features
+        fit_aligned_features fit_feature_baseline fit_gradient_regression fit_label_baseline flat_observations
+        free_labels FreeLabels GradientRegression join_runs LabelBaseline norm_labels PAPER_FIELDS
+        ReconstructionNet select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
     """,
     "jaxleak.attacks.presets": """
         bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
@@ -90,9 +90,9 @@ NAMES = {
         Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
-        best_match_psnr feature_mse feature_r2 grey_psnr image_scores label_accuracy label_multiset_accuracy lpips
-        match_best match_one_to_one mean_color_psnr mse psnr psnr_channel_peak psnr_up_to_scale psnr_upstream ssim
-        tinted_like
+        balanced_label_accuracy best_match_psnr feature_mse feature_r2 grey_psnr image_scores label_accuracy
+        label_multiset_accuracy lpips match_best match_one_to_one mean_color_psnr mse psnr psnr_channel_peak
+        psnr_up_to_scale psnr_upstream ssim tinted_like
     """,
     "jaxleak.models": """
         ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build

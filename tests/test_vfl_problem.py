@@ -11,7 +11,6 @@ import pytest
 from experiments import vflrecon
 from experiments._vfl import study
 from experiments._vfl.options import Args
-from jaxleak._base import Observation
 from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, noise_multiplier_of, split_defense
@@ -239,7 +238,9 @@ def test_scores_are_those_of_the_samples_that_took_part():
     truth = Truth(problem, np.array([[0, 2], [2, 3]]))
     np.testing.assert_array_equal(truth.took_part, [0, 2, 3])
     answer = np.array([0, 1, 0, 0])  # sample 1 is right and did not take part
-    assert truth.label_accuracy(answer) == pytest.approx(2 / 3)
+    scores = truth.label_scores("some", answer)
+    assert scores == pytest.approx({"label_accuracy_some": 2 / 3, "label_balanced_some": 0.5})
+    assert truth.feature_variance == pytest.approx(np.var([3.0, 15.0, 21.0]))
     np.testing.assert_array_equal(truth.right(answer), [[True, False], [False, True]])
     estimate = x[:, 1].copy()
     estimate[1] += 100
@@ -250,35 +251,23 @@ def test_scores_are_those_of_the_samples_that_took_part():
     assert truth.feature_mse(moved) == pytest.approx(4 / 3)
 
 
-def test_regressions_read_directions_and_lengths(monkeypatch):
-    x, gradients = np.array([[0.5], [0.25]]), np.array([[3.0, -4.0], [0.0, 0.0]])
-    monkeypatch.setattr(parties_truth.party_records, "flat_observations", lambda seen: (np.array([7, 1]), x, gradients))
-    index, rows = parties_truth._directions(None)
-    np.testing.assert_array_equal(index, [7, 1])
-    np.testing.assert_allclose(rows, [[0.5, 0.6, -0.8, np.log(5)], [0.25, 0, 0, np.log(1e-12)]])
+def test_a_regression_is_scored_beside_own_features(monkeypatch):
+    shadow, victim = (SimpleNamespace(x=x[:, None]) for x in (np.arange(6.0), np.array([1.0, 3.0])))
+    problem = SimpleNamespace(shadow=shadow, victim=victim, own=lambda batch: "own")
+    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate, feature_variance=2.0)
+    asked = []
 
+    def fit(*given, seed):
+        asked.append((*given, seed))
+        return SimpleNamespace(predict=lambda seen, own: 0.5 if (seen, own) == ("real", "own") else None)
 
-@pytest.mark.parametrize(("error", "kept"), [(0.25, False), (0.5, True), (0.75, True)])
-def test_a_regression_learns_from_one_epoch_and_the_baseline_is_kept_unless_it_is_worse(monkeypatch, error, kept):
-    fitted = []
-
-    def fit(rows, target, seed):
-        fitted.append((rows, target))
-        return SimpleNamespace(mse=error, predict=lambda rows: 10.0 * rows)
-
-    # Of an observation, its number of steps is read in place of directions.
-    monkeypatch.setattr(parties_truth, "_directions", lambda seen: (np.array([2, 0]), np.full((2, 1), len(seen.index))))
-    monkeypatch.setattr(parties_truth.party_records, "fit_feature_baseline", fit)
-    baseline = SimpleNamespace(mse=0.5, predict=lambda own: np.ones((3, 1)))
-    shadow = SimpleNamespace(x=np.arange(6.0)[:, None], y=np.zeros(6))
-    problem = SimpleNamespace(shadow=shadow, victim=None, own=lambda batch: None)
-    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate[:, 0].tolist())
-    seen, shadow_seen = (Observation(np.arange(n), index=np.zeros((n, 2), int)) for n in (4, 9))
-    found = parties_truth.regression_score(problem, baseline, shadow_seen, seen, truth, 0)
-    assert found == ([1.0, 1.0, 1.0] if kept else [40.0, 1.0, 40.0])
-    ((rows, target),) = fitted
-    np.testing.assert_array_equal(rows, 3)  # six records in batches of two
-    np.testing.assert_array_equal(target, [[2.0], [0.0]])
+    monkeypatch.setattr(parties_truth.party_records, "fit_gradient_regression", fit)
+    known = SimpleNamespace(predict=lambda own: 1.5 if own == "own" else None)
+    found = parties_truth.regression_scores(problem, known, "shadow", "real", truth, 3)
+    assert found == {"feature_mse_regression_shared": 0.5, "feature_gain_regression_shared": 0.5}
+    ((seen, features, own, seed),) = asked
+    assert (seen, own, seed) == ("shadow", known, 3)
+    np.testing.assert_array_equal(features, shadow.x)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_completed_bottom_model_reads_labels_that_it_was_trained_for():
         TINY, shadow_records=150, victim_records=240, task_epochs=5, defense="noise", strength=1.0
     )
     # The comparison is undefended: noise of that size would leave little. The more frequent class has 63 %.
-    assert fu_completion(case, 0) > 0.85
+    assert fu_completion(case, 0)["label_accuracy_fu_completion"] > 0.85
 
 
 @pytest.fixture
@@ -279,7 +279,9 @@ def shadows(monkeypatch):
     monkeypatch.setattr(parties_runs, "_shadow_run", shadow_run)
     monkeypatch.setattr(parties_runs, "_vflrecon", vflrecon)
     monkeypatch.setattr(parties_runs, "own_features", lambda *_, features: SimpleNamespace(features="known"))
-    monkeypatch.setattr(parties_runs, "regression_score", lambda problem, known, shadow, *_: (known, shadow))
+    monkeypatch.setattr(
+        parties_runs, "regression_scores", lambda problem, known, shadow, *_: {"regression": (known, shadow)}
+    )
     monkeypatch.setattr(parties_runs, "aligned_scores", lambda problem, shadow, *_: {"aligned": shadow})
     return made
 
@@ -287,7 +289,8 @@ def shadows(monkeypatch):
 def _shadowed(case, runs):
     problem = SimpleNamespace(shadow_protocol="plain", adaptive_protocol="defended")
     truth = SimpleNamespace(
-        label_accuracy=lambda y: 0.5, right=lambda y: "right", feature_mse=lambda x: 0.25, victims=lambda x: x,
+        label_scores=lambda name, y: {f"label_accuracy_{name}": 0.5}, right=lambda y: "right",
+        feature_mse=lambda x: 0.25, victims=lambda x: x,
         took_part=np.array([1]),
     )  # fmt: skip
     return parties_runs._with_shadow_runs(case, 0, runs, problem, None, None, None, truth)
@@ -300,10 +303,10 @@ def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
     attackers = [f"{how}{suffix}" for how in ("shared", "independent") for suffix in ("", "_adaptive")[: 1 + defended]]
     assert scores.keys() == {
         *(f"label_accuracy_{name}" for name in attackers), *(f"feature_mse_{name}" for name in attackers),
-        "feature_mse_regression_shared", "aligned",
+        "regression", "aligned",
     }  # fmt: skip
     # Regressions read the undefended shadow run, of the one start for which each of them is made.
-    assert scores["feature_mse_regression_shared"] == ("known", "shared plain")
+    assert scores["regression"] == ("known", "shared plain")
     assert scores["aligned"] == "independent plain"
     assert arrays.keys() == {"estimate", *(f"right_{name}" for name in attackers)}
     np.testing.assert_array_equal(arrays["estimate"], [[5.0]])
@@ -334,16 +337,34 @@ def test_what_is_not_asked_for_is_not_scored(shadows):
 
 
 def test_a_defense_is_measured_against_the_task_without_it(monkeypatch):
-    monkeypatch.setattr(parties_runs, "_task_accuracy", lambda case, seed: 0.5 if case.defense == "noise" else 0.75)
-    assert parties_runs.task_scores(TINY, 0) == {"task_accuracy": 0.75}
+    def task(case, seed):
+        return parties_runs._Task(*((0.5, 0.25, 0.4) if case.defense == "noise" else (0.75, 0.7, 0.4)))
+
+    monkeypatch.setattr(parties_runs, "_task", task)
+    alone = {"task_accuracy": 0.75, "task_balanced_accuracy": 0.7, "task_accuracy_most_frequent": 0.4}
+    assert parties_runs.task_scores(TINY, 0) == alone
     assert parties_runs.task_scores(dataclasses.replace(TINY, defense="noise"), 0) == {
-        "task_accuracy": 0.5, "task_accuracy_undefended": 0.75, "task_accuracy_change": -0.25,
+        "task_accuracy": 0.5, "task_balanced_accuracy": 0.25, "task_accuracy_most_frequent": 0.4,
+        "task_accuracy_undefended": 0.75, "task_balanced_accuracy_undefended": 0.7, "task_accuracy_change": -0.25,
     }  # fmt: skip
 
 
+def test_a_task_that_learned_one_class_alone_shows_beside_the_most_frequent_one(monkeypatch):
+    """On an unbalanced table a defense may cost nothing in accuracy, and all that the model had learned."""
+    shadow = SimpleNamespace(x=None, y=np.array([0, 0, 0, 1]))
+    problem = SimpleNamespace(
+        model=None, victim_protocol=None, shadow=shadow, victim=SimpleNamespace(y=np.array([0, 1, 0]))
+    )
+    monkeypatch.setattr(parties_runs, "split_problem", lambda case, seed: problem)
+    monkeypatch.setattr(parties_runs, "rounds_of", lambda *_: 1)
+    monkeypatch.setattr(parties_runs, "train", lambda *_: None)
+    monkeypatch.setattr(parties_runs, "predict", lambda *_: np.zeros(4, int))
+    assert parties_runs._task.__wrapped__(TINY, 0) == (0.75, 0.5, 0.75)
+
+
 def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
-    monkeypatch.setattr(comparisons, "fu_free_top", lambda case, seed: 0.1)
-    monkeypatch.setattr(comparisons, "fu_completion", lambda case, seed: 0.2)
+    monkeypatch.setattr(comparisons, "fu_free_top", lambda case, seed: {"free top": 0.1})
+    monkeypatch.setattr(comparisons, "fu_completion", lambda case, seed: {"completion": 0.2})
     records = comparisons.party_records
     gradients, asked = np.arange(8.0).reshape(4, 2), []
     monkeypatch.setattr(records, "flat_observations", lambda seen: (np.array([3, 0, 5, 1]), None, gradients))
@@ -355,19 +376,19 @@ def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
         victim=SimpleNamespace(y=np.zeros(6)),
     )
     baseline = SimpleNamespace(log_proba=lambda x: np.log([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.5, 0.5]]))
-    truth = SimpleNamespace(label_accuracy=lambda labels: labels.tolist())
+    truth = SimpleNamespace(label_scores=lambda name, labels: {name: labels.tolist()})
     found = comparisons.comparisons(TINY, 0, problem, None, baseline, truth)
     assert found == {
-        "label_accuracy_fu_free_top": 0.1,
-        "label_accuracy_fu_completion": 0.2,
-        "label_accuracy_li_norm": [0, 1, 0, 1, 0, 1],
-        "label_accuracy_li_direction": [1, 0, 0, 0, 0, 0],
+        "free top": 0.1,
+        "completion": 0.2,
+        "li_norm": [0, 1, 0, 1, 0, 1],
+        "li_direction": [1, 0, 0, 0, 0, 0],
     }
     assert asked[0][1] == 0.75
     np.testing.assert_array_equal(asked[1][1], gradients[2])  # the sample that is positive most surely
     problem.model.num_classes = 3
     assert comparisons.comparisons(TINY, 0, problem, None, baseline, truth).keys() == {
-        "label_accuracy_fu_free_top", "label_accuracy_fu_completion",
+        "free top", "completion",
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ attacker predicts from its own features alone, and labels from comparisons of re
 """
 
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
+from jaxleak.attacks._vertical.gradient_regression import GradientRegression, fit_gradient_regression
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
 from jaxleak.attacks._vertical.selection import FIELD_CANDIDATES, FieldSelection, select_fields
@@ -28,6 +29,7 @@ __all__ = [
     "FeatureBaseline",
     "FieldSelection",
     "FreeLabels",
+    "GradientRegression",
     "LabelBaseline",
     "ReconstructionNet",
     "ShadowInit",
@@ -35,6 +37,7 @@ __all__ = [
     "direction_labels",
     "fit_aligned_features",
     "fit_feature_baseline",
+    "fit_gradient_regression",
     "fit_label_baseline",
     "flat_observations",
     "free_labels",

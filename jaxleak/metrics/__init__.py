@@ -17,12 +17,13 @@ from jaxleak.metrics._images import (
     ssim,
     tinted_like,
 )
-from jaxleak.metrics._labels import label_accuracy, label_multiset_accuracy
+from jaxleak.metrics._labels import balanced_label_accuracy, label_accuracy, label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_best, match_one_to_one
 from jaxleak.metrics._perceptual import lpips
 from jaxleak.metrics._scores import image_scores
 
 __all__ = [
+    "balanced_label_accuracy",
     "best_match_psnr",
     "feature_mse",
     "feature_r2",

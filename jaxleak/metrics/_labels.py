@@ -20,6 +20,23 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     return float(np.mean(truth == estimate))
 
 
+def balanced_label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
+    """The mean over classes of the share of their labels that are found, in [0, 1].
+
+    Where most samples are of one class, the answer that all are of it has a high `label_accuracy`; here it has 1 over
+    the number of classes.
+
+    Args:
+        truth: (N,) integer labels; classes that it does not have do not count.
+        estimate: (N,) integer labels, in the same order.
+
+    Raises:
+        ValueError: as `label_accuracy`.
+    """
+    truth, estimate = _label_pair(truth, estimate)
+    return float(np.mean([np.mean(estimate[truth == label] == label) for label in np.unique(truth)]))
+
+
 def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     """Share of labels found when order does not count, in [0, 1]: for batches without known order.
 

@@ -33,12 +33,9 @@ def comparisons(
         truth: scores answers against the true labels.
 
     Returns:
-        Accuracies in [0, 1], by the names of the scores.
+        Accuracies and balanced accuracies in [0, 1], by the names of the scores.
     """
-    scores = {
-        "label_accuracy_fu_free_top": fu_free_top(case, seed),
-        "label_accuracy_fu_completion": fu_completion(case, seed),
-    }
+    scores = fu_free_top(case, seed) | fu_completion(case, seed)
     if problem.model.num_classes != 2:
         return scores
     index, x, gradients = party_records.flat_observations(seen)
@@ -50,13 +47,12 @@ def comparisons(
         "direction": party_records.direction_labels(gradients, anchor),
     }
     for name, answer in answers.items():
-        labels = _by_sample(index, answer, len(problem.victim.y))
-        scores[f"label_accuracy_li_{name}"] = truth.label_accuracy(labels)
+        scores |= truth.label_scores(f"li_{name}", _by_sample(index, answer, len(problem.victim.y)))
     return scores
 
 
-def fu_free_top(case: SplitCase, seed: int) -> float:
-    """Label accuracy of Fu et al.'s direct attack on one undefended epoch, whose top model has no parameters."""
+def fu_free_top(case: SplitCase, seed: int) -> dict[str, float]:
+    """Label scores of Fu et al.'s direct attack on one undefended epoch, whose top model has no parameters."""
     problem = split_problem(replace(case.undefended(), free_top=True, cipher="none"), seed)
     key = jax.random.key(seed)
     state = problem.victim_protocol.init(key)
@@ -65,11 +61,11 @@ def fu_free_top(case: SplitCase, seed: int) -> float:
     problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
     index, _, gradients = party_records.flat_observations(seen)
     answer = party_records.sign_labels(gradients)[0]
-    return truth.label_accuracy(_by_sample(index, answer, len(problem.victim.y)))
+    return truth.label_scores("fu_free_top", _by_sample(index, answer, len(problem.victim.y)))
 
 
-def fu_completion(case: SplitCase, seed: int) -> float:
-    """Label accuracy of Fu et al.'s passive attack, which completes the party's own bottom model after training.
+def fu_completion(case: SplitCase, seed: int) -> dict[str, float]:
+    """Label scores of Fu et al.'s passive attack, which completes the party's own bottom model, trained undefended.
 
     The party fits a classifier of its bottom's outputs on the labelled shadow records, as many as every other attacker
     has; the paper's semi-supervised use of unlabelled records is left out.
@@ -85,7 +81,7 @@ def fu_completion(case: SplitCase, seed: int) -> float:
 
     y, classes = np.asarray(problem.shadow.y), problem.model.num_classes
     head = party_records.fit_label_baseline(outputs(problem.shadow), y, classes, seed=seed)
-    return truth.label_accuracy(head.predict(outputs(problem.victim)))
+    return truth.label_scores("fu_completion", head.predict(outputs(problem.victim)))
 
 
 def _by_sample(index: np.ndarray, answer: np.ndarray, num_samples: int) -> np.ndarray:

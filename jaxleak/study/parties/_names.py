@@ -12,15 +12,18 @@ ATTACK_LABELS = {
 #: What a score of an attack measures, by the beginning of the score's name.
 _MEASURED = {
     "label_accuracy": "labels right",
-    "label_confidence": "confidence in labels",
+    "label_balanced": "labels right, mean over classes",
+    "label_confidence": "confidence in labels that the attack claims",
     "feature_mse": "error of features",
+    "feature_gain": "share of the features' variance beyond own features",
 }
 #: Names of the attacks that only some runs compare with, besides `ATTACK_LABELS`.
 _COMPARED = {
-    "fu_free_top": "direct attack of Fu et al., a top model without parameters",
-    "fu_completion": "passive attack of Fu et al., a completed bottom model",
+    "fu_free_top": "direct attack of Fu et al. on an undefended run, a top model without parameters",
+    "fu_completion": "passive attack of Fu et al. on an undefended run, a completed bottom model",
+    "most_frequent": "always the attacker's most frequent class",
     "li_norm": "norms of gradients, Li et al.",
-    "li_direction": "directions of gradients, Li et al.",
+    "li_direction": "directions of gradients, Li et al., beside the surest positive",
     "regression_shared": "regression on cut gradients, all initial parameters known",
     "aligned": "regression on gradients and recovered labels",
     "free_labels": "regression on own features and recovered labels",
@@ -34,7 +37,10 @@ _OTHERS = {
     "shadow_records": "number of records in the shadow run",
     "victim_records": "number of records in the real run",
     "task_accuracy": "task's accuracy",
+    "task_balanced_accuracy": "task's accuracy, mean over classes",
+    "task_accuracy_most_frequent": "task's accuracy of always the most frequent class",
     "task_accuracy_undefended": "task's accuracy without the defense",
+    "task_balanced_accuracy_undefended": "task's accuracy without the defense, mean over classes",
     "task_accuracy_change": "task's accuracy, change by the defense",
 }
 _ADAPTIVE = "_adaptive"

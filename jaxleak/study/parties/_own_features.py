@@ -30,17 +30,15 @@ class OwnFeatures(NamedTuple):
         own = truth.problem.own(truth.problem.victim)
         record = _inputs_only(jnp.asarray(own))
         scores = {
-            "label_accuracy_baseline": truth.label_accuracy(self.labels.predict(own)),
-            "label_accuracy_baseline_network": truth.label_accuracy(
-                np.asarray(self.networks["labels"](record)).argmax(axis=1)
-            ),
+            **truth.label_scores("most_frequent", np.full(len(own), np.bincount(truth.problem.shadow.y).argmax())),
+            **truth.label_scores("baseline", self.labels.predict(own)),
+            **truth.label_scores("baseline_network", np.asarray(self.networks["labels"](record)).argmax(axis=1)),
         }
         if self.features is not None:
-            victims = truth.victims(truth.problem.victim.x)[truth.took_part]
             scores |= {
                 "feature_mse_baseline": truth.feature_mse_of(self.features.predict(own)),
                 "feature_mse_baseline_network": truth.feature_mse_of(np.asarray(self.networks["features"](record))),
-                "feature_variance": float(victims.var(axis=0).mean()),
+                "feature_variance": truth.feature_variance,
             }
         return scores
 

@@ -172,11 +172,6 @@ def train(protocol: Protocol, private: Batch, key: jax.Array, rounds: int) -> Py
     return _train(protocol, private, protocol.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1), rounds)
 
 
-def accuracy(model: models.BottomTopModel, params: PyTree, batch: Batch) -> float:
-    """The trained model's accuracy in [0, 1] on `batch`."""
-    return float(jnp.mean(_predict(model, params, batch.x) == batch.y))
-
-
 def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
     image = case.data in IMAGE_WIDTHS
     kind = ("blocks" if image else "random") if case.partition == "auto" else case.partition
@@ -220,7 +215,8 @@ def _predictor(model: models.BottomTopModel) -> Any:
     return jax.jit(lambda params, x: model.apply(params, x).argmax(axis=1))
 
 
-def _predict(model: models.BottomTopModel, params: PyTree, x: jax.Array) -> jax.Array:
+def predict(model: models.BottomTopModel, params: PyTree, x: jax.Array) -> jax.Array:
+    """The labels (N,) that the trained model gives."""
     return _predictor(model)(params, x)
 
 

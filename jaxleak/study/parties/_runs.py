@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxleak import attacks, audit
+from jaxleak import attacks, audit, metrics
 from jaxleak._base import Observation, Protocol, PyTree
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
@@ -17,13 +17,13 @@ from jaxleak.study.parties._problem import (
     ADVERSARY,
     THREAT,
     SplitProblem,
-    accuracy,
+    predict,
     rounds_of,
     shadow_rounds,
     split_problem,
     train,
 )
-from jaxleak.study.parties._truth import Truth, aligned_scores, regression_score
+from jaxleak.study.parties._truth import Truth, aligned_scores, regression_scores
 
 
 class Runs(NamedTuple):
@@ -48,8 +48,9 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     Returns:
         The scores, and arrays for figures.
 
-        The scores are `label_accuracy_<attack>` in [0, 1], `feature_mse_<attack>`, `feature_variance`, `task_accuracy`
-        in [0, 1], and the change of `task_accuracy` against no defense. The attacks are the starts of the shadow run
+        The scores are `label_accuracy_<attack>` in [0, 1], its mean over classes `label_balanced_<attack>`,
+        `feature_mse_<attack>`, `feature_variance`, and those of `task_scores`. The attacks are `most_frequent` (always
+        the attacker's most frequent class), the starts of the shadow run
         (`shared`, `own_bottom`, `independent`), `free`, `baseline` (tuned models of the attacker's own features) and
         `baseline_network` (the paper's network R on the same features). Against a defense every start has a second
         score, `..._adaptive`, for a shadow run with the same defense. Errors are mean squared errors per feature on the
@@ -101,7 +102,7 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         seed=seed,
     )
     free_answer = _answer(free, seen, problem, key)
-    scores["label_accuracy_free"] = truth.label_accuracy(np.asarray(free_answer.y))
+    scores |= truth.label_scores("free", np.asarray(free_answer.y))
     arrays = known.arrays(truth) | {"right_free": truth.right(np.asarray(free_answer.y))}
     scores["label_confidence_free"] = float(1 - np.mean(np.asarray(free_answer.score)[truth.took_part]))
     if runs.comparisons:
@@ -148,15 +149,15 @@ def _with_shadow_runs(
             for task, fields in chosen.items():
                 for field in party_records.FIELDS if case.select == "validation" else ():
                     scores[f"chose_{field}_{task}_{how}{suffix}"] = float(field in fields)
-            scores[f"label_accuracy_{how}{suffix}"] = truth.label_accuracy(np.asarray(answer.y))
+            scores |= truth.label_scores(f"{how}{suffix}", np.asarray(answer.y))
             arrays[f"right_{how}{suffix}"] = truth.right(np.asarray(answer.y))
             if runs.features:
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
                 arrays.setdefault("estimate", truth.victims(answer.x)[truth.took_part])
             if runs.features and runs.regressions and how == "shared" and not suffix:
                 known = own_features(case.attacker_only(), seed, features=True).features
-                regressed = regression_score(problem, known, shadow_seen, seen, truth, seed)
-                scores["feature_mse_regression_shared"] = regressed
+                assert known is not None
+                scores |= regression_scores(problem, known, shadow_seen, seen, truth, seed)
             if runs.features and runs.regressions and how == "independent" and not suffix:
                 scores |= aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
     return scores, arrays
@@ -165,21 +166,41 @@ def _with_shadow_runs(
 def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
     """Accuracy in [0, 1] of the task after `task_epochs` epochs, on the shadow records, which are not trained on.
 
-    With a defense the dict also has the undefended accuracy, and the change that the defense makes.
+    Beside it stand the mean of the accuracy over classes, and the accuracy of always answering the most frequent class.
+    With a defense the dict also has the undefended accuracies, and the change that the defense makes.
     """
-    scores = {"task_accuracy": _task_accuracy(case, seed)}
+    task = _task(case, seed)
+    scores = {
+        "task_accuracy": task.accuracy,
+        "task_balanced_accuracy": task.balanced,
+        "task_accuracy_most_frequent": task.most_frequent,
+    }
     if case.defense != "none":
-        scores["task_accuracy_undefended"] = _task_accuracy(case.undefended(), seed)
-        scores["task_accuracy_change"] = scores["task_accuracy"] - scores["task_accuracy_undefended"]
+        undefended = _task(case.undefended(), seed)
+        scores["task_accuracy_undefended"] = undefended.accuracy
+        scores["task_balanced_accuracy_undefended"] = undefended.balanced
+        scores["task_accuracy_change"] = task.accuracy - undefended.accuracy
     return scores
 
 
+class _Task(NamedTuple):
+    accuracy: float
+    balanced: float  # mean over classes
+    most_frequent: float  # of always answering the most frequent class of the records that are trained on
+
+
 @lru_cache(maxsize=64)
-def _task_accuracy(case: SplitCase, seed: int) -> float:
+def _task(case: SplitCase, seed: int) -> _Task:
     problem = split_problem(case, seed)
     rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
     params = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)
-    return accuracy(problem.model, params, problem.shadow)
+    truth, found = problem.shadow.y, predict(problem.model, params, problem.shadow.x)
+    constant = np.bincount(problem.victim.y).argmax()
+    return _Task(
+        metrics.label_accuracy(truth, found),
+        metrics.balanced_label_accuracy(truth, found),
+        metrics.label_accuracy(truth, np.full(len(truth), constant)),
+    )
 
 
 def _answer(attack: Any, seen: Observation, problem: SplitProblem, key: jax.Array) -> Any:

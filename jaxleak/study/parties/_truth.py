@@ -23,13 +23,22 @@ class Truth:
         """The features (N, sum of the victims' d_p) of all parties but the adversary, side by side."""
         return np.asarray(party_records.victims_features(self.problem.model, x, ADVERSARY))
 
-    def label_accuracy(self, labels: np.ndarray) -> float:
-        """Share of `labels` (N,) that are the true ones."""
-        return metrics.label_accuracy(self.y, labels[self.took_part])
+    def label_scores(self, attack: str, labels: np.ndarray) -> dict[str, float]:
+        """Share of an attack's `labels` (N,) that are the true ones, and the mean of that share over the classes."""
+        found = labels[self.took_part]
+        return {
+            f"label_accuracy_{attack}": metrics.label_accuracy(self.y, found),
+            f"label_balanced_{attack}": metrics.balanced_label_accuracy(self.y, found),
+        }
 
     def right(self, labels: np.ndarray) -> np.ndarray:
         """Which of `labels` (N,) are the true ones: booleans (rounds, batch), by step and by place in the batch."""
         return np.asarray(labels == np.asarray(self.problem.victim.y))[self.index]
+
+    @property
+    def feature_variance(self) -> float:
+        """The error of the features' means as an answer: the mean over the features of their variances."""
+        return float(self.victims(self.problem.victim.x)[self.took_part].var(axis=0).mean())
 
     def feature_mse(self, x: jax.Array) -> float:
         """Mean squared error, in the victims' features, of padded samples (N, P, max d_p)."""
@@ -40,39 +49,36 @@ class Truth:
         return metrics.feature_mse(self.victims(self.problem.victim.x), estimate, self.took_part)
 
 
-def regression_score(
+def regression_scores(
     problem: SplitProblem,
-    baseline: party_records.FeatureBaseline | None,
+    known: party_records.FeatureBaseline,
     shadow_seen: Observation,
     seen: Observation,
     truth: Truth,
     seed: int,
-) -> float:
+) -> dict[str, float]:
     """Error of a tuned regression of the victims' features on cut gradients, in place of the paper's network.
 
-    The regression reads the attacker's own features, and the direction and length of the cut gradient. It is fitted on
-    the shadow run's first epoch, in which every record occurs once, so that cross-validation holds whole records out.
-    The baseline is kept if its cross-validated error is lower. The regression is useful only if the shadow run starts
-    from the real run's parameters.
+    Args:
+        problem: set-up without the truth.
+        known: the regression on the attacker's own features alone.
+        shadow_seen: the attacker's observations of a shadow run that starts from the real run's parameters.
+        seen: the attacker's observations of the real run.
+        truth: scores answers against the true features.
+        seed: random seed of the regression.
 
     Returns:
-        The mean squared error per feature, on the scale of the encoding.
+        `feature_mse_regression_shared`, a mean squared error per feature on the scale of the encoding, and
+        `feature_gain_regression_shared`, by how much less of the variance is left than by own features alone.
     """
-    assert baseline is not None
-    epoch = len(problem.shadow.y) // seen.index.shape[1]  # type: ignore[union-attr]
-    index, rows = _directions(jax.tree.map(lambda leaf: leaf[:epoch], shadow_seen))
-    fitted = party_records.fit_feature_baseline(rows, truth.victims(problem.shadow.x)[index], seed=seed)
-    index, rows = _directions(seen)
-    estimate = baseline.predict(problem.own(problem.victim))
-    if fitted.mse < baseline.mse:
-        estimate[index] = fitted.predict(rows)
-    return truth.feature_mse_of(estimate)
-
-
-def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    index, x, gradients = party_records.flat_observations(seen)
-    norms = np.maximum(np.linalg.norm(gradients, axis=1, keepdims=True), 1e-12)
-    return index, np.concatenate([x, gradients / norms, np.log(norms)], axis=1)
+    features = truth.victims(problem.shadow.x)
+    found = party_records.fit_gradient_regression(shadow_seen, features, known, seed=seed)
+    own = problem.own(problem.victim)
+    error, without = (truth.feature_mse_of(answer) for answer in (found.predict(seen, own), known.predict(own)))
+    return {
+        "feature_mse_regression_shared": error,
+        "feature_gain_regression_shared": (without - error) / max(truth.feature_variance, 1e-12),
+    }
 
 
 def aligned_scores(
