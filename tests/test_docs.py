@@ -51,6 +51,14 @@ def test_models_of_other_frameworks_are_taken_in_as_they_are(number, capsys):
     assert ("(head)" in capsys.readouterr().out) == (number == 4)
 
 
+def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
+    pytest.importorskip("torch")
+    scores = run("docs/your_split_training.md")["scores"]
+    assert scores["labels"] > 0.95
+    assert scores["labels without gradients"] < 0.7
+    assert scores["features"] > scores["features without gradients"] + 0.1
+
+
 @pytest.mark.slow
 def test_a_table_of_ones_own_is_audited_in_any_unit():
     names = run("docs/your_table.md")
@@ -59,6 +67,7 @@ def test_a_table_of_ones_own_is_audited_in_any_unit():
     assert names["table"].max() > 1
     assert scores["labels"] > 0.95
     assert scores["features"] > 0.4
+    assert scores["features by regression"] > scores["features"]
     assert names["answer"].answered.all()
 
 

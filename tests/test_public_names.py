@@ -49,7 +49,7 @@ NAMES = {
         aligned_signals direction_labels FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection
         fit_aligned_features fit_feature_baseline fit_gradient_regression fit_label_baseline flat_observations
         free_labels FreeLabels GradientRegression join_runs LabelBaseline norm_labels PAPER_FIELDS
-        ReconstructionNet select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
+        ReconstructionNet recorded select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
     """,
     "jaxleak.attacks.presets": """
         bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl

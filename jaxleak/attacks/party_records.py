@@ -8,6 +8,7 @@ from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, 
 from jaxleak.attacks._vertical.gradient_regression import GradientRegression, fit_gradient_regression
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
+from jaxleak.attacks._vertical.recorded import recorded
 from jaxleak.attacks._vertical.selection import FIELD_CANDIDATES, FieldSelection, select_fields
 from jaxleak.attacks._vertical.vflrecon import (
     FIELDS,
@@ -43,6 +44,7 @@ __all__ = [
     "free_labels",
     "join_runs",
     "norm_labels",
+    "recorded",
     "select_fields",
     "shadow_params",
     "sign_labels",
