@@ -36,7 +36,7 @@ def test_records_are_what_attacks_read():
         ({"index": [[0, 1], [2]]}, "index must have shape .* leave out a last batch that is smaller"),
         (
             {"own": np.zeros((2, 2, 4))},
-            r"own must have one row for each of the \(3, 2\) entries of index, got \(2, 2, 4\)",
+            r"own must have one row for each entry of index, \(3, 2\), got \(2, 2, 4\)",
         ),
         ({"own": np.full((3, 2, 4), "a")}, "own must hold numbers"),
         ({"cut_gradients": np.full((3, 2, 5), np.nan)}, "cut_gradients must be finite, and is not in step 0"),

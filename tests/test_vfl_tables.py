@@ -392,6 +392,14 @@ def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [(0.25, [0, 0, 0, 1]), (0.75, [1, 1, 1, 0]), (0.65, [1, 1, 1, 0]), (0.55, [1, 1, 1, 0]), (0.45, [1, 1, 1, 0])],
+)
+def test_shares_name_the_classes_where_they_differ(share, found):
+    np.testing.assert_array_equal(comparisons._named(np.array([1, 1, 1, 0]), share), found)
+
+
 @pytest.mark.parametrize("features", [True, False])
 def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatch, features):
     trained = []

@@ -33,7 +33,7 @@ def recorded(
     arrays = {name: _array(name, array, 3) for name, array in given.items()}
     for name, array in arrays.items():
         if array.shape[:2] != ids.shape:
-            raise ValueError(f"{name} must have one row for each of the {ids.shape} entries of index, got {array.shape}")
+            raise ValueError(f"{name} must have one row for each entry of index, {ids.shape}, got {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite, and is not in step {np.argwhere(~np.isfinite(array))[0][0]}")
     if outputs is not None and arrays["outputs"].shape != arrays["cut_gradients"].shape:

@@ -13,6 +13,9 @@ from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import ADVERSARY, THREAT, SplitProblem, rounds_of, split_problem, train
 from jaxleak.study.parties._truth import Truth
 
+#: How far the positive share must be from a half before it names the classes.
+_DECIDES = 0.1
+
 
 def comparisons(
     case: SplitCase,
@@ -44,11 +47,21 @@ def comparisons(
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
     answers = {
         "norm": party_records.norm_labels(gradients, share),
-        "direction": party_records.direction_labels(gradients, anchor),
+        "direction": _named(party_records.direction_labels(gradients, anchor), share),
     }
     for name, answer in answers.items():
         scores |= truth.label_scores(f"li_{name}", _by_sample(index, answer, len(problem.victim.y)))
     return scores
+
+
+def _named(labels: np.ndarray, share: float) -> np.ndarray:
+    """The labels (n,), with both classes exchanged if their shares then fit the shadow records' better.
+
+    The surest sample may be a negative one, as no sample of the paper's attacker is. Shares near a half decide nothing.
+    """
+    exchanged = 1 - labels
+    fits = abs(exchanged.mean() - share) < abs(labels.mean() - share)
+    return exchanged if fits and abs(share - 0.5) > _DECIDES else labels
 
 
 def fu_free_top(case: SplitCase, seed: int) -> dict[str, float]:
