@@ -382,7 +382,7 @@ def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
         "free top": 0.1,
         "completion": 0.2,
         "li_norm": [0, 1, 0, 1, 0, 1],
-        "li_direction": [1, 0, 0, 0, 0, 0],
+        "li_direction": [0, 1, 0, 1, 0, 1],  # exchanged, since three of four records are positive
     }
     assert asked[0][1] == 0.75
     np.testing.assert_array_equal(asked[1][1], gradients[2])  # the sample that is positive most surely
