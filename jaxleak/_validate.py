@@ -20,7 +20,7 @@ SUM_ROUNDING = 1e-2
 def positive(**named: float) -> None:
     """Raise `ValueError` unless every value is > 0 and finite in float32."""
     for name, value in named.items():
-        if not (_is_number(value) and value > 0):
+        if not (_in_some_range(name, value) and value > 0):
             raise ValueError(f"{name} must be > 0, got {value}")
         _not_too_large(name, value)
 
@@ -55,7 +55,7 @@ def seeds(**named: int | Collection[int]) -> None:
 def non_negative(**named: float) -> None:
     """Raise `ValueError` unless every value is >= 0 and finite in float32."""
     for name, value in named.items():
-        if not (_is_number(value) and value >= 0):
+        if not (_in_some_range(name, value) and value >= 0):
             raise ValueError(f"{name} must be >= 0, got {value}")
         _not_too_large(name, value)
 
@@ -63,14 +63,14 @@ def non_negative(**named: float) -> None:
 def in_range(low: float, high: float, **named: float) -> None:
     """Raise `ValueError` unless `low <= value <= high` for every value."""
     for name, value in named.items():
-        if not (_is_number(value) and low <= value <= high):
+        if not (_in_some_range(name, value) and low <= value <= high):
             raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
 
 
 def below_one(**named: float) -> None:
     """Raise `ValueError` unless `0 <= value < 1` for every value."""
     for name, value in named.items():
-        if not (_is_number(value) and 0 <= value < 1):
+        if not (_in_some_range(name, value) and 0 <= value < 1):
             raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
@@ -87,13 +87,15 @@ def one_of(allowed: Collection[Any], **named: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
-def _is_number(value: Any) -> bool:
+def _in_some_range(name: str, value: Any) -> bool:
+    """Whether a number is any but NaN, which is in no range; raise `ValueError` if it is no number."""
     try:
         return not math.isnan(value)
     except OverflowError:  # an integer that no float can hold
         return True
-    except TypeError:
-        return False
+    except TypeError as error:
+        # The range alone would be a riddle: "0.1" looks as if it were in it.
+        raise ValueError(f"{name} must be a number, got a {type(value).__name__}: {value!r}") from error
 
 
 def _not_too_large(name: str, value: float) -> None:

@@ -357,8 +357,8 @@ def test_values_out_of_range_are_refused():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: soteria(None), "ratio must be in"),
-        (lambda: withhold_top("5"), "percent must be in"),
+        (lambda: soteria(None), "ratio must be a number, got a NoneType: None"),
+        (lambda: withhold_top("5"), "percent must be a number, got a str: '5'"),
         (lambda: fake_gradients(pool_size=1.5), "pool_size must be a whole number, got 1.5"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from jaxleak import _validate
 from jaxleak._base import Batch
 
-NOT_NUMBERS = (float("nan"), None, "5", (1,))
+NAN = float("nan")
 BEYOND = 2 * _validate.LARGEST
 
 
@@ -17,7 +17,7 @@ def refused(check, value, message, *bounds):
 
 def test_positive_numbers_are_above_zero_and_finite_in_float32():
     _validate.positive(x=1e-300, y=1, z=_validate.LARGEST)
-    for value in (0, 0.0, -1e-300, *NOT_NUMBERS):
+    for value in (0, 0.0, -1e-300, NAN):
         refused(_validate.positive, value, "must be > 0, got ")
     for value in (float("inf"), BEYOND, 10**400):
         refused(_validate.positive, value, r"must be finite and at most 3\.40e\+38, got ")
@@ -26,9 +26,22 @@ def test_positive_numbers_are_above_zero_and_finite_in_float32():
         _validate.positive(x=1, y=2, z=0)
 
 
+@pytest.mark.parametrize("value", [None, "5", (1,), np.arange(2)], ids=lambda value: type(value).__name__)
+def test_what_is_no_number_is_refused_as_such(value):
+    for check, bounds in (
+        (_validate.positive, ()),
+        (_validate.count, ()),
+        (_validate.non_negative, ()),
+        (_validate.in_range, (0, 9)),
+        (_validate.below_one, ()),
+        (_validate.count_in_range, (1, 9)),
+    ):
+        refused(check, value, f"must be a number, got a {type(value).__name__}: ", *bounds)
+
+
 def test_counts_are_whole_and_fit_a_counter_of_32_bits():
     _validate.count(x=1, y=2.0, z=2**31 - 1)
-    for value in (0, -1, *NOT_NUMBERS):
+    for value in (0, -1, NAN):
         refused(_validate.count, value, "must be > 0, got ")
     refused(_validate.count, 1.5, "must be a whole number, got 1.5")
     refused(_validate.count, 2**31, "must be at most 2147483647, got 2147483648")
@@ -45,7 +58,7 @@ def test_seeds_are_words_of_32_bits_and_all_different():
 
 def test_numbers_that_may_be_zero():
     _validate.non_negative(x=0, y=0.0, z=_validate.LARGEST)
-    for value in (-1e-300, *NOT_NUMBERS):
+    for value in (-1e-300, NAN):
         refused(_validate.non_negative, value, "must be >= 0, got ")
     refused(_validate.non_negative, BEYOND, "must be finite and at most")
 
@@ -64,7 +77,7 @@ def test_a_private_set_holds_every_sample_once():
 def test_ranges_hold_their_ends():
     for value in (-1, 0, 2.5):
         _validate.in_range(-1, 2.5, x=value)
-    for value in (-1.001, 2.501, *NOT_NUMBERS):
+    for value in (-1.001, 2.501, NAN):
         refused(_validate.in_range, value, r"must be in \[-1, 2\.5\], got ", -1, 2.5)
 
 
