@@ -452,3 +452,14 @@ class TestFeatures:
                 score(self.TRUTH, self.ESTIMATE, np.ones(2, bool))
         with pytest.raises(ValueError, match="truth must vary"):
             metrics.feature_r2(self.TRUTH[:, 1:], self.ESTIMATE[:, 1:])
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_what_is_not_finite_has_no_score_unless_its_sample_does_not_count(self, bad):
+        spoilt = np.array(self.TRUTH)
+        spoilt[1, 0] = bad
+        for score in (metrics.feature_mse, metrics.feature_r2):
+            with pytest.raises(ValueError, match=f"^truth must be finite where samples count, got {bad} in column 0"):
+                score(spoilt, self.ESTIMATE)
+            with pytest.raises(ValueError, match=f"^estimate must be finite where samples count, got {bad}"):
+                score(self.TRUTH, spoilt, [0, 1])
+            assert score(self.TRUTH, spoilt, [0, 2]) == score(self.TRUTH, self.TRUTH, [0, 2])

@@ -208,6 +208,21 @@ def test_li_and_fu_by_hand():
         party_records.sign_labels(np.zeros((0, 3)))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_labels_are_not_read_off_gradients_that_are_not_finite(bad):
+    gradients = np.array([[1.0, -2.0], [0.5, bad]])
+    message = rf"^gradients must be finite, got {bad} in 1 of 4 entries$"
+    for read in (
+        lambda: party_records.norm_labels(gradients, 0.5),
+        lambda: party_records.direction_labels(gradients, np.ones(2)),
+        lambda: party_records.sign_labels(gradients),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read()
+    with pytest.raises(ValueError, match=rf"^anchor must be finite, got {bad} in 1 of 2 entries$"):
+        party_records.direction_labels(np.ones((3, 2)), gradients[1])
+
+
 def test_bad_input(setting):
     model, shadow, *_, shadow_seen = setting
     with pytest.raises(ValueError, match="fields must be some of"):

@@ -22,7 +22,7 @@ def feature_mse(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None
         The mean over the columns and the samples that count, >= 0, in the square of the unit.
 
     Raises:
-        ValueError: if the shapes differ or are not (N, d), or no sample counts.
+        ValueError: if the shapes differ or are not (N, d), no sample counts, or one that counts is not finite.
     """
     truth, estimate = _columns(truth, estimate, samples)
     return float(np.mean((truth - estimate) ** 2))
@@ -60,10 +60,22 @@ def _columns(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None) -
         )
     wanted, found = pair(truth, estimate, axes=2)
     if samples is None:
-        return wanted, found
+        return _finite(wanted, found)
     rows = np.asarray(samples)
     if rows.dtype == bool and rows.shape != (len(wanted),):
         raise ValueError(f"samples must say of each of {len(wanted)} samples whether it counts, got {rows.shape}")
     if not len(wanted[rows]):
         raise ValueError("samples must leave at least one sample that counts")
-    return wanted[rows], found[rows]
+    return _finite(wanted[rows], found[rows])
+
+
+def _finite(truth: np.ndarray, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    for name, values in (("truth", truth), ("estimate", estimate)):
+        wrong = np.argwhere(~np.isfinite(values))
+        if len(wrong):
+            row, column = wrong[0]
+            raise ValueError(
+                f"{name} must be finite where samples count, got {values[row, column]} in column {column}; not "
+                f"finite are {len(wrong)} of {values.size} entries"
+            )
+    return truth, estimate

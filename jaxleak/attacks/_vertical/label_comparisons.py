@@ -22,7 +22,7 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
         Labels (n,), int32 integers in {0, 1}.
 
     Raises:
-        ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e).
+        ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e) or not finite.
     """
     _check(gradients)
     if not 0 < positive_share < 1:
@@ -49,13 +49,14 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
         Labels (n,), int32 integers in {0, 1}.
 
     Raises:
-        ValueError: if shapes do not fit, the label is not binary or the anchor is zero.
+        ValueError: if shapes do not fit, values are not finite, the label is not binary or the anchor is zero.
     """
     _check(gradients)
     if anchor.shape != gradients.shape[1:]:
         raise ValueError(f"anchor must have shape {gradients.shape[1:]}, got {anchor.shape}")
     if anchor_label not in (0, 1):
         raise ValueError(f"anchor_label must be 0 or 1, got {anchor_label}")
+    _finite(anchor=anchor)
     if not np.any(anchor):
         raise ValueError("anchor must not be zero")
     same = gradients.astype(np.float64) @ anchor.astype(np.float64) > 0
@@ -75,7 +76,7 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         Labels (n,) int32, and (n,) bool: exactly one entry is negative, so the label is certain.
 
     Raises:
-        ValueError: if gradients is not a non-empty (n, C).
+        ValueError: if gradients is not a non-empty (n, C) or not finite.
     """
     _check(gradients)
     return gradients.argmin(axis=1).astype(np.int32), (gradients < 0).sum(axis=1) == 1
@@ -84,3 +85,12 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _check(gradients: np.ndarray) -> None:
     if gradients.ndim != 2 or gradients.size == 0:
         raise ValueError(f"gradients must be a non-empty (n, e), got {gradients.shape}")
+    _finite(gradients=gradients)
+
+
+def _finite(**named: np.ndarray) -> None:
+    # Comparisons with NaN are false, so that an answer would come out that no gradient speaks for.
+    for name, values in named.items():
+        wrong = values[~np.isfinite(values)]
+        if wrong.size:
+            raise ValueError(f"{name} must be finite, got {wrong[0]} in {wrong.size} of {values.size} entries")
