@@ -176,6 +176,44 @@ def test_slices_are_padded_with_zeros():
     np.testing.assert_array_equal(slices, [[[5, 0, 0], [0, 2, 1]], [[11, 0, 0], [6, 8, 7]]])
     with pytest.raises(ValueError, match="party 1 has no features"):
         data.party_slices(x, [np.array([5]), np.array([], int)])
+    np.testing.assert_array_equal(data.party_slices(x, [[0], range(4, 6)])[0], [[0, 0], [4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([[0, 1], [1, 2]], "columns must have one party each, got column 1 for parties 0 and 1"),
+        ([[0], [2, 1, 2]], "columns of party 1 must differ, got column 2 twice"),
+        ([[0], [-1]], r"columns of party 1 must be in \[0, 6\), got -1"),
+        ([[6], [1]], r"columns of party 0 must be in \[0, 6\), got 6"),
+        ([["age"], ["sex"]], r"columns of party 0 must be whole numbers \(F_p,\), got dtype <U3 of shape \(1,\)$"),
+        ([[0.0], [1.0]], "columns of party 0 must be whole numbers"),
+        ([[[0]], [[1]]], r"columns of party 0 must be whole numbers \(F_p,\), got dtype int64 of shape \(1, 1\)$"),
+        (
+            [np.arange(6) < 3, np.arange(6) >= 3],
+            r"got dtype bool of shape \(6,\): of a mask take np\.flatnonzero\(mask",
+        ),
+        ([], "columns must be those of at least one party"),
+    ],
+)
+def test_columns_that_would_be_read_otherwise_than_meant_are_refused(columns, message):
+    with pytest.raises(ValueError, match=message):
+        data.party_slices(np.arange(12.0).reshape(2, 6), columns)
+
+
+def test_slices_are_made_of_finite_numbers():
+    table = np.arange(12.0).reshape(2, 6)
+    for bad in (np.nan, np.inf):
+        table[1, 4] = bad
+        with pytest.raises(ValueError, match=f"x must be finite, got {bad} in row 1, column 4"):
+            data.party_slices(table, [[0], [1]])
+    for x, message in (
+        (np.array([["f", "3"]]), "x must hold numbers, got dtype <U1: encode text columns as codes"),
+        (np.array([["f", 3]], object), "x must hold numbers, got dtype object"),
+        (np.zeros((2, 3, 4)), r"x must be a table \(N, width\), got shape \(2, 3, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            data.party_slices(x, [[0], [1]])
 
 
 def test_bad_partitions():

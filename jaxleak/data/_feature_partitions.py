@@ -79,19 +79,69 @@ def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
     A model of them has the widths `[len(own) for own in columns]`: `models.bottom_top(widths, num_classes)`.
 
     Args:
-        x: (N, width), in any unit.
-        columns: per party the columns (F_p,) that it holds.
+        x: (N, width) finite numbers, in any unit.
+        columns: per party the numbers (F_p,) of the columns that it holds, in [0, width), no column twice. Columns
+            that no party holds are left out.
 
     Raises:
-        ValueError: if a party has no columns.
+        ValueError: if x is no table of finite numbers, no party or one without columns is given, or columns are not
+            whole numbers in [0, width), all different.
     """
-    for party, own in enumerate(columns):
-        if len(own) == 0:
-            raise ValueError(f"party {party} has no features")
-    slices = np.zeros((len(x), len(columns), max(map(len, columns))), np.float32)
-    for party, own in enumerate(columns):
-        slices[:, party, : len(own)] = x[:, own]
+    table = _finite_table(x)
+    if not len(columns):
+        raise ValueError("columns must be those of at least one party, got none")
+    parties = [_own_columns(party, own, table.shape[1]) for party, own in enumerate(columns)]
+    _require_disjoint(parties)
+    slices = np.zeros((len(table), len(parties), max(map(len, parties))), np.float32)
+    for party, numbers in enumerate(parties):
+        slices[:, party, : len(numbers)] = table[:, numbers]
     return slices
+
+
+def _finite_table(x: np.ndarray) -> np.ndarray:
+    table = np.asarray(x)
+    if table.ndim != 2:
+        raise ValueError(f"x must be a table (N, width), got shape {table.shape}")
+    if table.dtype.kind not in "biuf":
+        raise ValueError(
+            f"x must hold numbers, got dtype {table.dtype}: encode text columns as codes, then x.astype(float)"
+        )
+    wrong = np.argwhere(~np.isfinite(table))
+    if len(wrong):
+        row, column = wrong[0]
+        raise ValueError(f"x must be finite, got {table[row, column]} in row {row}, column {column}")
+    return table
+
+
+def _own_columns(party: int, own: np.ndarray, width: int) -> np.ndarray:
+    numbers = np.asarray(own)
+    if numbers.size == 0:
+        raise ValueError(f"party {party} has no features")
+    # A mask's length is not the number of its columns, by which a model of the slices would be made.
+    hint = ": of a mask take np.flatnonzero(mask)" if numbers.dtype == bool else ""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ValueError(
+            f"columns of party {party} must be whole numbers (F_p,), got dtype {numbers.dtype} of shape "
+            f"{numbers.shape}{hint}"
+        )
+    wrong = numbers[(numbers < 0) | (numbers >= width)]
+    if wrong.size:
+        raise ValueError(f"columns of party {party} must be in [0, {width}), got {wrong[0]}")
+    return numbers
+
+
+def _require_disjoint(parties: Sequence[np.ndarray]) -> None:
+    # A party that shares a column with its victim would be said to have reconstructed it.
+    holder: dict[int, int] = {}
+    for party, numbers in enumerate(parties):
+        for column in numbers.tolist():
+            if column in holder:
+                raise ValueError(
+                    f"columns must have one party each, got column {column} for parties {holder[column]} and {party}"
+                    if holder[column] != party
+                    else f"columns of party {party} must differ, got column {column} twice"
+                )
+            holder[column] = party
 
 
 def _sizes(num_features: int, parties: int, share: float | None, adversary: int) -> list[int]:
