@@ -116,8 +116,14 @@ def test_bad_tables(tmp_path, monkeypatch):
         data.load_table(saved(x=np.ones((4, 2)), y=TABLE.y))
     with pytest.raises(ValueError, match="infinite"):
         data.load_table(saved(x=np.full((5, 2), np.inf), y=TABLE.y))
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"bad\.npz: x has dtype object, which is never unpickled: store numbers"):
         data.load_table(saved(x=np.array([{}] * 5), y=TABLE.y))
+    names = np.array(["age", "sex"], object)  # nobody reads them
+    assert data.load_table(saved(x=np.ones((5, 2)), y=TABLE.y, feature_names=names)).num_features == 2
+    for name in ("x", "x_num", "x_cat"):
+        message = rf"bad\.npz: {name} must hold numbers, got dtype <U1: encode text columns as codes first$"
+        with pytest.raises(ValueError, match=message):
+            data.load_table(saved(**{name: np.full((5, 2), "f"), "y": TABLE.y}))
     for options in ({"buckets": 1}, {"scaling": "log"}, {"categories": "codes"}, {"max_categories": 0}):
         with pytest.raises(ValueError, match="must be"):
             data.fit_encoding(TABLE, SHADOW, **options)

@@ -6,7 +6,6 @@ scale, the categories and the dropped columns all come from the shadow part, and
 """
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.data._dataset import checked_labels
-from jaxleak.data._files import UNREADABLE, existing_file
+from jaxleak.data._files import existing_file, read_npz
 from jaxleak.data._load import HOW_TO_MAKE, load
 
 Scaling = Literal["minmax", "quantile"]
@@ -22,7 +21,7 @@ Categories = Literal["hashed", "one_hot"]
 
 #: Names of the tables, whose columns `load_table` gives as they are.
 TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
-_MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical", "feature_names")
+_MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical")
 
 
 class Table(NamedTuple):
@@ -164,9 +163,14 @@ def _npz_table(spec: str) -> Table:
         path = Path(folder).expanduser() / f"{spec}.npz"
         if not path.is_file():
             raise FileNotFoundError(f"{spec} needs {path}, which does not exist; {HOW_TO_MAKE}")
-    members = _read_members(path)
+    members = read_npz(path, _MEMBERS)
     if "y" not in members or not ({"x", "x_cat", "x_num"} & members.keys()):
         raise ValueError(f"{path} must have an array y, and x or x_num and x_cat")
+    for name in ("x", "x_num", "x_cat"):
+        if name in members and members[name].dtype.kind not in "biuf":
+            raise ValueError(
+                f"{path}: {name} must hold numbers, got dtype {members[name].dtype}: encode text columns as codes first"
+            )
     samples = len(members["y"])
     numeric = members.get("x_num", np.zeros((samples, 0)))
     categorical = members.get("x_cat", np.zeros((samples, 0), np.int64))
@@ -183,16 +187,6 @@ def _npz_table(spec: str) -> Table:
         raise ValueError(f"{path}: only numeric columns may hold missing values (NaN), and none may be infinite")
     labels = checked_labels(members["y"], samples, str(path))
     return _table(numeric.astype(np.float64), categorical.astype(np.int64), labels, spec)
-
-
-def _read_members(path: Path) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no npz file, or is truncated")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in _MEMBERS if name in archive.files}
-    except UNREADABLE as error:
-        raise ValueError(f"{path} cannot be read, it may be corrupt: {str(error) or type(error).__name__}") from error
 
 
 def _table(numeric: np.ndarray, categorical: np.ndarray, y: np.ndarray, name: str) -> Table:

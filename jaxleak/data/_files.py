@@ -4,6 +4,7 @@ import gzip
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,8 @@ def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
     return build(spec, str(path), members["x"], members["y"], None if names is None else names.tolist(), n, seed)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The members `x`, `y` and `class_names` of an npz file, as far as it has them.
+def read_npz(path: Path, names: Sequence[str] = ("x", "y", "class_names")) -> dict[str, np.ndarray]:
+    """The members of these names of an npz file, as far as it has them.
 
     Raises:
         ValueError: if the file is no npz file, is damaged, or a member would have to be unpickled.
@@ -71,10 +72,19 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     # np.load would try a file that is no zip archive as a pickle, and report on that.
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no npz file, or is truncated")
+    name, found = "", dict[str, np.ndarray]()
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in ("x", "y", "class_names") if key in archive.files}
+            for name in names:
+                if name in archive.files:
+                    found[name] = archive[name]
+        return found
     except UNREADABLE as error:
+        if "Object arrays" in str(error):  # the only word of numpy's for it
+            raise ValueError(
+                f"{path}: {name} has dtype object, which is never unpickled: store numbers, with text columns encoded "
+                "as codes first"
+            ) from error
         raise ValueError(f"{path} cannot be read, it may be corrupt: {str(error) or type(error).__name__}") from error
 
 
