@@ -298,8 +298,15 @@ def test_bad_input():
         with pytest.raises(ValueError, match="place must be one of bottom_output, top_output"):
             protocols.split_training(model, num_samples=4, batch_size=2, defenses=one_or_several)
     protocols.split_training(model, num_samples=4, batch_size=2, defenses=_scale("cut_gradient", 1.0))
-    with pytest.raises(ValueError, match=r"defenses must be made by jaxleak\.defenses \(a Defense\), got 'noise'"):
-        protocols.split_training(model, num_samples=4, batch_size=2, defenses=["noise"])
+    for text in ("marvell", ["marvell"]):
+        made = (
+            r"defenses must be made by jaxleak\.defenses \(a Defense\), got 'marvell', a text: call a function, such as"
+        )
+        with pytest.raises(ValueError, match=made):
+            protocols.split_training(model, num_samples=4, batch_size=2, defenses=text)
+    for none in (None, 5):
+        with pytest.raises(ValueError, match=rf"defenses must be made by jaxleak\.defenses \(a Defense\), got {none}$"):
+            protocols.split_training(model, num_samples=4, batch_size=2, defenses=none)
     with pytest.raises(ValueError, match="per_example_gradient cannot be combined with an interactive layer"):
         protocols.split_training(
             model,

@@ -1,6 +1,6 @@
 """The contract of a defense: an optax transform of what is shared that takes a fresh key every round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 
 import jax
@@ -136,6 +136,8 @@ def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
     """
     if isinstance(defenses, Defense):  # which is a tuple of its fields, too
         return (cast(Defense, defenses),)  # mypy makes `Defense | Defense` of it in some orders of the modules
+    if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # of a text, each letter would be one
+        one_defense(defenses=defenses)
     for defense in defenses:
         one_defense(defenses=defense)
     return tuple(defenses)
@@ -145,7 +147,8 @@ def one_defense(**named: object) -> None:
     """Raise `ValueError` unless every value is a `Defense`."""
     for name, value in named.items():
         if not isinstance(value, Defense):
-            raise ValueError(f"{name} must be made by jaxleak.defenses (a Defense), got {value!r}")
+            how = ", a text: call a function, such as defenses.marvell(num_classes=2)" if isinstance(value, str) else ""
+            raise ValueError(f"{name} must be made by jaxleak.defenses (a Defense), got {value!r}{how}")
 
 
 def chain(*defenses: Defense) -> Defense:
