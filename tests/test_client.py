@@ -151,6 +151,9 @@ def test_defenses_that_a_client_does_not_have(model):
         protocols.client(protocols.ClientShare(model), num_samples=8, batch_size=4, defense=[])
     with pytest.raises(ValueError, match="place must be one of payload"):
         protocols.client(steps, num_samples=8, batch_size=2, defense=defenses.marvell(num_classes=2))
+    other = defenses.marvell(num_classes=CLASSES + 1)._replace(place="payload")
+    with pytest.raises(ValueError, match=f"must be that of the model, {CLASSES}, got {CLASSES + 1}"):
+        protocols.client(protocols.ClientShare(model), num_samples=8, batch_size=4, defense=other)
 
 
 def test_rounds_of_an_epoch_take_samples_in_turn(model):

@@ -198,6 +198,7 @@ def test_clients_keep_what_error_feedback_left_out(samples):
         ({"weighting": "votes"}, "weighting must be one of uniform, samples"),
         ({"parts": [np.arange(2), np.arange(0)]}, "client 1 has none"),
         ({"defense": defenses.marvell(num_classes=2)}, "place must be one of payload"),
+        ({"defense": defenses.marvell(num_classes=9)._replace(place="payload")}, r"that of the model, \d, got 9"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

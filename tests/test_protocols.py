@@ -7,7 +7,7 @@ import reference
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import clipped_gaussian
+from jaxleak.defenses import clipped_gaussian, marvell
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
 
@@ -199,6 +199,10 @@ def test_bad_arguments_are_refused(workers):
         refuses(r"batch_size must be a whole number, got 4\.5", build, one_party, batch_size=4.5, **options)
         refuses(
             "sampling must be one of epoch, uniform, got 'poisson'", build, one_party, sampling="poisson", **options
+        )
+        other = marvell(num_classes=4)._replace(place="payload")
+        refuses(
+            "num_classes of a defense must be that of the model, 3, got 4", build, one_party, defense=other, **options
         )
         build(one_party, num_samples=12, batch_size=12, **options)
     protocols.vertical(one_party, num_samples=1, batch_size=1)

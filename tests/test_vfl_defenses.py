@@ -303,6 +303,23 @@ def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
         assert np.abs(known - received(shadow())).max() > 1e-3
 
 
+def test_a_defense_is_made_for_the_classes_of_the_model():
+    """Marvell for 50 classes would give each of a model's two a fiftieth of the power."""
+    model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
+    shadow = functools.partial(protocols.split_training, model, num_samples=6, batch_size=6)
+    other = marvell(num_classes=50)
+    message = "num_classes of a defense must be that of the model, 3, got 50"
+    for defense in (other, chain(other, gaussian_noise(0.1, place="cut_gradient"))):
+        with pytest.raises(ValueError, match=message):
+            shadow(defenses=defense)
+        with pytest.raises(ValueError, match=message):
+            adaptive.informed_party(defense, shadow)
+    noise = gaussian_noise(0.1, place="cut_gradient")
+    shadow(defenses=[noise, marvell(num_classes=3), chain(noise, marvell(num_classes=3))])
+    with pytest.raises(ValueError, match=r"num_classes of the chained defenses must be one number, got \[3, 50\]"):
+        chain(marvell(num_classes=3), other)
+
+
 def test_a_party_that_knows_nothing_of_vertical_training_is_refused():
     shadow = functools.partial(pytest.fail, "made a protocol")
     with pytest.raises(ValueError, match="defenses must be at least one"):
@@ -336,6 +353,7 @@ def test_values_out_of_range_are_refused():
         (lambda: label_dp_scale(-1.0, delta=1e-5, epochs=1, batch_size=16), "epsilon must be > 0, got -1.0"),
         (lambda: label_dp_scale(1.0, delta=1.0, epochs=1, batch_size=16), "delta must be < 1"),
         (lambda: marvell(num_classes=1), "num_classes must be in"),
+        (lambda: marvell(num_classes=2.5), "num_classes must be a whole number, got 2.5"),
         (lambda: marvell(num_classes=2, power=0.0), "power must be > 0"),
         (lambda: marvell(num_classes=2, max_sum_kl=0.0), "max_sum_kl must be > 0"),
         (lambda: marvell(num_classes=2, max_sum_kl=-1.0), "max_sum_kl must be > 0"),

@@ -41,6 +41,7 @@ class _Fields(NamedTuple):
     encode: Callable[[PayloadEncoding], PayloadEncoding] = dense
     one_step: bool = False
     mechanism: Mechanism | None = None
+    num_classes: int | None = None
 
 
 class Defense(_Fields):
@@ -68,6 +69,8 @@ class Defense(_Fields):
         refuse it for several.
     mechanism: what an attacker who knows the defense can tell about a payload, which `jaxleak.attacks.adaptive` reads.
         None if no attack on a client's update is known that makes use of it.
+    num_classes: C of the labels that the transform is made for, which a protocol refuses if its model has another
+        number; None if it does not depend on it.
     """
 
     __slots__ = ()
@@ -79,6 +82,7 @@ class Defense(_Fields):
         encode: Callable[[PayloadEncoding], PayloadEncoding] = dense,
         one_step: bool = False,
         mechanism: Mechanism | None = None,
+        num_classes: int | None = None,
     ) -> "Defense":
         """Check what is known before any payload is."""
         _validate.one_of(tuple(dict.fromkeys((*HORIZONTAL_PLACES, *SPLIT_PLACES))), place=place)
@@ -91,7 +95,8 @@ class Defense(_Fields):
                 "mechanism must be a jaxleak.defenses.mechanisms.Mechanism or None, such as "
                 f"Mechanism(simulation=Replayed()), got {mechanism!r}"
             )
-        return super().__new__(cls, place, optax.with_extra_args_support(transform), encode, one_step, mechanism)
+        transform = optax.with_extra_args_support(transform)
+        return super().__new__(cls, place, transform, encode, one_step, mechanism, num_classes)
 
     @property
     def in_step(self) -> bool:
@@ -158,11 +163,14 @@ def chain(*defenses: Defense) -> Defense:
     several has no mechanism: what a member declares holds for its own output, and later members change that.
 
     Raises:
-        ValueError: if the members act at different places, or there is none.
+        ValueError: if the members act at different places or are made for other numbers of classes, or there is none.
     """
     places = {defense.place for defense in defenses}
     if len(places) != 1:
         raise ValueError(f"chain needs defenses that act at one place, got {sorted(places) or 'no defense'}")
+    classes = {defense.num_classes for defense in defenses if defense.num_classes is not None}
+    if len(classes) > 1:
+        raise ValueError(f"num_classes of the chained defenses must be one number, got {sorted(classes)}")
 
     def init(params: PyTree) -> tuple:
         return tuple(defense.transform.init(params) for defense in defenses)
@@ -185,7 +193,8 @@ def chain(*defenses: Defense) -> Defense:
 
     one_step = any(defense.one_step for defense in defenses)
     mechanism = defenses[0].mechanism if len(defenses) == 1 else None
-    return Defense(places.pop(), optax.GradientTransformationExtraArgs(init, update), encode, one_step, mechanism)
+    transform = optax.GradientTransformationExtraArgs(init, update)
+    return Defense(places.pop(), transform, encode, one_step, mechanism, classes.pop() if classes else None)
 
 
 def stateless(

@@ -45,19 +45,21 @@ def marvell(*, num_classes: int, power: float = 1.0, max_sum_kl: float | None = 
     paper's optimality.
 
     Args:
-        num_classes: C >= 2, of the labels; for C = 2 label 1 is the positive class.
+        num_classes: C >= 2, of the labels, as the model has it: more of them share the power among classes that no
+            label has, and hide less. For C = 2 label 1 is the positive class.
         power: > 0.
         max_sum_kl: if given (> 0), the power grows by factors of 1.5 from `power` until the divergence is at most this;
             the paper shows that the average of both error rates of any detector is then at least
             1/2 - sqrt(max_sum_kl) / 4. For C > 2 it bounds each of the C problems.
 
     Returns:
-        A `Defense` at "cut_gradient" that needs the keyword `labels` (B,), integers.
+        A `Defense` at "cut_gradient" that needs the keyword `labels` (B,), integers. A protocol refuses it for a model
+        of another number of classes.
 
     Raises:
         ValueError: on values out of range; when applied without integer labels of shape (B,).
     """
-    _validate.in_range(2, 10**6, num_classes=num_classes)
+    _validate.count_in_range(2, 10**6, num_classes=num_classes)
     _validate.positive(power=power)
     if max_sum_kl is not None:
         _validate.positive(max_sum_kl=max_sum_kl)
@@ -89,7 +91,8 @@ def marvell(*, num_classes: int, power: float = 1.0, max_sum_kl: float | None = 
         new = [perturb(jax.random.fold_in(key, i), leaf, labels) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(treedef, new), state
 
-    return Defense("cut_gradient", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
+    transform = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return Defense("cut_gradient", transform, num_classes=num_classes)
 
 
 def label_noise(

@@ -235,6 +235,7 @@ def client(
     check_defense(
         defense,
         [place for place in HORIZONTAL_PLACES if (place == "client_payloads") == bool(neighbours)],
+        num_classes=share.model.num_classes,
         local_steps=share.total_steps,
         inside=False,
         mixes_examples=share.model.mixes_images(share.batch_norm),

@@ -15,6 +15,7 @@ def check_defense(
     defense: Defense | None,
     places: Collection[str],
     *,
+    num_classes: int,
     local_steps: int = 1,
     inside: bool = True,
     mixes_examples: bool = False,
@@ -24,17 +25,23 @@ def check_defense(
     Args:
         defense: the protocol's defense, or None.
         places: the places that the protocol has.
+        num_classes: C of the model.
         local_steps: E of a client.
         inside: whether the protocol lets a defense of examples into each of several local steps.
         mixes_examples: whether the model has batch normalisation in training mode.
 
     Raises:
-        ValueError: if it is no `Defense`, or naming the place or the number of steps that the defense needs.
+        ValueError: if it is no `Defense`, or naming the place, the number of classes or the number of steps that the
+            defense needs.
     """
     if defense is None:
         return
     one_defense(defense=defense)
     _validate.one_of(tuple(places), place=defense.place)
+    if defense.num_classes not in (None, num_classes):
+        raise ValueError(
+            f"num_classes of a defense must be that of the model, {num_classes}, got {defense.num_classes}"
+        )
     by_example = defense.place == "per_example_gradient"
     if local_steps > 1 and (defense.one_step or (by_example and not inside)):
         raise ValueError(f"this defense acts inside a step: needs one local step in all, got {local_steps}")

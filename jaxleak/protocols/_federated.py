@@ -122,7 +122,7 @@ def _protocol(
     defense: Defense | None,
     with_statistics: bool,
 ) -> Protocol:
-    check_defense(defense, ("payload",))
+    check_defense(defense, ("payload",), num_classes=model.num_classes)
     transform = optax.set_to_zero() if optimizer is None else optimizer
 
     def share(params: PyTree, batch: Batch) -> PyTree:

@@ -105,6 +105,7 @@ def federated_averaging(
     check_defense(
         defense,
         HORIZONTAL_PLACES,
+        num_classes=model.num_classes,
         local_steps=local_steps,
         mixes_examples=model.mixes_images(batch_norm),
     )

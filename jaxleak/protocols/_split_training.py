@@ -70,18 +70,19 @@ def split_training(
         at the bottoms' outputs; `share` computes it without defenses.
 
     Raises:
-        ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, or a
-            defense needs gradients of single examples, which an interactive layer does not give; when a step is run, if
-            a defense remembers earlier rounds, or the private set does not hold N samples of the model's parties and
-            columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
-            at, so that `audit.run` and `audit.watch` look before they compile.
+        ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, a
+            defense is made for another number of classes than the model's, or one needs gradients of single examples,
+            which an interactive layer does not give; when a step is run, if a defense remembers earlier rounds, or the
+            private set does not hold N samples of the model's parties and columns, with labels in [0, C) and zeros
+            beyond a party's width. Under `jax.jit` there are no values to look at, so that `audit.run` and
+            `audit.watch` look before they compile.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
     defenses = in_order(defenses)
     for defense in defenses:
-        check_defense(defense, SPLIT_PLACES)
+        check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)
     by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
     if by_example and interactive is not None:
         raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")

@@ -27,7 +27,8 @@ def informed_party(defenses: Defense | Sequence[Defense], shadow: Callable[..., 
         The protocol, for `jaxleak.audit.watch`; `attacks.train_vflrecon` learns from what is seen of it.
 
     Raises:
-        ValueError: if there is no defense, or one acts at a place that vertical training does not have.
+        ValueError: if there is no defense, one acts at a place that vertical training does not have, or is made for
+            another number of classes than the shadow run's model.
     """
     defenses = in_order(defenses)
     if not defenses:
