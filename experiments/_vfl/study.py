@@ -59,7 +59,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     asked = {name: getattr(setup, name) for name in (*counts, *records)}
     _validate.count(**{name: number for name, number in asked.items() if number is not None})
     _validate.positive(budget=args.budget)
-    _validate.non_negative(strength=setup.strength)
+    setup.check_strength()
     unknown = set(setup.fields) - set(party_records.FIELDS)
     if unknown or not setup.fields:
         raise ValueError(

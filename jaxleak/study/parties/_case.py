@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxleak import _validate
+
 SplitDefenseName = Literal[
     "none",
     "noise",
@@ -67,6 +69,14 @@ class SplitSetup:
     """How the fields are chosen: fixed takes --fields, validation chooses on the attacker's own shadow records."""
     shadow_runs: int = 1
     """Shadow runs with the records in other orders: R learns from all of them; few records need several."""
+
+    def check_strength(self) -> None:
+        """Raise `ValueError` on a strength < 0, or on one without a defense, which would change nothing."""
+        _validate.non_negative(strength=self.strength)
+        if self.strength and self.defense == "none":
+            raise ValueError(
+                f"strength is of a defense, and defense names none: strength must be 0, got {self.strength}"
+            )
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,14 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         seed: random seed >= 0 of the records and of the features' division among the parties.
 
     Raises:
-        ValueError: if sizes do not fit or an option is out of range; nothing has been trained yet.
+        ValueError: if sizes do not fit, an option is out of range, or a strength has no defense; nothing has been
+            trained yet.
         FileNotFoundError: if the data are missing.
         ImportError: if an optional library is missing.
     """
     _validate.positive(shadow_runs=case.shadow_runs)
     _validate.one_of(("fixed", "validation"), select=case.select)
+    case.check_strength()
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
     _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
     table, count = _table(case.data), records_of(case)
