@@ -108,7 +108,7 @@ VERTICAL = SplitCase("breast_cancer", shadow_records=32, victim_records=32, netw
 def vfl_answers(monkeypatch, attack, *, poisoned):
     """All that `attack` hands over to be scored, which is any part of a case's run."""
     found, drawn = [], set()
-    _own_features.own_features.cache_clear()
+    _own_features._fitted.cache_clear()
 
     class Kept(Truth):
         def __init__(self, problem, index):

@@ -400,6 +400,19 @@ def test_shares_name_the_classes_where_they_differ(share, found):
     np.testing.assert_array_equal(comparisons._named(np.array([1, 1, 1, 0]), share), found)
 
 
+@pytest.mark.parametrize(
+    ("records", "size", "wanted"), [((40, 16), 4, 16), ((40, 40), 32, 16), ((15, 40), 4, 4), ((40, 15), 4, 4)]
+)
+def test_the_baseline_has_batches_of_the_default_size_unless_there_are_fewer_records(
+    monkeypatch, records, size, wanted
+):
+    monkeypatch.setattr(own, "_fitted", lambda case, *_: case)
+    shadow, victim = records
+    case = SplitCase("breast_cancer", shadow_records=shadow, victim_records=victim, batch_size=size, optimizer="sgd")
+    asked = own.own_features(case.attacker_only(), 0, features=True)
+    assert asked == SplitCase("breast_cancer", shadow_records=shadow, victim_records=victim, batch_size=wanted)
+
+
 @pytest.mark.parametrize("features", [True, False])
 def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatch, features):
     trained = []
@@ -409,7 +422,7 @@ def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatc
     monkeypatch.setattr(own.party_records, "fit_label_baseline", lambda *_, **__: "labels")
     monkeypatch.setattr(own.party_records, "fit_feature_baseline", lambda *_, **__: "features")
     case = SplitCase("breast_cancer", shadow_records=40, victim_records=20)
-    found = own.own_features.__wrapped__(case, 0, features)
+    found = own._fitted.__wrapped__(case, 0, features)
     assert (found.labels, found.features) == ("labels", "features" if features else None)
     assert [given["task"] for _, given in trained] == ["labels", "features"][: 1 + features] == list(found.networks)
     problem = parties_problem.split_problem(case, 0)

@@ -100,6 +100,15 @@ class SplitCase(SplitSetup):
         return replace(self, defense="none", strength=0.0)
 
     def attacker_only(self) -> "SplitCase":
-        """A case with the same records and features of the attacker, and defaults for everything else."""
-        kept = ("share", "shadow_records", "victim_records", "parties", "partition", "scaling", "categories")
+        """A case with the same records, features of the attacker and batch size, and defaults for everything else."""
+        kept = (
+            "share",
+            "batch_size",
+            "shadow_records",
+            "victim_records",
+            "parties",
+            "partition",
+            "scaling",
+            "categories",
+        )
         return SplitCase(self.data, balanced=self.balanced, **{name: getattr(self, name) for name in kept})

@@ -1,5 +1,6 @@
 """Baselines that predict from the attacker's own features alone, without any gradient."""
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from jaxleak import attacks
 from jaxleak._base import Observation, PartyRecord
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
-from jaxleak.study.parties._problem import ADVERSARY, split_problem
+from jaxleak.study.parties._problem import ADVERSARY, records_of, split_problem
 from jaxleak.study.parties._truth import Truth
 
 Task = Literal["labels", "features"]
@@ -54,10 +55,19 @@ class OwnFeatures(NamedTuple):
         }
 
 
+def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
+    """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave.
+
+    The networks are trained in batches of the default size whatever the run's is, so that runs of several sizes are
+    compared with one baseline; only where a run has fewer records than that, in batches of the run's own size.
+    """
+    enough = min(records_of(case)) >= SplitCase.batch_size
+    return _fitted(replace(case, batch_size=SplitCase.batch_size) if enough else case, seed, features)
+
+
 # These predictors depend on no defense, cipher or optimiser, so one fit serves a whole table.
 @lru_cache(maxsize=32)
-def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
-    """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave."""
+def _fitted(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     problem = split_problem(case, seed)
     own, y = problem.own(problem.shadow), np.asarray(problem.shadow.y)
     labels = party_records.fit_label_baseline(own, y, problem.model.num_classes, seed=seed)
