@@ -236,6 +236,31 @@ def test_labels_out_of_range_are_refused_before_rounds_are_compiled(kind, labels
         audit.run(TOY.attack, protocol, SERVER, private, key=KEY, rounds=1, state=run_state)
 
 
+@pytest.mark.parametrize(
+    ("field", "where", "said"),
+    [
+        ("x", (2, 0, 1), "private.x must be finite, got nan at sample 2, party 0, column 1"),
+        ("y", (4, 1), "private.y must be finite, got nan at sample 4, class 1"),
+    ],
+)
+def test_private_values_that_are_not_finite_are_refused_before_rounds_are_compiled(field, where, said):
+    """Also where a run goes on from a state, and where a protocol checks nothing itself."""
+    private = PRIVATE._replace(y=jnp.full((6, 2), 0.5))
+    private = private._replace(**{field: getattr(private, field).at[where].set(jnp.nan)})
+    protocol = TOY.protocol._replace(round=lambda *_: pytest.fail("ran a round"))
+    state = audit.start(TOY.attack, TOY.protocol, PRIVATE, key=KEY)
+    for begun in (None, state):
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            audit.run(TOY.attack, protocol, SERVER, private, key=KEY, rounds=1, state=begun)
+
+
+def test_what_is_not_finite_in_images_is_named_by_its_pixel():
+    spoilt = np.zeros((2, 1, 4, 3, 1), np.float32)
+    spoilt[1, 0, 2, 1, 0] = np.inf
+    with pytest.raises(ValueError, match="got inf at sample 1, party 0, row 2, column 1, channel 0"):
+        audit.start(TOY.attack, TOY.protocol, PRIVATE._replace(x=spoilt), key=KEY)
+
+
 def test_of_a_template_of_arrays_only_the_shapes_are_read():
     def init(key, template):
         assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in template)

@@ -266,8 +266,20 @@ def test_watching_is_running_step_by_step(model, private):
     assert int(final.round) == 4
     epoch = np.asarray(seen.index).reshape(2, -1)
     np.testing.assert_array_equal(np.sort(epoch, axis=1), [range(N)] * 2)
+    diverged = start._replace(params=jax.tree.map(lambda leaf: leaf * jnp.nan, start.params))
     with pytest.raises(FloatingPointError, match="round 0"):
-        audit.watch(protocol, threat, private._replace(x=private.x * jnp.nan), start, key=key, rounds=4)
+        audit.watch(protocol, threat, private, diverged, key=key, rounds=4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_private_values_that_are_not_finite_are_named_before_a_round_runs(model, private, bad):
+    """The round that first draws the sample used to be named, in which everything that a party sees was NaN."""
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B)
+    protocol = protocol._replace(round=lambda *_: pytest.fail("ran a round"))
+    spoilt = private._replace(x=private.x.at[3, 1, 0].set(bad).at[5, 0, 0].set(bad))
+    start, key = jax.jit(protocol.init)(jax.random.key(1)), jax.random.key(2)
+    with pytest.raises(ValueError, match=rf"^private\.x must be finite, got {bad} at sample 3, party 1, column 0$"):
+        audit.watch(protocol, party_view(0), spoilt, start, key=key, rounds=4)
 
 
 def test_given_parameters_start_a_run(model):

@@ -34,7 +34,7 @@ def watch(
     Raises:
         FloatingPointError: if a round showed values that are not finite.
         ValueError: on a number of rounds that is not whole or < 1, or a private set that the protocol does not take,
-            such as one with labels out of range.
+            such as one with labels out of range, or one that is not finite.
     """
     _validate.count(rounds=rounds)
     check_private(protocol, private)

@@ -56,7 +56,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     Raises:
         MemoryError: if what the attack carries does not fit, before any of it is there.
         ValueError: on a number of restarts that is not whole or < 1, or a private set that the protocol does not take,
-            such as one with labels out of range.
+            such as one with labels out of range, or one that is not finite.
     """
     _validate.count(restarts=restarts)
     check_private(protocol, private)
