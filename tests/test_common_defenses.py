@@ -60,6 +60,8 @@ DEFENSES = {
     "quantize_1": (quantize(1), False),
     "quantize_1_stochastic": (quantize(1, stochastic=True), True),
     "sparsify": (sparsify(30), False),
+    "quantized_cut_gradients": (quantize(4, place="cut_gradient"), False),
+    "sparse_cut_gradients": (sparsify(30, place="cut_gradient"), False),
     "sparsify_error_feedback": (sparsify(30, error_feedback=True), False),
     "withhold_top": (withhold_top(30), False),
     "encrypt_top": (withhold_top(30, encrypted=True), False),

@@ -11,7 +11,7 @@ import scipy.stats
 from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.attacks import adaptive
-from jaxleak.defenses import chain, gaussian_noise, label_dp_scale, marvell, quantize, vfl_defender
+from jaxleak.defenses import chain, gaussian_noise, label_dp_scale, marvell, quantize, sparsify, vfl_defender
 from jaxleak.defenses._marvell import label_noise, optimal_variances
 
 T_MAX, T_MIN = 0.4, -0.3
@@ -320,6 +320,29 @@ def test_a_defense_is_made_for_the_classes_of_the_model():
         chain(marvell(num_classes=3), other)
 
 
+def test_cut_gradients_are_compressed_where_they_leave():
+    """The largest entries of all parties together are sent, and nobody takes them for a client's upload."""
+    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+    model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
+    params = jax.jit(model.init)(KEY)
+
+    def sent(defense):
+        protocol = protocols.split_training(model, num_samples=6, batch_size=6, defenses=defense)
+        _, transcript = jax.jit(protocol.round)(KEY, protocols.split_state(params), private)
+        return np.stack([np.asarray(record.output_gradient) for record in transcript.parties])
+
+    plain, sparse = sent(()), sent(sparsify(25, place="cut_gradient"))
+    kept = np.abs(plain) >= np.sort(np.abs(plain), axis=None)[-12]
+    np.testing.assert_array_equal(sparse, np.where(kept, plain, 0))
+    coarse = sent(quantize(4, place="cut_gradient"))
+    assert all(len(np.unique(np.abs(own))) <= 8 for own in coarse)
+    assert 0 < np.abs(coarse - plain).max() < np.abs(plain).max() / 7
+    for defense in (sparsify(25), quantize(4), quantize(32)):
+        assert defense.mechanism is not None
+    for defense in (sparsify(25, place="cut_gradient"), *(quantize(bits, place="top_output") for bits in (4, 32))):
+        assert defense.mechanism is None
+
+
 def test_a_party_that_knows_nothing_of_vertical_training_is_refused():
     shadow = functools.partial(pytest.fail, "made a protocol")
     with pytest.raises(ValueError, match="defenses must be at least one"):
@@ -352,6 +375,12 @@ def test_values_out_of_range_are_refused():
         (lambda: label_dp_scale(0.0, delta=1e-5, epochs=1, batch_size=16), "epsilon must be > 0, got 0.0"),
         (lambda: label_dp_scale(-1.0, delta=1e-5, epochs=1, batch_size=16), "epsilon must be > 0, got -1.0"),
         (lambda: label_dp_scale(1.0, delta=1.0, epochs=1, batch_size=16), "delta must be < 1"),
+        (lambda: quantize(4, place="cut"), "place must be one of payload, bottom_output"),
+        (lambda: sparsify(10, place="cut"), "place must be one of payload, bottom_output"),
+        (
+            lambda: sparsify(10, error_feedback=True, place="cut_gradient"),
+            "error_feedback must be False but at the place",
+        ),
         (lambda: marvell(num_classes=1), "num_classes must be in"),
         (lambda: marvell(num_classes=2.5), "num_classes must be a whole number, got 2.5"),
         (lambda: marvell(num_classes=2, power=0.0), "power must be > 0"),

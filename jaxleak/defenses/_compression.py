@@ -9,13 +9,14 @@ import optax
 
 from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
-from jaxleak.defenses._base import Defense, PayloadEncoding, per_leaf, stateless
+from jaxleak.defenses._base import SPLIT_PLACES, Defense, PayloadEncoding, per_leaf, stateless
 from jaxleak.defenses.mechanisms import Mechanism, Replayed
 
 BITS = (32, 16, 8, 4, 1)
+_PLACES = ("payload", *SPLIT_PLACES)
 
 
-def quantize(bits: int, *, stochastic: bool = False) -> Defense:
+def quantize(bits: int, *, stochastic: bool = False, place: str = "payload") -> Defense:
     """Send every tensor on a uniform grid of `bits` bits per entry (FedLeak, 2025, section 6.4).
 
     * 32: the identity.
@@ -31,11 +32,14 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
     Args:
         bits: one of 32, 16, 8, 4, 1.
         stochastic: round at random, without bias.
+        place: "payload", or one of `SPLIT_PLACES` in split vertical training, such as "cut_gradient", where every
+            party's gradient is a tensor.
 
     Raises:
-        ValueError: on any other number of bits.
+        ValueError: on any other number of bits or an unknown place.
     """
     _validate.one_of(BITS, bits=bits)
+    _validate.one_of(_PLACES, place=place)
 
     def round_(key: jax.Array, leaf: jax.Array) -> jax.Array:
         largest = jnp.max(jnp.abs(leaf), initial=0.0)
@@ -57,13 +61,14 @@ def quantize(bits: int, *, stochastic: bool = False) -> Defense:
         return PayloadEncoding(min(bits, encoding.value_bits), share, scales=1)
 
     # One bit has no grid: an entry of any size is sent as large as all others.
-    mechanism = Mechanism(Replayed(random=stochastic, grid=2 ** (bits - 1) - 1 if bits > 1 else None))
+    replayed = Mechanism(Replayed(random=stochastic, grid=2 ** (bits - 1) - 1 if bits > 1 else None))
+    mechanism = replayed if place == "payload" else None
     if bits == 32:
-        return per_leaf("payload", lambda key, leaf: leaf, lambda encoding: encoding, mechanism=mechanism)
-    return per_leaf("payload", round_, encode, mechanism=mechanism)
+        return per_leaf(place, lambda key, leaf: leaf, lambda encoding: encoding, mechanism=mechanism)
+    return per_leaf(place, round_, encode, mechanism=mechanism)
 
 
-def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
+def sparsify(percent: float, *, error_feedback: bool = False, place: str = "payload") -> Defense:
     """Send only the `percent` largest entries in magnitude of the whole payload; the others become zero.
 
     Of n entries ceil(n percent / 100) are sent, and with them all that tie with the last one. Error feedback (Seide et
@@ -72,11 +77,16 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
 
     Args:
         percent: share that is sent, in (0, 100]; 100 is the identity.
-        error_feedback: carry the remainder over.
+        error_feedback: carry the remainder over; only at "payload", since split training keeps no state of a defense.
+        place: "payload", or one of `SPLIT_PLACES` in split vertical training: at "cut_gradient" the largest entries of
+            all parties' gradients together are sent.
 
     Raises:
-        ValueError: on a share out of range.
+        ValueError: on a share out of range, an unknown place, or error feedback elsewhere than at "payload".
     """
+    _validate.one_of(_PLACES, place=place)
+    if error_feedback and place != "payload":
+        raise ValueError(f"error_feedback must be False but at the place payload, got place {place!r}")
     _magnitudes.share_count(1, percent)
     share = percent / 100
 
@@ -92,11 +102,11 @@ def sparsify(percent: float, *, error_feedback: bool = False) -> Defense:
         return sent, (jax.tree.map(jnp.subtract, full, sent) if error_feedback else state)
 
     return Defense(
-        "payload",
+        place,
         optax.GradientTransformationExtraArgs(init, update),
         # In a tensor of single bits all magnitudes tie, and ties are sent.
         lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
-        mechanism=Mechanism(zeroes=True, carries=error_feedback),
+        mechanism=Mechanism(zeroes=True, carries=error_feedback) if place == "payload" else None,
     )
 
 
