@@ -141,7 +141,7 @@ def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
     """
     if isinstance(defenses, Defense):  # which is a tuple of its fields, too
         return (cast(Defense, defenses),)  # mypy makes `Defense | Defense` of it in some orders of the modules
-    if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # of a text, each letter would be one
+    if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # a text would be taken letter by letter
         one_defense(defenses=defenses)
     for defense in defenses:
         one_defense(defenses=defense)
