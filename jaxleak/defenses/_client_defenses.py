@@ -149,8 +149,8 @@ def client_defense(
         kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each.
         strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
         clip: C > 0 of a kind that clips, in units of the gradient of the mean loss; None is 1.
-        noise_multiplier: of a kind that clips, in the place of its strength: the noise's standard deviation over C,
-            >= 0; 0 only clips.
+        noise_multiplier: the noise's standard deviation over C, >= 0, for a kind that clips and in the place of its
+            strength; 0 only clips.
         local_steps: E >= 1 of the client it is for.
         mixes_examples: whether the client's model has batch normalisation in training mode.
         claims_epsilon: whether an epsilon of differential privacy will be stated for it.

@@ -12,8 +12,8 @@ from jaxleak.attacks._vertical.vflrecon import flat_observations
 class GradientRegression(NamedTuple):
     """A regression on cut gradients beside one on the attacker's own features alone."""
 
-    seen: FeatureBaseline  # of own features, and of directions and lengths of cut gradients
-    own: FeatureBaseline  # of own features alone
+    seen: FeatureBaseline  # reads own features, and the directions and lengths of cut gradients
+    own: FeatureBaseline  # reads own features alone
 
     @property
     def gains(self) -> bool:

@@ -186,7 +186,7 @@ def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
 class _Task(NamedTuple):
     accuracy: float
     balanced: float  # mean over classes
-    most_frequent: float  # of always answering the most frequent class of the records that are trained on
+    most_frequent: float  # what always answering the most frequent class of the records that are trained on has
 
 
 @lru_cache(maxsize=64)
