@@ -9,7 +9,7 @@ import functools
 
 import jax
 import numpy as np
-import scipy  # its subpackages load when they are first used
+import scipy  # subpackages load when they are first used
 
 from jaxleak.audit._checks.defended import DEVIATIONS, certain
 from jaxleak.audit._checks.finding import Finding, Status, failed
