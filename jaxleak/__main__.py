@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s --model MODEL --weights WEIGHTS --update UPDATE --out OUT [OPTION ...]",
         help="attack one client's update and say whether it leaks",
         description="Attack one client's update with what applies and say whether it leaks. Exit status: 0 a verdict, "
-        "1 unusable input, 2 unknown option, 3 inconsistent inputs, 4 no attack in time, 5 a leak with --fail-on-leak.",
+        "1 unusable input, 2 unknown option, 3 inconsistent inputs, 4 not attacked, 5 a leak with --fail-on-leak.",
     )
     _model_options(audit)
     _client_options(audit)
@@ -124,7 +124,10 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument("--kind", choices=("gradient", "difference", "weights"), help="what the update's arrays are")
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
     facts.add_argument(
-        "--loss", choices=("cross_entropy",), metavar="NAME", help="loss function: cross_entropy (default)"
+        "--loss",
+        choices=("cross_entropy", "other"),
+        metavar="NAME",
+        help="cross_entropy (default), or other for all else",
     )
     facts.add_argument(
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"

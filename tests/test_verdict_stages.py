@@ -183,10 +183,9 @@ class TestStages:
         monkeypatch.setattr(stages, "_closed_forms", lambda case: iter(closed))
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
-        share = SimpleNamespace(total_steps=1)
-        found = list(
-            stages.run_stages(SimpleNamespace(samples=1, defended=False, defense=None, share=share, observation=None))
-        )
+        share, known = SimpleNamespace(total_steps=1), {"loss_known": True}
+        case = {"samples": 1, "defended": False, "defense": None, "share": share, "observation": None}
+        found = list(stages.run_stages(SimpleNamespace(**case | known)))
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
         for fields, why in (
@@ -194,7 +193,7 @@ class TestStages:
             ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
             ({"samples": 1, "defended": False, "share": SimpleNamespace(total_steps=5)}, "several steps"),
         ):
-            first = next(stages.run_stages(SimpleNamespace(**{"share": share} | fields)))
+            first = next(stages.run_stages(SimpleNamespace(**{"share": share} | known | fields)))
             assert first.startswith("Closed forms of one exact gradient were not tried: ")
             assert why in first
 

@@ -19,7 +19,8 @@ _MEANING = {
     "leaks labels": "Labels of this client's data can be read from its update. No image is certified, but those below "
     "may be right all the same.",
     "not shown to leak": "The attacks below did not show private data. That is no proof of safety.",
-    "not attacked": "The time was spent before any attack came to its end, so that nothing is known of a leak.",
+    "not attacked": "Nothing is known of a leak: the time was spent before any attack came to its end, or none here "
+    "knows the loss.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
 }
 #: What a person calls a metric, by its name in results.json; those of the truth are there only where one was given.

@@ -22,7 +22,7 @@ class Facts:
     Attributes:
         kind: what the arrays are: "gradient", "difference" (weights after minus weights before) or "weights" (after).
         framework: what wrote the arrays, for example "torch" or "jax".
-        loss: name of the loss function, for example "cross_entropy".
+        loss: name of the loss function: "cross_entropy", or "other" for one that no attack here knows.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
         local_steps: E >= 1 steps of gradient descent in an epoch, each on samples of its own.
         local_epochs: K >= 1 passes over the same E * B samples.

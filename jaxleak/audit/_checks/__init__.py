@@ -15,6 +15,8 @@ from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
+_EQUATIONS = "equations of the head and the network"
+
 
 def check_update(
     share: ClientShare,
@@ -64,18 +66,27 @@ def checked_update(
     defense: Defense | None = None,
     key: jax.Array | None = None,
     precision: Precision | None = None,
+    loss_known: bool = True,
 ) -> tuple[list[Finding], Head | None]:
-    """As `check_update`, with the head's gradient, if the head is known; a defense that is not known is None."""
+    """As `check_update`, with the head's gradient, if the head is known; a defense that is not known is None.
+
+    Of a loss that is no cross-entropy the head's gradient says nothing that is known, and there is none either.
+    """
     findings = check_contents(payload, variables, defense)
     if failed(findings):
         return findings, None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+    if not loss_known:
+        why = "The loss is stated to be no cross-entropy, which these equations are of."
+        findings.append(Finding(_EQUATIONS, "not applicable", why))
+        findings += check_rounding(precision, payload, variables)
+        return findings + check_statement(defense, payload, variables, precision), None
     samples = batch_size * share.local_steps * share.clients
     uneven = share.momentum > 0 and share.total_steps > 1
     head = head_of(share.model, payload, variables, precision, share.batch_norm)
     if defended:
         why = "The client defends its update, which breaks exact equations."
-        findings.append(Finding("equations of the head and the network", "not applicable", why))
+        findings.append(Finding(_EQUATIONS, "not applicable", why))
         findings += check_statement(defense, payload, variables, precision)
         return findings + check_defended_head(head, samples, defense, uneven=uneven), head
     if precision.unit:

@@ -150,7 +150,7 @@ def _sums_over_classes(head: Head) -> Finding:
         "noise, pruning or another defense, weight decay, a loss that is no cross-entropy, mixed precision, or a "
         "transposed head"
     )
-    return Finding(name, "failed", evidence + ".", cause, "--defense other")
+    return Finding(name, "failed", evidence + ".", cause, "--loss other, or --defense other")
 
 
 def _sign(head: Head, samples: int) -> list[Finding]:
@@ -168,7 +168,9 @@ def _sign(head: Head, samples: int) -> list[Finding]:
     )
     if positive < absent:
         other = "a loss that is no plain cross-entropy, such as one with label smoothing, or momentum"
-        cause, option = (_REVERSED, _TURN) if negative >= absent else (other, "--batch-size, or --defense other")
+        cause, option = (
+            (_REVERSED, _TURN) if negative >= absent else (other, "--batch-size, --loss other, or --defense other")
+        )
         return [Finding(name, "failed", f"{evidence}. At least {absent} are not in the batch.", cause, option)]
     status: Status = "suspicious" if negative > positive else "passed"
     cause, option = (_REVERSED, _TURN) if negative > positive else ("", "")
@@ -260,7 +262,9 @@ def _one_sample(head: Head) -> Finding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
         )
-        return Finding(name, "failed", evidence + ".", cause, "--weights, --batch-size, or --defense other")
+        return Finding(
+            name, "failed", evidence + ".", cause, "--weights, --batch-size, --loss other, or --defense other"
+        )
     if abs(scale - 1) > 0.01 + rounding:
         cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
         return Finding(name, "failed", evidence + ", not 1.", cause, "--learning-rate, --local-steps, --defense")

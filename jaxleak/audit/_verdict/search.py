@@ -55,6 +55,7 @@ class Case(NamedTuple):
     show: Show
     defended: bool = False  # whether the client has changed its update in a way that equations do not survive
     defense: Defense | None = None  # how, where that is known
+    loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
 
     @property
     def received(self) -> Received:

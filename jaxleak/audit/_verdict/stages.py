@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import attacks
-from jaxleak._base import Attack, Observation, Share
+from jaxleak import attacks, objectives
+from jaxleak._base import Attack, Batch, Observation, Share
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
-from jaxleak.attacks._inversion.peeling import Peeled, affine_solution, misfit_of_one_sample, peel
+from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, distance_of_truth, graded, graded_inputs, search
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, Answer, best_of, called
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, PEELED_ALONE, Answer, best_of, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -34,6 +34,9 @@ _SHORT_ABOVE = 2.0
 
 def run_stages(case: Case) -> Iterator[Answer | str]:
     """Answers, and sentences on what was not tried and why."""
+    if not case.loss_known:
+        yield from _without_loss(case)
+        return
     certain = exact = False
     for found in _equations(case):
         if isinstance(found, Answer) and found.shown.all():
@@ -55,8 +58,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
 
 def _equations(case: Case) -> Iterator[Answer | str]:
     """What equations give, as far as the update keeps them."""
-    if case.samples > 1 or case.share.total_steps > 1:
-        why = f"{case.samples} samples are behind it" if case.samples > 1 else "the client took several steps"
+    if why := _not_of_one_sample(case):
         yield f"Closed forms of one exact gradient were not tried: {why}."
     elif not case.defended:
         yield from _closed_forms(case)
@@ -65,6 +67,13 @@ def _equations(case: Case) -> Iterator[Answer | str]:
     else:
         found: list[Answer | str] = list(_inputs_alone(case))
         yield from found or ["No closed form applies that needs neither the loss nor the label."]
+
+
+def _not_of_one_sample(case: Case) -> str:
+    """Why the update is not the gradient of one sample; nothing if it is."""
+    if case.samples > 1:
+        return f"{case.samples} samples are behind it"
+    return "the client took several steps" if case.share.total_steps > 1 else ""
 
 
 def _closed_forms(case: Case) -> Iterator[Answer | str]:
@@ -103,22 +112,89 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     yield answer
 
 
+def _without_loss(case: Case) -> Iterator[Answer | str]:
+    """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
+    yield (
+        "The attacks here know cross-entropy alone, and the loss is stated to be another one. What needs neither the "
+        "loss nor the label is for the exact gradient of one sample."
+    )
+    if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):
+        yield f"It was not tried: {why}."
+        return
+    peeled = _of_one_sample(case)
+    if peeled is None:
+        yield (
+            "It does not apply: no dense layer has a bias, lets the image pass through it alone, and has a gradient of "
+            "the form that one sample gives."
+        )
+        return
+    solved = _affine(case, peeled)
+    if solved is not None:
+        yield solved
+        return
+    # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
+    below = case._replace(share=peeled.share, observation=peeled.observation)  # type: ignore[arg-type]
+    given = _with_labels(peeled, np.zeros(1, np.int32))
+    answer = case.store.answer(PEELED_ALONE)
+    if answer is None:
+        answer = search(below, PEELED_ALONE, _peeling(peeled), given, y=np.full(1, -1, np.int32))[0]
+        if answer is None:
+            yield "Peeling was not tried: the time was spent."
+            return
+        answer = answer._replace(cosine_distance=_furthest_part(peeled, answer.x))
+    if answer.finished:
+        case.store.keep(PEELED_ALONE, answer)
+    yield answer
+    if not answer.shown.all():
+        yield "No image is certified. The image that is shown may be right all the same."
+
+
+def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
+    """The larger of two cosine distances: of the layer's inputs, and of the gradient below, which is the shorter one.
+
+    In the distance of both together the inputs outweigh the gradient, and alone they do not determine an image.
+    """
+    seen = peeled.observation
+    own = jax.jit(peeled.share)(seen.params, Batch(jnp.asarray(x)[:, None], jnp.zeros(1, jnp.int32), jnp.arange(1)))
+    parts: list[tuple[str, ...]] = [(CUT,), tuple(name for name in own if name != CUT)]
+    return max(
+        float(objectives.cosine({name: seen.payload[name] for name in part}, {name: own[name] for name in part}))
+        for part in parts
+        if part
+    )
+
+
 def _inputs_alone(case: Case) -> Iterator[Answer]:
     """The image from the first dense layer's gradient alone, which has the same form for every loss and label.
 
     A client with a loss of its own, or that changed the gradients of other layers, hides nothing by that.
     """
-    model, seen, watch = case.share.model, case.observation, Stopwatch()
+    peeled = _of_one_sample(case)
+    solved = None if peeled is None else _affine(case, peeled)
+    if solved is not None:
+        yield solved
+
+
+def _of_one_sample(case: Case) -> Peeled | None:
+    """The network below the first dense layer with a bias, if its gradient has the form that one sample gives."""
+    model, seen = case.share.model, case.observation
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
-        return
-    misfit = misfit_of_one_sample(model, seen.payload, peeled.layer)
-    x = affine_solution(peeled) if misfit < _ONE_SAMPLE_BELOW else None
-    if x is not None:
-        # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
-        distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
-        spent: dict[str, Any] = watch.spent
-        yield Answer(ALONE, _without_rounding(x), np.full(1, -1), misfit, distance, solved=True, **spent)
+        return None
+    return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < _ONE_SAMPLE_BELOW else None
+
+
+def _affine(case: Case, peeled: Peeled) -> Answer | None:
+    """The image whose inputs of the layer these are, where nothing but an affine map comes before it."""
+    watch = Stopwatch()
+    x = affine_solution(peeled)
+    if x is None:
+        return None
+    misfit = misfit_of_one_sample(case.share.model, case.observation.payload, peeled.layer)
+    # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
+    distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
+    spent: dict[str, Any] = watch.spent
+    return Answer(ALONE, _without_rounding(x), np.full(1, -1), misfit, distance, solved=True, **spent)
 
 
 def _without_rounding(x: jax.Array) -> np.ndarray:

@@ -15,6 +15,8 @@ from jaxleak.protocols import ClientShare
 
 #: What a client states whose defense no attacker here knows.
 OTHER_DEFENSE = "other"
+#: What a client states whose loss is no cross-entropy.
+OTHER_LOSS = "other"
 
 
 def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
@@ -40,8 +42,8 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
         raise ValueError(
             "batch_size must be given (--batch-size): the update does not say how many samples are behind it"
         )
-    if known.loss not in (None, "cross_entropy"):
-        raise ValueError(f"loss must be cross_entropy, got {known.loss!r}")
+    if known.loss not in (None, "cross_entropy", OTHER_LOSS):
+        raise ValueError(f"loss must be cross_entropy, or {OTHER_LOSS} for any other loss; got {known.loss!r}")
     update = update._replace(facts=known)
     if known.kind != "gradient":
         per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
@@ -112,7 +114,9 @@ def is_defended(known: capture.Facts) -> bool:
 def threat_of(known: capture.Facts, samples: int) -> str:
     """What the attacker is granted, in a sentence."""
     defended = f", the defense ({known.defense}) and its strength" if is_defended(known) else ""
+    but = ", but for its loss" if known.loss == OTHER_LOSS else ""
     return (
         f"The attacker knows the network and its weights, one update of {samples} "
-        f"sample{'s' if samples > 1 else ''}, and how the client computed it{defended}; it knows no image and no label."
+        f"sample{'s' if samples > 1 else ''}, and how the client computed it{but}{defended}; "
+        "it knows no image and no label."
     )

@@ -18,6 +18,7 @@ from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
     OTHER_DEFENSE,
+    OTHER_LOSS,
     is_defended,
     parts_of_a_sum,
     sent_update,
@@ -51,6 +52,8 @@ _RECOGNISED = (
     "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
     "attacker, who has no truth and no certificate for them."
 )
+#: Why no label is claimed where the loss is another one.
+_NO_LABELS = "No label is claimed: the loss is stated to be no cross-entropy, and only of that do signs prove labels."
 
 
 def update(
@@ -91,7 +94,8 @@ def update(
         show: called as `show(phase, done, total, note)` around the checks and after every chunk of an attack.
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
-            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. The
+            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. For
+            the loss "other", which is any but cross-entropy, only what needs neither loss nor label is tried. The
             defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
             `noise_multiplier`; "none"; or "other" for one that no attacker knows.
 
@@ -133,20 +137,22 @@ def update(
         cause = "weights were rounded to 16 bits before they were sent or saved"
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
         return _inconsistent([found], model, threat)
+    loss_known = known.loss != OTHER_LOSS
     shown("checks", 0, 1, "")
     findings, head = checked_update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
-        precision=precision,
+        precision=precision, loss_known=loss_known,
     )  # fmt: skip
-    findings += check_known_images(share, variables, payload, checked, defended=is_defended(known), precision=precision)
+    inexact = is_defended(known) or not loss_known
+    findings += check_known_images(share, variables, payload, checked, defended=inexact, precision=precision)
     if failed(findings):
         return _inconsistent(findings, model, threat)
     identity = _identity(share, variables, payload, known, seed)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
-    case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense)
+    case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense, loss_known)
     answers, said = _attacked(case)
-    labels = Labels.none(model.num_classes) if head is None else _labels(case, head)
+    labels = _labels(case, head)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)
@@ -154,7 +160,7 @@ def update(
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
-    ended = any(answer.finished for answer in answers)
+    ended = loss_known and any(answer.finished for answer in answers)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
     if outcome == "not shown to leak" and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
@@ -164,8 +170,13 @@ def update(
     )
 
 
-def _labels(case: Case, head: Head) -> Labels:
+def _labels(case: Case, head: Head | None) -> Labels:
     """What the head's gradient proves, and what of the client's statements that grants."""
+    nothing = Labels.none(case.share.model.num_classes)
+    if not case.loss_known:
+        return nothing._replace(withheld=_NO_LABELS)
+    if head is None:
+        return nothing
     if case.defended:
         labels = defended_labels(head, case.samples, case.defense)
     else:

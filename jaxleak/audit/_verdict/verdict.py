@@ -28,15 +28,23 @@ _FLAT_BELOW = 0.02
 _ROUNDING = 1e-6
 #: Name of the answer that no label and no loss was needed for.
 ALONE = "inputs_alone"
+#: Name of the answer of peeling that no label and no loss was needed for.
+PEELED_ALONE = "peeling_alone"
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     "dense_inputs": "the inputs of a dense layer",
     ALONE: "the inputs of a dense layer, whatever the loss and the label",
     "peeling": "peeling",
+    PEELED_ALONE: "peeling, whatever the loss and the label",
     "fedleak": "FedLeak",
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
+}
+#: What of an answer that needs no loss is compared with the update.
+_COMPARED = {
+    ALONE: "that layer's gradient, as one sample gives it,",
+    PEELED_ALONE: "what the answer gives of that layer's inputs and of the gradient below it",
 }
 _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
 _UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
@@ -100,7 +108,8 @@ class Verdict(NamedTuple):
     """The answer of an audit.
 
     Attributes:
-        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack) or "inputs inconsistent".
+        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack, or none knows the loss) or
+            "inputs inconsistent".
         reasons: sentences.
         findings: what the checks found.
         answers: what the attacks found, in the order in which they ran.
@@ -222,7 +231,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
         f"{_listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the answer", "suspicious", evidence, cause, "--defense other")]
+    return [Finding("labels of the answer", "suspicious", evidence, cause, "--loss other, or --defense other")]
 
 
 def decide(
@@ -267,7 +276,7 @@ def decide(
         alone = "" if best.undetermined is None else ", no other image was found with this update"
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
-        whose = "that layer's gradient, as one sample gives it," if best.attack == ALONE else "the answer's gradient"
+        whose = _COMPARED.get(best.attack, "the answer's gradient")
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             "from the update."

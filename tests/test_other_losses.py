@@ -1,0 +1,133 @@
+"""Updates of a loss that is no cross-entropy: what needs neither the loss nor the label attacks one sample's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_updates import answer_of
+
+from jaxleak import audit, metrics, models
+from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict.verdict import ALONE, PEELED_ALONE
+
+FINDINGS = 5
+
+
+def _sent(model, images=1):
+    """Images (B, H, W, channels), the weights, and the gradient of a binary cross-entropy over several findings."""
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (images, *model.image_shape))
+    y = jax.random.bernoulli(jax.random.key(2), 0.4, (images, FINDINGS)).astype(jnp.float32)
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, x, mode="train").logits
+        return optax.sigmoid_binary_cross_entropy(logits, y).mean()
+
+    return np.asarray(x), variables, jax.jit(jax.grad(loss))(variables["params"])
+
+
+@pytest.fixture(scope="module")
+def dense():
+    model = models.mlp((8, 8, 1), FINDINGS, widths=(80, 16))
+    return model, *_sent(model)
+
+
+@pytest.fixture(scope="module")
+def convolutional():
+    model = models.convnet((8, 8, 1), FINDINGS, channels=(8,), strides=(1,))
+    return model, *_sent(model)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_dense_layer_on_pixels_leaks_the_image_whatever_the_loss_is(dense, sign):
+    model, x, variables, gradient = dense
+    sent = jax.tree.map(lambda g: sign * g, gradient)
+    assert audit.update(model, variables, sent, batch_size=1, minutes=1e-4).verdict == "inputs inconsistent"
+    verdict = audit.update(model, variables, sent, batch_size=1, loss="other", truth=(x, None))
+    assert verdict.headline == "leaks images"
+    assert [answer.attack for answer in verdict.answers] == [ALONE]
+    assert verdict.metrics["psnr"] > 60
+    assert verdict.best.y.tolist() == [-1]
+    assert verdict.reasons[-1].startswith("No label is claimed: the loss is stated to be no cross-entropy")
+    assert "but for its loss" in verdict.threat
+    found = {finding.name: finding.status for finding in verdict.findings}
+    assert "sums over classes" not in found
+    assert found["equations of the head and the network"] == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("images", "facts", "why"),
+    [
+        (2, {"batch_size": 2}, "It was not tried: 2 samples are behind it."),
+        (2, {"batch_size": 1}, "It does not apply: no dense layer has a bias"),  # whose gradient has another form
+        (1, {"batch_size": 1, "local_epochs": 2, "learning_rate": 1.0}, "It was not tried: the client took several"),
+        (1, {"batch_size": 1, "defense": "gaussian", "strength": 1e-9}, "It was not tried: the client defends"),
+    ],
+)
+def test_more_than_one_exact_gradient_is_not_attacked_and_that_is_said(dense, images, facts, why):
+    model = dense[0]
+    _, variables, gradient = _sent(model, images)
+    verdict = audit.update(model, variables, gradient, loss="other", **facts)
+    assert verdict.verdict == "not attacked"
+    assert not verdict.answers
+    assert "know cross-entropy alone" in verdict.reasons[0]
+    assert why in verdict.reasons[1]
+
+
+def test_the_update_of_another_loss_is_not_called_safe_where_peeling_certifies_nothing(convolutional, monkeypatch):
+    model, _, variables, gradient = convolutional
+    monkeypatch.setattr(stages, "_PEELED", 4)
+    verdict = audit.update(model, variables, gradient, batch_size=1, loss="other")
+    assert [answer.attack for answer in verdict.answers] == [PEELED_ALONE]
+    assert verdict.answers[0].finished
+    assert verdict.verdict == "not attacked"
+    assert any("know cross-entropy alone" in reason for reason in verdict.reasons)
+    assert any(reason.startswith("No image is certified") for reason in verdict.reasons)
+
+
+@pytest.mark.slow
+def test_peeling_finds_the_image_whatever_the_loss_is(convolutional, tmp_path):
+    model, x, variables, gradient = convolutional
+    options = {"batch_size": 1, "loss": "other", "out": tmp_path}
+    verdict = audit.update(model, variables, gradient, **options)
+    assert verdict.headline == "leaks images"
+    assert verdict.best.attack == PEELED_ALONE
+    assert "of that layer's inputs and of the gradient below it has a cosine distance" in verdict.reasons[0]
+    assert metrics.ssim(verdict.best.x, x)[0] > 0.95
+    assert audit.update(model, variables, gradient, **options).best.seconds == verdict.best.seconds  # it was kept
+
+
+@pytest.mark.parametrize("part", ["inputs", "below"])
+def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolutional, monkeypatch, part):
+    """The inputs are the longer part, beside which a gradient of other weights would not count."""
+    model, x, variables, gradient = convolutional
+    case = {}
+
+    def search(below, name, attack, observation, *, y):
+        case["seen"] = observation
+        return answer_of(name)._replace(x=x, y=y), 0.0
+
+    def off(tree, name):
+        return {**tree, name: -tree[name]}
+
+    of_one_sample = stages._of_one_sample
+
+    def changed(given):
+        peeled = of_one_sample(given)
+        (below,) = (name for name in peeled.observation.payload if "kernel" in name)
+        payload = off(peeled.observation.payload, stages.CUT if part == "inputs" else below)
+        return peeled._replace(observation=peeled.observation._replace(payload=payload))
+
+    monkeypatch.setattr(stages, "search", search)
+    right = audit.update(model, variables, gradient, batch_size=1, loss="other").best.cosine_distance
+    monkeypatch.setattr(stages, "_of_one_sample", changed)
+    wrong = audit.update(model, variables, gradient, batch_size=1, loss="other").best.cosine_distance
+    assert right < 1e-5
+    assert wrong > 1.0
+
+
+def test_a_loss_is_cross_entropy_or_another(dense):
+    model, _, variables, gradient = dense
+    with pytest.raises(ValueError, match="loss must be cross_entropy, or other for any other loss; got 'bce'"):
+        audit.update(model, variables, gradient, batch_size=1, loss="bce")
