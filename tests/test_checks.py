@@ -366,7 +366,7 @@ class TestHead:
         assert "several local steps" in labels_of(fewer, 7, local_steps=7).uncounted
 
     @pytest.mark.parametrize(
-        ("scale", "cause"), [(1.0, ""), (1.009, ""), (1.012, "1.012 times"), (0.988, "0.988 times"), (-2.0, "-2 times")]
+        ("scale", "cause"), [(1.0, ""), (1.0009, ""), (1.0012, "1.001 times"), (0.9988, "0.9988 times"), (-2.0, "-2 times")]
     )
     def test_one_sample_tells_the_scale(self, scale, cause):
         # Of a reversed gradient the smallest entry is another one than the label's.

@@ -95,6 +95,31 @@ def test_a_right_sign_of_few_samples_is_confirmed():
     assert not labels_of(mean(*next(batches(10, 4, False)))._replace(positive=False), 4).signed
 
 
+def _even(classes, odds, sign=1.0):
+    """One sample of class 0, whose softmax outputs are all alike but for these odds of class 1."""
+    features, _, kernel, _ = network(classes, 0, False)
+    bias = odds * np.eye(classes)[1]
+    return mean(features[:1], softmax(bias[None]), np.array([0]), 0 * kernel, bias, sign)._replace(positive=False)
+
+
+@pytest.mark.parametrize(("classes", "odds", "shown"), [(2, 0.0036, True), (2, 1e-5, False), (4, 1e-5, True)])
+def test_the_equations_of_one_sample_show_the_sign_where_they_fail_for_the_reverse(classes, odds, shown):
+    """Two classes leave no misfit, and near even odds the factor of the reverse is 1 but for rounding."""
+    right, turned = _even(classes, odds), _even(classes, odds, -1.0)
+    assert not failed(check_head(right, 1))
+    assert labels_of(right, 1).signed == shown
+    assert bool(failed(check_head(turned, 1))) == shown
+    assert not labels_of(turned, 1).signed
+    assert not labels_of(right, 1, local_steps=2).signed
+
+
+def test_a_reversed_sign_is_named_where_it_explains_the_factor_of_one_sample():
+    (wrong,) = failed(check_head(_even(2, 0.0036, -1.0), 1))
+    assert wrong.cause.startswith("the sign of the update is reversed; or the update is 1.004 times a gradient")
+    assert wrong.option.startswith("--kind difference --learning-rate 1, or ")
+    assert "the factor 1.004, not 1; with its sign reversed it is 1." in wrong.evidence
+
+
 @pytest.mark.parametrize("batch", [4, 8])
 def test_weights_of_classes_do_not_multiply_what_is_proven(batch):
     """The class of the first sample weighs a hundred times as much, in PyTorch's mean of a weighted cross-entropy."""

@@ -21,6 +21,8 @@ from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise
 _SUM_BELOW = 1e-3
 #: Relative misfit of the equations of one sample.
 _ONE_SAMPLE_BELOW = 2e-3
+#: Distance of the factor in the equations of one sample from 1; float32 leaves 2e-6, and products in TF32 5e-4.
+_FACTOR_BELOW = 1e-3
 _LABELS, _COUNTS, _ONE_SAMPLE = "labels in the batch", "whole numbers of labels", "one sample's equations"
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
@@ -245,30 +247,61 @@ def _predicted(head: Head) -> np.ndarray | None:
 def _one_sample(head: Head) -> Finding:
     """The features of one sample are dW db / |db|^2; the head's weights turn them into the softmax that db contains."""
     name = _ONE_SAMPLE
-    db, p = head.bias_gradient, _predicted(head)
-    if db is None or p is None:
+    fit = _fit_of_one_sample(head)
+    if fit is None:
         return Finding(name, "not applicable", _NO_BIAS_GRADIENT)
-    label = int(np.argmin(db))
-    expected = p - np.eye(len(db))[label]
-    scale = float(db @ expected / (expected @ expected))
-    misfit = float(np.linalg.norm(db - scale * expected) / np.sqrt(db @ db))
+    misfit, scale = fit
     evidence = (
         f"The features behind one sample's gradient predict the head's bias gradient to {misfit:.1e} (relative), with "
         f"the factor {scale:.4g}"
     )
-    # The equations divide by what was rounded, and the head's weights multiply the error.
-    rounding = 10 * head.rounding + head.of_softmax
+    rounding = _rounding_of_one_sample(head)
     if misfit > _ONE_SAMPLE_BELOW + rounding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
         )
-        return Finding(
-            name, "failed", evidence + ".", cause, "--weights, --batch-size, --loss other, or --defense other"
-        )
-    if abs(scale - 1) > 0.01 + rounding:
+        option = "--weights, --batch-size, --loss other, or --defense other"
+        return Finding(name, "failed", evidence + ".", cause, option)
+    if abs(scale - 1) > _FACTOR_BELOW + rounding:
         cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
-        return Finding(name, "failed", evidence + ", not 1.", cause, "--learning-rate, --local-steps, --defense")
+        option, evidence = "--learning-rate, --local-steps, --defense", f"{evidence}, not 1"
+        backwards = _fit_of_one_sample(head, -1)
+        # Two classes leave no misfit in either sign, and then the factor alone tells which one is right.
+        if backwards is not None and _fits(backwards, rounding):
+            cause, option = f"{_REVERSED}; or {cause}", f"{_TURN}, or {option}"
+            evidence += f"; with its sign reversed it is {backwards[1]:.4g}"
+        return Finding(name, "failed", evidence + ".", cause, option)
     return Finding(name, "passed", evidence + ".")
+
+
+def shows_sign(head: Head) -> bool:
+    """Whether the equations of one sample hold, and do not hold with the sign of the gradient reversed."""
+    here, backwards = (_fit_of_one_sample(head, sign) for sign in (1, -1))
+    rounding = _rounding_of_one_sample(head)
+    return here is not None and _fits(here, rounding) and (backwards is None or not _fits(backwards, rounding))
+
+
+def _fits(fit: tuple[float, float], rounding: float) -> bool:
+    misfit, scale = fit
+    return misfit <= _ONE_SAMPLE_BELOW + rounding and abs(scale - 1) <= _FACTOR_BELOW + rounding
+
+
+def _rounding_of_one_sample(head: Head) -> float:
+    """What rounding leaves: the equations divide by what was rounded, and the head's weights multiply the error."""
+    return 10 * head.rounding + head.of_softmax
+
+
+def _fit_of_one_sample(head: Head, sign: int = 1) -> tuple[float, float] | None:
+    """The relative misfit of the bias gradient, or of its reverse, and the factor to what its features predict."""
+    p = _predicted(head)
+    if head.bias_gradient is None or p is None:
+        return None
+    db = sign * head.bias_gradient
+    expected = p - np.eye(len(db))[int(np.argmin(db))]
+    if not (square := float(expected @ expected)):
+        return None
+    scale = float(db @ expected) / square
+    return float(np.linalg.norm(db - scale * expected) / np.linalg.norm(db)), scale
 
 
 def check_counts(head: Head, samples: int) -> Finding:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxleak.audit._checks.defended import certain
-from jaxleak.audit._checks.equations import check_counts, many, reversed_fits
+from jaxleak.audit._checks.equations import check_counts, many, reversed_fits, shows_sign
 from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
 from jaxleak.defenses import Defense
 
@@ -51,6 +51,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     gradient is a lower bound that nobody has to state. It also grows with the update's scale. Where nothing confirms
     that, or where a sample may be in several local steps, every class that is in the batch counts once. Nothing is
     proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label counts.
+    The equations of one sample show its sign where they fail for the other one.
     Counts after several steps say nothing of either, since the softmax outputs of later steps are those of other
     weights. The proof needs none of them: the gradients of all steps have positive weights in the update.
 
@@ -65,7 +66,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     doubted = samples > 1 and local_steps == 1 and check_counts(head, samples).status == "suspicious"
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
         return Labels.none(head.kernel.shape[1])
-    signed = positive > negative
+    signed = positive > negative or (samples == 1 and local_steps == 1 and shows_sign(head))
     sure, seen = _present(head)
     unconfirmed = samples > 1 and (doubted or many(head, samples))
     if unconfirmed or local_steps > 1:
