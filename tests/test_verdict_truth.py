@@ -54,6 +54,9 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         ((x, [0, 5]), "truth must hold 2 labels in"),
         ((x, [-1, 0]), "truth must hold 2 labels in"),
         ((x, np.eye(5)[:2]), r"truth must hold 2 labels .* got shape \(2, 5\): one-hot\? take the argmax"),
+        ((x, np.ones((2, 5))), "got shape .*: labels of several classes per image cannot be scored; give x alone"),
+        ((x, np.zeros((2, 5))), "cannot be scored; give x alone"),  # no finding at all
+        ((x, np.full((2, 5), 0.2)), "cannot be scored; give x alone"),
         ((x, [0.5, 1.0]), "whole numbers"),
         ((x, [np.nan, 1.0]), "whole numbers"),
         ((x, ["0", "1"]), "whole numbers"),

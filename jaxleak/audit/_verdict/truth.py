@@ -7,6 +7,8 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak.audit._verdict.verdict import Answer
 
+_MULTI_LABEL = "labels of several classes per image cannot be scored; give x alone, without y"
+
 
 def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ...], classes: int) -> Any:
     """Images (B, H, W, channels) in [0, 1] and labels (B,) or None.
@@ -35,7 +37,10 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
 def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
     wanted = f"truth must hold {images} labels in [0, {classes})"
     if y.shape != (images,):
-        remedy = ": one-hot? take the argmax" if y.ndim == 2 and y.shape[1] > 1 else ""
+        remedy = ""
+        if y.ndim == 2 and y.shape[1] > 1:
+            one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+            remedy = ": one-hot? take the argmax" if one_hot else f": {_MULTI_LABEL}"
         raise ValueError(f"{wanted}, got shape {y.shape}{remedy}")
     if y.dtype.kind not in "iuf" or not (y == np.floor(y)).all():
         raise ValueError(f"{wanted} that are whole numbers, got {y}")
