@@ -173,6 +173,10 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
     assert "agreement" not in _numbers("leaks", Labels.none(10), far, None)[0]
     assert "SSIM of 0.90" in _told(near)
     assert "SSIM" not in _told(far)
+    assert "cut short" not in _told(near)
+    cut = _told(near._replace(finished=False, iterations=50))
+    assert "cut short by the budget after 50 iterations" in cut
+    assert "SSIM of 0.90, which certifies nothing before the search has ended." in cut
 
 
 @pytest.mark.parametrize(

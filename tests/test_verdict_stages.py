@@ -24,6 +24,8 @@ def test_what_certifies_an_image():
     for fields in ({"solved": True}, SURE):
         assert not answer_of(distance=2e-2, **fields).shown.any()  # the gradient is another one
     assert answer_of(distance=2e-2, **SURE).counted_agreement is None
+    assert not answer_of(finished=False, **SURE).shown.any()  # more time might part the starts again
+    assert answer_of(finished=False, solved=True).shown.all()
 
 
 def test_the_best_answer_has_the_most_certified_images_and_then_the_least_misfit():

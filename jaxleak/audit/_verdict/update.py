@@ -245,8 +245,10 @@ def _told(answer: Answer) -> str:
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
             "that the starts may agree on what the prior prefers"
         )
+    if counted is not None and not answer.finished:
+        agreement += ", which certifies nothing before the search has ended"
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
-    ended = "" if answer.finished else f", ended by the budget after {answer.iterations} iterations"
+    ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
     return (
         f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
         f"distance is {answer.cosine_distance:.2g}{agreement}."

@@ -96,8 +96,11 @@ class Answer(NamedTuple):
 
     @property
     def agree(self) -> np.ndarray:
-        """(B,) bool: images that two independent starts found, which the prior alone may have made alike."""
-        if self.agreement is None:
+        """(B,) bool: images that two independent starts found, which the prior alone may have made alike.
+
+        None of a search that the budget cut short: starts are smoothed alike, and may part again before the end.
+        """
+        if self.agreement is None or not self.finished:
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
         flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
