@@ -79,7 +79,10 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert outcome == "not shown to leak"
     assert any("Warning" in reason and "weights of another round" in reason for reason in reasons)
     assert any("not tried" in reason for reason in reasons)
-    assert [finding.name for finding in unexplained(None)] == ["gradient explained"]
+    (warning,) = unexplained(None)
+    assert warning.name == "gradient explained"
+    assert "images that were normalised in another way" in warning.cause
+    assert warning.option == "--truth of a known batch, --mean, --std, --minutes"
     without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
     assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
     assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]

@@ -47,7 +47,10 @@ _COMPARED = {
     PEELED_ALONE: "what the answer gives of that layer's inputs and of the gradient below it",
 }
 _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
-_UNSEEN = "weights of another round, another batch size, mode, layout or loss, momentum, dropout, or a defense"
+_UNSEEN = (
+    "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
+    "momentum, dropout, or a defense"
+)
 
 
 def called(attack: str) -> str:
@@ -174,7 +177,8 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
                 f"update; below {MATCHED_BELOW} it would explain the update."
             )
         cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
-        return [Finding("gradient explained", "suspicious", evidence, cause, "--truth of a known batch, --minutes")]
+        option = "--truth of a known batch, --mean, --std, --minutes"
+        return [Finding("gradient explained", "suspicious", evidence, cause, option)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
         evidence = "This network has no symmetries, so that no check could tell mistaken weights from the right ones."
