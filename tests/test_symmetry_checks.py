@@ -86,17 +86,28 @@ def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, cou
         ("train", ["a", "b"], 0.9e-4, "passed"),
         ("train", ["a", "b"], 1.1e-4, "failed"),
         ("train", [], 1.0, "not applicable"),
-        ("eval", ["a"], 1.0, "not applicable"),
+        ("eval", ["a", "b"], 0.9e-5, "failed"),
+        ("eval", ["a", "b"], 1.1e-5, "passed"),
+        ("eval", ["a", "b"], 0.0, "passed"),  # it was not recorded
+        ("eval", [], 1.0, "not applicable"),
     ],
 )
 def test_leaves_that_vanish_tell_the_mode(monkeypatch, mode, nothing, share, status):
-    sizes = {name: (0.0, 0.0 if name in nothing else 1.0) for name in "abc"}
+    sizes = {name: (0.0, 0.0) if name in nothing and mode == "train" else (1.1e-4, 1.0) for name in "abc"}
     known = laws.Laws(SimpleNamespace(batch_norm=mode), (), np.zeros((0, 0)), np.zeros(0), sizes)
     monkeypatch.setattr(symmetry, "shares_of_norm", lambda _: {"a": 0.0, "b": share, "c": 0.9})
-    finding = symmetry._mode(known, None)
+    finding = symmetry._mode(known, None, nothing)
     assert finding.status == status
-    assert finding.option == ("--batch-norm eval" if status == "failed" else "")
-    assert not nothing or mode == "eval" or finding.evidence.startswith("b has ")
+    other = "eval" if mode == "train" else "train"
+    assert finding.option == (f"--batch-norm {other}" if status == "failed" else "")
+    assert not nothing or not share or finding.evidence.startswith("b has ")
+
+
+def test_leaves_that_vanish_by_running_statistics_too_do_not_tell_the_mode(monkeypatch):
+    sizes = {"a": (0.9e-4, 1.0), "b": (0.5, 1.0)}
+    known = laws.Laws(SimpleNamespace(batch_norm="eval"), (), np.zeros((0, 0)), np.zeros(0), sizes)
+    monkeypatch.setattr(symmetry, "shares_of_norm", lambda _: {"a": 1e-7, "b": 1.0})
+    assert symmetry._mode(known, None, ["a"]).status == "not applicable"
 
 
 @pytest.mark.parametrize("decay", [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 3.3e-3, -3.3e-3, None])

@@ -28,6 +28,8 @@ _LEAST_TOLERANCE = 3e-6
 #: A law tells something only if weights of another draw break it by this multiple of its tolerance.
 _TELLING = 3.0
 _SIMULATED = 3
+#: Share of the norm below which a leaf's gradient is rounding.
+VANISHING_BELOW = 1e-5
 _PAIR = 2
 _MORE_ROWS = 8
 _SMALLEST_AXIS = 4
@@ -72,14 +74,20 @@ def find_laws(
     _, values, right = np.linalg.svd(slopes)
     combinations = right[values <= _NULL_BELOW * values[0]].T
     samples = batch_size * share.local_steps * share.clients
-    gradients = [precision.rounded(_simulated(share, variables, samples, k), variables["params"]) for k in keys]
+    gradients = _clients(share, variables, samples, keys, precision)
     others = _simulated(share, _other_weights(variables, other_key), samples, keys[0])
     violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
     tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)
     telling = _violations(directions, combinations, variables, others) > _TELLING * tolerances
-    shares = [_shares_of_norm(g) for g in gradients]
-    sizes = {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
-    return Laws(share, directions, combinations[:, telling], tolerances[telling], sizes)
+    return Laws(share, directions, combinations[:, telling], tolerances[telling], _sizes(gradients))
+
+
+def find_sizes(
+    share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
+) -> dict[str, tuple[float, float]]:
+    """The `Laws.sizes` of a client, without its laws; the arguments are those of `find_laws`."""
+    samples, keys = batch_size * share.local_steps * share.clients, jax.random.split(key, _SIMULATED)
+    return _sizes(_clients(share, variables, samples, keys, precision))
 
 
 def against(laws: Laws, variables: PyTree, payload: PyTree) -> Broken:
@@ -90,9 +98,9 @@ def against(laws: Laws, variables: PyTree, payload: PyTree) -> Broken:
     return Broken(len(ratios), float(ratios.max()), ratios)
 
 
-def vanishing(laws: Laws) -> list[str]:
-    """Leaves whose gradient is zero in theory, such as a bias in front of batch statistics."""
-    return [name for name, (_, largest) in laws.sizes.items() if largest < 1e-5]
+def vanishing(sizes: dict[str, tuple[float, float]]) -> list[str]:
+    """Leaves whose gradient is zero in theory, such as a bias in front of batch statistics; `sizes` as in `Laws`."""
+    return [name for name, (_, largest) in sizes.items() if largest < VANISHING_BELOW]
 
 
 def shares_of_norm(payload: PyTree) -> dict[str, float]:
@@ -170,6 +178,16 @@ def _violations(
         norms[k] = np.linalg.norm(gradient)
     total = np.sqrt((combinations**2).T @ norms**2)
     return np.abs(combinations.T @ along) / np.maximum(total, 1e-30)
+
+
+def _clients(share: ClientShare, variables: PyTree, samples: int, keys: Any, precision: Precision) -> list[PyTree]:
+    """What simulated clients send, one for each key."""
+    return [precision.rounded(_simulated(share, variables, samples, key), variables["params"]) for key in keys]
+
+
+def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
+    shares = [_shares_of_norm(gradient) for gradient in gradients]
+    return {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
 
 
 def _shares_of_norm(payload: PyTree) -> dict[str, float]:

@@ -10,7 +10,15 @@ import numpy as np
 from jaxleak._base import BatchNormMode, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.finding import Finding, Status
-from jaxleak.audit._checks.laws import Laws, against, find_laws, shares_of_norm, vanishing
+from jaxleak.audit._checks.laws import (
+    VANISHING_BELOW,
+    Laws,
+    against,
+    find_laws,
+    find_sizes,
+    shares_of_norm,
+    vanishing,
+)
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.protocols import ClientShare
 
@@ -43,7 +51,12 @@ def check_symmetries(
     """
     laws = find_laws(share, variables, batch_size, key, precision)
     broken = against(laws, variables, payload)
-    mode = _mode(laws, payload) if share.model.has_running_statistics else None
+    mode = None
+    if share.model.has_running_statistics:
+        trained = laws.sizes
+        if share.batch_norm == "eval":
+            trained = find_sizes(share.in_mode("train"), variables, batch_size, key, precision)
+        mode = _mode(laws, payload, vanishing(trained))
     if mode is not None and mode.status == "failed":
         return [mode]
     found = [] if mode is None else [mode]
@@ -63,17 +76,32 @@ def check_symmetries(
     return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, option)]
 
 
-def _mode(laws: Laws, payload: PyTree) -> Finding:
-    """Leaves that vanish in one mode of batch normalisation and not in the other."""
+def _mode(laws: Laws, payload: PyTree, nothing: list[str]) -> Finding:
+    """Whether the leaves that vanish in front of batch statistics are large, or no more than rounding.
+
+    Args:
+        laws: of the client in the mode that is stated.
+        payload: the update.
+        nothing: leaves that vanish in training mode.
+    """
     name, share = "mode of batch normalisation", laws.share
     shares = shares_of_norm(payload)
-    nothing = vanishing(laws)
     if share.batch_norm == "train" and nothing:
         largest, leaf = max((shares[leaf], leaf) for leaf in nothing)
         evidence = f"{leaf} has {largest:.1e} of the gradient's norm, and none in theory in front of batch statistics"
         if largest > _VANISHES_BELOW:
             cause = "the client normalised by running statistics, or layers are exchanged"
             return Finding(name, "failed", evidence + ".", cause, "--batch-norm eval")
+        return Finding(name, "passed", evidence + ".")
+    telling = [leaf for leaf in nothing if laws.sizes[leaf][0] > _VANISHES_BELOW]
+    if share.batch_norm == "eval" and telling:
+        largest, leaf = max((shares[leaf], leaf) for leaf in telling)
+        evidence = f"{leaf} has {largest:.1e} of the gradient's norm; by running statistics, simulated clients have "
+        evidence += f"{laws.sizes[leaf][0]:.1e} and more"
+        # A leaf of zeros was not recorded, or nothing reaches it; rounding leaves more than that.
+        if 0 < largest < VANISHING_BELOW:
+            cause = "the client normalised by batch statistics, in front of which this gradient is zero"
+            return Finding(name, "failed", evidence + ".", cause, "--batch-norm train")
         return Finding(name, "passed", evidence + ".")
     return Finding(name, "not applicable", "No leaf's gradient vanishes in this mode alone.")
 
