@@ -411,6 +411,26 @@ class TestHead:
         nothing = self.of_batch([1])._replace(bias_gradient=np.zeros(4))
         assert equations._one_sample(nothing).status == equations.check_counts(nothing, 2).status == "not applicable"
 
+    @pytest.mark.parametrize(
+        ("outside", "samples", "status"),
+        [(0.9, 8, "not applicable"), (1.1, 8, "suspicious"), (3.9, 32, "not applicable"), (4.1, 32, "suspicious")],
+    )
+    @pytest.mark.parametrize("below", [True, False])
+    def test_counts_of_many_samples_tell_nothing_unless_they_are_impossible(self, outside, samples, status, below):
+        least = -outside if below else samples + outside
+        found = equations._range_of_counts(np.array([least, samples - least, 0.0, 0.0]), samples)
+        assert found.status == status
+        assert (found.option.startswith("--reduction sum")) == (status == "suspicious")
+        assert "whole numbers" in found.evidence
+
+    def test_a_sum_over_many_samples_is_suspicious_and_its_mean_is_not_called_right(self):
+        features, labels = np.full(6, 0.4), [0] * 6 + [1] * 2
+        p = np.asarray(jax.nn.softmax(features @ self.KERNEL))
+        slope = p - np.bincount(labels, minlength=4) / 8
+        for times, status in ((1, "not applicable"), (8, "suspicious")):
+            of_eight = head.Head(times * np.outer(features, slope), times * slope, self.KERNEL, None)
+            assert equations.check_counts(of_eight, 8).status == status
+
     def test_counts_are_whole_numbers(self):
         """Equal features make the equation exact."""
         features, labels = np.full(6, 0.4), [0, 0, 2]
@@ -426,7 +446,7 @@ class TestHead:
         assert (turned.status, turned.cause) == ("suspicious", "the sign of the update is reversed")
         assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
         # Of twice as many samples as classes, mean features say too little.
-        assert equations.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "passed"
+        assert equations.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "not applicable"
 
     def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
         """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""

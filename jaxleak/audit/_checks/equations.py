@@ -24,6 +24,8 @@ _ONE_SAMPLE_BELOW = 2e-3
 #: Distance of the factor in the equations of one sample from 1; float32 leaves 2e-6, and products in TF32 5e-4.
 _FACTOR_BELOW = 1e-3
 _LABELS, _COUNTS, _ONE_SAMPLE = "labels in the batch", "whole numbers of labels", "one sample's equations"
+#: How far outside of 0 to n the label counts of n samples may be, over n, and 1 in any case; right ones were 0.025.
+_OUTSIDE = 0.125
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 _REVERSED = "the sign of the update is reversed"
 #: How often noise as large as is stated is taken for smaller noise.
@@ -311,10 +313,12 @@ def check_counts(head: Head, samples: int) -> Finding:
     if db is None or p is None:
         return Finding(name, "not applicable", _NO_BIAS_GRADIENT)
 
+    if many(head, samples):
+        return _range_of_counts(samples * (p - db), samples)
     error = functools.partial(_counts_error, p, samples)
     here, backwards = error(db), error(-db)
     evidence = f"The bias gradient and the mean features give label counts that are {here:.2f} from whole numbers"
-    if here < 0.35 or many(head, samples):
+    if here < 0.35:
         return Finding(name, "passed", evidence + ".")
     if backwards < 0.15:
         evidence += f"; with its sign reversed they are {backwards:.2f} from whole numbers"
@@ -328,6 +332,24 @@ def check_counts(head: Head, samples: int) -> Finding:
     if backwards < here:
         cause = f"a reversed sign, {cause}"
     return Finding(name, "suspicious", evidence + ".", cause, "--learning-rate, --local-steps, --batch-size, --weights")
+
+
+def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
+    """Of many samples the counts are no whole numbers, and lie between 0 and n but for what the mean features leave."""
+    evidence = (
+        f"{samples} samples are too many for the mean features to give whole numbers. The label counts that they give "
+        f"with the bias gradient are {counts.min():.2f} to {counts.max():.2f}"
+    )
+    margin = max(1.0, _OUTSIDE * samples)
+    if -margin <= counts.min() and counts.max() <= samples + margin:
+        return Finding(_COUNTS, "not applicable", evidence + ".")
+    evidence += f", far outside of 0 to {samples}."
+    cause = (
+        "the loss is a sum over the batch, a wrong learning rate, number of steps or batch size, a reversed sign, "
+        "momentum, or other weights"
+    )
+    option = "--reduction sum, --learning-rate, --local-steps, --batch-size, --weights"
+    return Finding(_COUNTS, "suspicious", evidence, cause, option)
 
 
 def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:
