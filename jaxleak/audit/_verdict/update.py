@@ -1,5 +1,6 @@
 """From somebody's update to a verdict."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from jaxleak.audit._verdict.stated import (
     threat_of,
     trained_part,
 )
+from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
@@ -138,6 +140,7 @@ def update(
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
         return _inconsistent([found], model, threat)
     loss_known = known.loss != OTHER_LOSS
+    watch = Stopwatch()
     shown("checks", 0, 1, "")
     findings, head = checked_update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
@@ -147,11 +150,14 @@ def update(
     findings += check_known_images(share, variables, payload, checked, defended=inexact, precision=precision)
     if failed(findings):
         return _inconsistent(findings, model, threat)
+    of_checks = watch.spent
     identity = _identity(share, variables, payload, known, seed)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense, loss_known)
     answers, said = _attacked(case)
+    if store.left <= 0 and not any(answer.finished for answer in answers):
+        said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     labels = _labels(case, head)
     best = best_of(answers)
     if other := contradicted(best, labels):
@@ -228,6 +234,23 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
         said.append("The time was spent; a longer --minutes goes on from here.")
     case.store.note()
     return answers, said
+
+
+def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: float) -> str:
+    """Why there was no time for an attack: what the checks took of it, and how many minutes would be enough.
+
+    Args:
+        minutes: budget of all sittings.
+        spent: seconds of it that are spent, in all sittings.
+        seconds: those of the checks.
+        compiling: those of them in which programs were compiled.
+    """
+    # A search compiles for about as long as the checks do, and then has to run.
+    enough = max(math.ceil(3 * spent / 60), math.floor(minutes) + 1)
+    return (
+        f"The checks took {seconds:.0f} s, {compiling:.0f} of them compiling, and --minutes {minutes:g} is "
+        f"{60 * minutes:.0f} s: --minutes {enough} would leave {60 * enough - spent:.0f} s for an attack."
+    )
 
 
 def _inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Verdict:
