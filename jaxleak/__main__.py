@@ -78,7 +78,9 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
         help="a built-in model's name, or FILE.py:NAME of a model, a module or a function"
         + ("" if weights else "; without it, the built-in models are listed"),
     )
-    options.add_argument("--classes", type=int, default=10, metavar="C", help="number of classes (default 10)")
+    options.add_argument(
+        "--classes", type=int, default=10, metavar="C", help="number of classes (default 10); 2 for one logit"
+    )
     options.add_argument(
         "--image",
         type=int,

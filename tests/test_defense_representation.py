@@ -12,7 +12,7 @@ from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
-from jaxleak.models import BatchNorm, classifier
+from jaxleak.models import BatchNorm, classifier, from_function
 from jaxleak.objectives import cross_entropy
 
 KEY = jax.random.key(0)
@@ -308,3 +308,33 @@ class TestFeatureDropout:
     def test_labels_are_needed(self):
         with pytest.raises(ValueError, match="keyword y"):
             feature_dropout(0.5).apply(KEY, PAYLOAD, model=MODEL, variables=VARIABLES, x=X)
+
+
+def _twins():
+    """A network of one logit, and the same with the columns (0, w) of two classes."""
+
+    def hidden(p, x):
+        return jnp.maximum(x.reshape(len(x), -1) @ p["first"], 0)
+
+    keys = jax.random.split(jax.random.key(3), 3)
+    first, w, b = (jax.random.normal(k, s) for k, s in zip(keys, ((16, 6), (6, 1), (1,)), strict=True))
+    for kernel, bias in ((w, b), (jnp.hstack([0 * w, w]), jnp.hstack([0 * b, b]))):
+        params = {"first": first, "w": kernel, "b": bias}
+        yield from_function(
+            lambda v, x: hidden(v["params"], x) @ v["params"]["w"] + v["params"]["b"],
+            {"params": params},
+            image_shape=(4, 4, 1),
+        )
+
+
+@pytest.mark.parametrize("defense", [soteria(0.5), feature_dropout(0.3)])
+def test_a_network_of_one_logit_is_defended_as_its_twin_of_two(defense):
+    x, y = jax.random.uniform(jax.random.key(0), (2, 4, 4, 1)), jnp.array([1, 0])
+    sent = []
+    for model, variables in _twins():
+        gradient = jax.grad(lambda p, m=model: cross_entropy(m.apply({"params": p}, x).logits, y))(variables["params"])
+        sent.append(defense.apply(KEY, gradient, model=model, variables=variables, x=x, y=y))
+    one, two = sent
+    assert (one["w"].shape, one["b"].shape) == ((6, 1), (1,))
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name][..., 1:] if name != "first" else two[name], atol=1e-6)

@@ -85,3 +85,11 @@ def test_dropout_of_equinox_is_refused_where_it_acts():
     module, state = eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25)
     module = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.25, inference=True))
     models.from_equinox(module, state, image_shape=IMAGE)
+
+
+def test_a_module_of_equinox_may_give_one_number():
+    module = eqx.nn.Sequential([eqx.nn.Lambda(jax.numpy.ravel), eqx.nn.Linear(192, "scalar", key=jax.random.key(0))])
+    model, variables = models.from_equinox(module, image_shape=IMAGE)
+    logits = model.apply(variables, X).logits
+    np.testing.assert_allclose(logits[:, 1], jax.vmap(module)(X.transpose(0, 3, 1, 2)), atol=1e-5)
+    assert (model.num_classes, model.one_logit, model.head) == (2, True, "layers/1")

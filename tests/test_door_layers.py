@@ -2,12 +2,13 @@
 
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import models
+from jaxleak import models, objectives
 
 SHARPNESS = 2.0
 
@@ -417,13 +418,19 @@ def test_two_classes_are_enough_and_one_is_not():
         return models.from_function(lambda v, x: flat(x) @ v["params"]["w"], weights, image_shape=(5, 4, 4), **options)
 
     assert made(2)[0].num_classes == made(2, num_classes=2)[0].num_classes == 2
-    with pytest.raises(ValueError, match=r"C >= 2 in mode 'eval', got \(2, 1\) for 2 images; .* logits \(0, z\)"):
-        made(1)
+    with pytest.raises(ValueError, match=r"must be that of the network, 2, since its one logit z is .*, got 10"):
+        made(1, num_classes=10)
+    with pytest.raises(ValueError, match="head must be a dense layer with 1 output \\(w\\), got 'v'"):
+        made(1, head="v")
+    with pytest.raises(ValueError, match=r"got 1: a network with one logit z has the two classes 0 and 1"):
+        made(1, num_classes=1)
     for change, shape in (
         (lambda z: jnp.concatenate([z, z]), (4, 3)),
         (lambda z: z[None], (1, 2, 3)),
         (lambda z: z.T, (3, 2)),
         (lambda z: z[:, :, None], (2, 3, 1)),
+        (lambda z: z[0], (3,)),
+        (lambda z: z[:, 0] > 0, (2,)),
     ):
         with pytest.raises(ValueError, match=re.escape(f"got {shape} for 2 images")):
             models.from_function(lambda v, x, c=change: c(flat(x)[:, :3]), {"params": {}}, image_shape=(5, 4, 4))
@@ -438,3 +445,96 @@ def test_two_classes_are_enough_and_one_is_not():
             model.apply(variables, jnp.zeros(shape))
     with pytest.raises(ValueError, match="height"):
         models.from_function(lambda v, x: x, {"params": {}}, image_shape=(0, 4, 4))
+
+
+def _tanh(p, x):
+    return jnp.tanh(flat(x) @ p["first"])
+
+
+#: Networks of one logit: shapes of the head's kernel and bias, and what is made of the logit.
+ONE_LOGIT = {
+    "column": ((7, 1), (1,), lambda p, x: _tanh(p, x) @ p["w"] + p["b"]),
+    "row": ((1, 7), (1,), lambda p, x: (_tanh(p, x) @ p["w"].T + p["b"])[:, 0]),
+    "vector": ((7,), (), lambda p, x: _tanh(p, x) @ p["w"] + p["b"]),
+    "squeezed": ((7, 1), (1, 1), lambda p, x: jnp.squeeze(_tanh(p, x) @ p["w"] + p["b"])),
+}
+
+
+@pytest.mark.parametrize("name", ONE_LOGIT)
+def test_one_logit_stands_as_two_of_which_the_first_is_zero(name):
+    kernel, bias, network = ONE_LOGIT[name]
+    weights = {"first": draw(1, 80, 7), "w": draw(2, *kernel), "b": draw(3, *bias)}
+    x, y = jax.random.uniform(jax.random.key(4), (3, 5, 4, 4)), jnp.array([1, 0, 1])
+    model, variables = models.from_function(
+        lambda v, x: network(v["params"], x), {"params": weights}, image_shape=(5, 4, 4)
+    )
+    assert (model.num_classes, model.one_logit, model.head_names, model.bias_of("w")) == (2, True, ("w", "b"), "b")
+    assert model.notes == ("its one logit z is read as the two logits (0, z) of the classes 0 and 1",)
+    for n in (1, 3):  # one image, whose squeezed logit has no axis
+        out = model.apply(variables, x[:n])
+        np.testing.assert_array_equal(out.logits[:, 0], np.zeros(n))
+        np.testing.assert_allclose(out.logits[:, 1], network(weights, x[:n]).reshape(n), rtol=1e-5)
+    head = model.head_of(weights, gradient=False)
+    np.testing.assert_array_equal(head.kernel, np.stack([np.zeros(7), np.ravel(weights["w"])], axis=1))
+    np.testing.assert_allclose(out.logits, out.features @ head.kernel + head.bias, rtol=1e-4, atol=1e-5)
+
+    def binary(p):  # the owner's loss, without two logits
+        z = network(p, x).reshape(3)
+        return jnp.mean(jax.nn.softplus(z) - y * z)
+
+    def of_two(layer):
+        return objectives.cross_entropy(out.features @ layer.kernel + layer.bias, y)
+
+    gradient = jax.grad(binary)(weights)
+    found, wanted = model.head_of(gradient, gradient=True), jax.grad(of_two)(head)
+    np.testing.assert_allclose(found.kernel, wanted.kernel, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.bias, wanted.bias, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ONE_LOGIT)
+def test_two_columns_are_written_back_as_the_one_of_the_owner(name):
+    kernel, bias, network = ONE_LOGIT[name]
+    weights = {"first": draw(1, 80, 7), "w": draw(2, *kernel), "b": draw(3, *bias)}
+    model, _ = models.from_function(lambda v, x: network(v["params"], x), {"params": weights}, image_shape=(5, 4, 4))
+    for of_gradient in (False, True):
+        head = model.head_of(weights, gradient=of_gradient)
+        back = model.with_head(weights, head, gradient=of_gradient)
+        jax.tree.map(np.testing.assert_array_equal, back, weights)
+        doubled = model.with_head(weights, head._replace(kernel=2 * head.kernel, bias=None), gradient=of_gradient)
+        np.testing.assert_array_equal(doubled["w"], 2 * weights["w"])
+        np.testing.assert_array_equal(doubled["b"], weights["b"])
+    moved = model.with_head(weights, head._replace(kernel=jnp.stack([jnp.ones(7), jnp.zeros(7)], 1)), gradient=False)
+    np.testing.assert_array_equal(moved["w"], -jnp.ones(kernel))  # the logits (f, 0) are (0, -f) but for a constant
+    for read in (model.head_of, lambda tree: model.with_head(tree, head)):
+        with pytest.raises(ValueError, match=r"one logit, .* say gradient=False or gradient=True"):
+            read(weights)
+
+
+def test_what_is_no_logit_alone_is_refused():
+    weights = {"params": {"w": draw(1, 80, 1), "two": draw(2, 80, 2)}}
+
+    def made(network, **options):
+        return models.from_function(network, weights, image_shape=(5, 4, 4), **options)
+
+    def one(v, x):
+        return flat(x) @ v["params"]["w"]
+
+    def two(v, x):
+        return flat(x) @ v["params"]["two"]
+
+    for probability in (lambda v, x: jax.nn.sigmoid(one(v, x)), lambda v, x: jnp.squeeze(jax.nn.sigmoid(one(v, x)), 1)):
+        with pytest.raises(ValueError, match="ends in a sigmoid in mode 'eval', and must give the logit"):
+            made(probability)
+    with pytest.raises(ValueError, match=r"got \(2,\) whatever B is"):  # the two logits of the first image
+        made(lambda v, x: two(v, x)[0])
+    with pytest.raises(ValueError, match=r"one logit for each image.* in every mode"):
+        made(one, train_apply=two)
+    gated = made(lambda v, x: jax.nn.sigmoid(flat(x) @ v["params"]["two"])[:, :1] * 2 - 1)[0]
+    assert gated.one_logit
+
+
+def test_a_module_of_linen_may_have_one_logit():
+    model = models.classifier(nn.Sequential([flat, nn.Dense(4), nn.tanh, nn.Dense(1)]), image_shape=(2, 2, 1))
+    variables = model.init(jax.random.key(0))
+    assert (model.num_classes, model.head_of(variables["params"], gradient=False).kernel.shape) == (2, (4, 2))
+    assert model.apply(variables, jnp.ones((3, 2, 2, 1))).logits.shape == (3, 2)

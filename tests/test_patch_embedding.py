@@ -9,6 +9,7 @@ import reference
 from jaxleak import attacks, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks._inversion import patch_embedding
+from jaxleak.models._vit import Style, ViT
 from jaxleak.threats import SERVER_WITHOUT_INDICES, view
 
 CLASSES = 3
@@ -169,3 +170,14 @@ def test_the_likeliest_place_of_the_positions_comes_first():
         ("position", 1),
         ("position", 0),
     ]
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_the_label_of_one_logit_is_exact(label):
+    module = ViT(1, Style("gelu", "default"), 2, 8, 1, 2, 2)
+    model = models.classifier(module, image_shape=(4, 4, 1))
+    variables, x = model.init(jax.random.key(0)), jax.random.uniform(jax.random.key(1), (1, 1, 4, 4, 1))
+    payload = protocols.ClientShare(model)(variables, Batch(x, jnp.array([label]), jnp.zeros(1)))
+    found, _ = solve(model, Observation(jnp.zeros((), jnp.int32), variables, payload))
+    assert (found.answered.all(), found.y) == (True, label)
+    np.testing.assert_allclose(found.x, x, atol=1e-3)

@@ -53,7 +53,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
         def dropped_loss(params: PyTree) -> jax.Array:
             features = model.apply({**variables, "params": params}, x, mode=mode, sharpness=sharpness).features
             kept = jax.random.bernoulli(key, 1 - rate, features.shape)
-            head = model.head_of(params)
+            head = model.head_of(params, gradient=False)
             logits = jnp.where(kept, features / (1 - rate), 0.0) @ head.kernel
             return loss(logits if head.bias is None else logits + head.bias, y)
 

@@ -48,13 +48,13 @@ def soteria(ratio: float) -> Defense:
     ) -> PyTree:
         del key, extra
         model, x = needs_batch("soteria", model, variables, x)
-        head = model.head_of(payload)
+        head = model.head_of(payload, gradient=True)
         hidden = round(ratio * head.kernel.shape[0])
         if not hidden:
             return payload
         rank = jnp.argsort(jnp.argsort(leakage_ratios(model, variables, x, mode)))
         kept = jnp.where(rank[:, None] < hidden, 0.0, head.kernel)
-        return model.with_head(payload, head._replace(kernel=kept))
+        return model.with_head(payload, head._replace(kernel=kept), gradient=True)
 
     return stateless("representation", update, mechanism=Mechanism(zeroes=True))
 

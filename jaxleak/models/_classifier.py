@@ -74,6 +74,9 @@ class Classifier(NamedTuple):
     order: tuple[str, ...] = ()
     # Modes in which normalisation takes the batch's own statistics; None stands for "train", if there is any.
     by_batch: tuple[BatchNormMode, ...] | None = None
+    # Whether the owner's network gives one logit z, which `apply` gives as the logits (0, z) of two classes: the binary
+    # cross-entropy of z is the cross-entropy of these. The parameters stay as they are, with one column in the head.
+    one_logit: bool = False
 
     def mixes_images(self, mode: BatchNormMode) -> bool:
         """Whether batch normalisation takes the batch's own statistics in this mode, so that images change each other.
@@ -103,22 +106,55 @@ class Classifier(NamedTuple):
             raise ValueError("the model has no last dense layer that is known; name its kernel by the argument head")
         return self.head_leaves
 
-    def head_of(self, tree: PyTree) -> HeadLayer:
+    def head_of(self, tree: PyTree, *, gradient: bool | None = None) -> HeadLayer:
         """The head's kernel (F, C) and bias (C,) out of the parameters, or out of a tree like them.
 
+        A head with one logit is read as the head of two classes that computes (0, z): a column w of the parameters as
+        the columns (0, w), and g of a gradient as (-g, g), which is the gradient by these two.
+
+        Args:
+            tree: the parameters, a gradient or an update.
+            gradient: whether the tree is a gradient or an update; None where that makes no difference, as for heads
+                with one column for each class.
+
         Raises:
-            ValueError: if the tree has no such kernel.
+            ValueError: if the tree has no such kernel; if `gradient` is None and the network has one logit.
         """
         kernel, *bias = self.head_names
         leaves = _tree.named_leaves(tree)
         if kernel not in leaves:
             raise ValueError(f"the model's head is {self.head!r}, but these parameters do not hold {kernel}")
-        return HeadLayer(self.matrix(kernel, leaves[kernel]), leaves.get(bias[0]) if bias else None)
+        found = HeadLayer(self.matrix(kernel, leaves[kernel]), leaves.get(bias[0]) if bias else None)
+        if not self.one_logit:
+            return found
+        of_gradient = _said(gradient)
 
-    def with_head(self, tree: PyTree, head: HeadLayer) -> PyTree:
-        """The tree with another head, written in the layout of its owner; a bias that is None stays."""
+        def beside(column: jax.Array) -> jax.Array:
+            return jnp.concatenate([-column if of_gradient else jnp.zeros_like(column), column], axis=-1)
+
+        # The bias of one logit may be a number without axes.
+        return HeadLayer(beside(found.kernel), None if found.bias is None else beside(found.bias.reshape(1)))
+
+    def with_head(self, tree: PyTree, head: HeadLayer, *, gradient: bool | None = None) -> PyTree:
+        """The tree with another head, written in the layout of its owner; a bias that is None stays.
+
+        Args:
+            tree: the parameters, a gradient or an update.
+            head: the head as `head_of` reads it. Of two columns for one logit, the parameters get the difference, by
+                which z is what it would be with both, and a gradient half of it.
+            gradient: as in `head_of`.
+
+        Raises:
+            ValueError: as `head_of`.
+        """
         kernel, *bias = self.head_names
-        leaf = _tree.named_leaves(tree)[kernel]
+        leaves = _tree.named_leaves(tree)
+        leaf = leaves[kernel]
+        if self.one_logit:
+            share = 0.5 if _said(gradient) else 1.0
+            column = share * (head.kernel[:, 1:] - head.kernel[:, :1])
+            own = None if head.bias is None or not bias else share * (head.bias[1] - head.bias[0])
+            head = HeadLayer(column, None if own is None else own.reshape(leaves[bias[0]].shape))
         # The matrix is a rearrangement of the leaf, whose inverse is its transpose.
         (found,) = jax.linear_transpose(lambda leaf: self.matrix(kernel, leaf), leaf)(head.kernel)
         known = {} if head.bias is None else dict.fromkeys(bias, head.bias)
@@ -142,6 +178,16 @@ class Classifier(NamedTuple):
             if live.intersection(equation.outvars):
                 live.update(v for v in equation.invars if not isinstance(v, jex.core.Literal))
         return jaxpr.invars[-1] in live
+
+
+def _said(gradient: bool | None) -> bool:
+    """Which of the two trees is read; both have the same structure, so that nothing else could tell."""
+    if gradient is None:
+        raise ValueError(
+            "the network has one logit, so that the head of its parameters is read in another way than that of a "
+            "gradient: say gradient=False or gradient=True"
+        )
+    return gradient
 
 
 class ApplyFn(TypingProtocol):

@@ -22,13 +22,13 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
     Raises:
         ValueError: if there is one logit only: the softmax of one logit is 1, so that neither value nor gradient would
-            depend on anything. Such a network is given two logits, 0 and its own, for two classes.
+            depend on anything. Such a network stands for two logits, 0 and its own, of two classes.
     """
     if logits.shape[-1] == 1:
         raise ValueError(
             "cross_entropy of one logit is zero, and so is its gradient: give the network one logit for each class; "
-            "one with one logit z for two classes can be wrapped so that it gives the two logits (0, z), whose "
-            "cross_entropy is the binary one of z"
+            "one with one logit z for two classes stands for the two logits (0, z), whose cross_entropy is the binary "
+            "one of z, and models.from_function and the functions beside it read it so by themselves"
         )
     return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1))
 

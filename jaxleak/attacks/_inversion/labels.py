@@ -80,7 +80,8 @@ def inferred_labels(
 ) -> jax.Array:
     """(B,) what a rule reads off the head's gradient, which is `scale` times that of the mean cross-entropy."""
     model = setup.model
-    gradient, weights = model.head_of(observation.payload), model.head_of(observation.params["params"])
+    gradient = model.head_of(observation.payload, gradient=True)
+    weights = model.head_of(observation.params["params"], gradient=False)
     if scale != 1:
         gradient = jax.tree.map(lambda leaf: leaf / scale, gradient)
     return infer_labels(

@@ -115,7 +115,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         return state, {"distance": state.misfit}
 
     def reconstruct(state: PatchEmbeddingState, observation: Observation) -> Reconstruction:
-        head = model.head_of(observation.payload)
+        head = model.head_of(observation.payload, gradient=True)
         y = infer_labels("bias_rule", head.kernel, head.bias, 1)
         matched = state.misfit < CONSISTENT_BELOW
         answered = matched & (state.fixed >= FIXED_ABOVE) & (state.outside < OUTSIDE_BELOW)

@@ -70,9 +70,14 @@ def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> floa
         layer: name of the kernel, as `Peeled.layer`.
     """
     gradients = named_leaves(payload)
-    kernel, db = model.matrix(layer, gradients[layer]), gradients[model.bias_of(layer)]
+    kernel, db = model.matrix(layer, gradients[layer]), _bias(model, gradients, layer)
     rest = kernel - jnp.outer(dense_inputs(kernel, db), db)
     return float(jnp.linalg.norm(rest) / jnp.linalg.norm(kernel))
+
+
+def _bias(model: Classifier, leaves: dict[str, jax.Array], layer: str) -> jax.Array:
+    """The layer's bias (m,), which for one output may be stored as a number."""
+    return leaves[model.bias_of(layer)].reshape(-1)
 
 
 def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMode, key: jax.Array) -> Peeled | None:
@@ -119,7 +124,7 @@ def _cut(
 ) -> tuple[PyTree, PyTree]:
     """Variables and payload of the peeled model, scaled so that both kinds of equations have the same L1 norm."""
     weights, gradients = named_leaves(variables["params"]), named_leaves(payload)
-    db = gradients[model.bias_of(layer)]
+    db = _bias(model, gradients, layer)
     h = dense_inputs(model.matrix(layer, gradients[layer]), db)
     mass = sum((jnp.sum(jnp.abs(gradients[name])) for name in below), jnp.zeros(()))
     scale = jnp.where(mass > 0, jnp.sum(jnp.abs(h)) / jnp.where(mass > 0, mass, 1.0), 1.0)
@@ -142,7 +147,7 @@ def _below(
     @jax.jit
     def both(params: PyTree) -> tuple[PyTree, PyTree]:
         gradient = jax.grad(loss)(params)
-        db = named_leaves(gradient)[model.bias_of(layer)]
+        db = _bias(model, named_leaves(gradient), layer)
         slope = jax.lax.stop_gradient(model.matrix(layer, named_leaves(params)[layer]) @ db)
         return gradient, jax.grad(lambda p: jnp.vdot(inputs(p), slope))(params)
 

@@ -38,6 +38,8 @@ class Head(NamedTuple):
     bias: np.ndarray | None  # (C,)
     precision: Precision = FULL  # in which the gradient was sent
     positive: bool = False  # whether the features are at least zero, as behind a ReLU
+    # Whether the network has one logit z, read as (0, z): one column was sent, and the other is its negative.
+    one_logit: bool = False
 
     def slack(self, samples: int) -> float:
         """What rounding may add to a number of labels among so many samples."""
@@ -78,7 +80,8 @@ def head_of(
     """
     if not model.head:
         return None
-    gradient, weights = model.head_of(payload), model.head_of(variables["params"])
+    gradient = model.head_of(payload, gradient=True)
+    weights = model.head_of(variables["params"], gradient=False)
     positive = _reads_positive(model, variables, mode)
     if positive is None:
         return None
@@ -93,6 +96,7 @@ def head_of(
         read(weights.bias),
         precision,
         positive,
+        model.one_logit,
     )
 
 
@@ -101,7 +105,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
 
     A constant that is added to all logits of an image changes no softmax, and is allowed.
     """
-    weights = model.head_of(variables["params"])
+    weights = model.head_of(variables["params"], gradient=False)
     bright = jnp.linspace(0.1, 1.0, _IMAGES)[:, None, None, None]
     images = bright * jax.random.uniform(jax.random.key(0), (_IMAGES, *model.image_shape))
     found = jax.jit(lambda v, x: model.apply(v, x, mode=mode)[:2])(variables, images)

@@ -205,7 +205,7 @@ def _without_rounding(x: jax.Array) -> np.ndarray:
 
 def _head_bias_gradient(case: Case) -> jax.Array:
     """The entry of the label is the only negative one; without a bias the column sums of the kernel say the same."""
-    head = case.share.model.head_of(case.observation.payload)
+    head = case.share.model.head_of(case.observation.payload, gradient=True)
     return head.kernel.sum(axis=0) if head.bias is None else head.bias
 
 
@@ -230,7 +230,8 @@ def _label_rule(case: Case) -> str:
     model = case.share.model
     if not model.head:
         return "joint"
-    return "calibrated" if model.head_of(case.observation.payload).bias is not None else "corrected_counts"
+    head = model.head_of(case.observation.payload, gradient=True)
+    return "calibrated" if head.bias is not None else "corrected_counts"
 
 
 def _known(case: Case, iterations: int, *, informed: bool) -> tuple[Share, attacks.Settings]:

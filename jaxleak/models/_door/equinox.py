@@ -31,7 +31,7 @@ def from_equinox(
             taken over a batch by `jax.vmap(..., axis_name="batch")`.
         state: `equinox.nn.State` of a module with batch normalisation.
         image_shape: (H, W, channels), whatever the layout.
-        num_classes: C >= 2; by default as many as there are logits.
+        num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         layout: axes of the images that the module reads: "NCHW", that is (channels, H, W) for one image, or "NHWC".
         batched: whether the module takes a batch of images at once instead of one.
         head: name of the last dense layer; by default the last one with C outputs.

@@ -48,7 +48,7 @@ def from_flax(
         variables: the collections of a Linen module ("params", "batch_stats" and others), from its `init` or from
             training. A module of NNX holds its own.
         image_shape: (H, W, channels).
-        num_classes: C >= 2; by default as many as there are logits.
+        num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         train_arguments: keywords of the call in training. By default `train=True`, `training=True`,
             `is_training=True`, `deterministic=False` or `use_running_average=False`, whichever the module of Linen
             takes; none for NNX.
@@ -88,7 +88,7 @@ def classifier(
         module: called as `module.apply(variables, x, train=...)`, x (B, H, W, channels) in [0, 1], or without `train`
             or under another name for it, see `from_flax`. It gives logits (B, C).
         image_shape: (H, W, channels).
-        num_classes: C >= 2; by default as many as there are logits.
+        num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         head: name of the last dense layer; by default the last one with C outputs.
         form: how convolutions are written, see `jaxleak.models.conv2d`.
 

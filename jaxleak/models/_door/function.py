@@ -13,6 +13,7 @@ from jaxleak.models._classifier import BatchNormMode, Classifier, Outputs
 from jaxleak.models._conv import FORMS, Form
 from jaxleak.models._door.network import FEW, Computed, Function, Layout, Network, layer_of
 from jaxleak.models._door.plan import Plan
+from jaxleak.models._door.refused import RefusedError
 
 LAYOUTS: tuple[Layout, ...] = ("NHWC", "NCHW")
 
@@ -35,22 +36,24 @@ def from_function(
 
     Args:
         apply: (variables, x) -> logits (B, C), x (B, H, W, channels) or (B, channels, H, W) in [0, 1]. What the network
-            computes with its running statistics, if it has any.
+            computes with its running statistics, if it has any. One logit z, (B, 1) or (B,), is read as the two logits
+            (0, z) of the classes 0 and 1, whose cross-entropy is the binary one of z.
         variables: `{"params": tree}`, and running statistics of batch normalisation as "batch_stats", if there are any.
         image_shape: (H, W, channels), whatever the layout.
-        num_classes: C >= 2; by default as many as there are logits.
+        num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         train_apply: (variables, x) -> logits, or (logits, batch_stats after this batch): what the network computes in
             training, where that differs. Without it, mode "train" of a network with running statistics is refused.
         layout: axes of the images that `apply` reads: "NHWC" or "NCHW". All others are always (B, H, W, channels).
         head: name of the last dense layer or of its kernel, as in "classifier" or "classifier/kernel"; by default the
-            last one with C outputs is taken.
+            last one with C outputs is taken, or with 1 for one logit.
 
     Returns:
         The classifier, and its variables as `{"params", "batch_stats"}`, which its `init` also gives, whatever the key.
         Parameters keep their names, shapes and layouts, and so does the gradient that is to be attacked.
 
     Raises:
-        ValueError: on arguments out of range; if the function gives no logits (B, C), or has no such head.
+        ValueError: on arguments out of range; if the function gives no logits (B, C), or has no such head; if its one
+            output is a probability, behind a sigmoid.
     """
     if not isinstance(variables, Mapping) or "params" not in variables or set(variables) - {"params", "batch_stats"}:
         names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else type(variables).__name__
@@ -112,6 +115,11 @@ def check_sizes(image_shape: tuple[int, ...], num_classes: int | None) -> tuple[
         raise ValueError(f"image_shape must be (height, width, channels), got {tuple(image_shape)}")
     height, width, channels = image_shape
     _validate.positive(height=height, width=width, channels=channels)
+    if num_classes == 1:
+        raise RefusedError(
+            f"num_classes must be in [2, {10**6}], got 1: a network with one logit z has the two classes 0 and 1, "
+            "and its logit is read as the two logits (0, z)"
+        )
     if num_classes is not None:
         _validate.in_range(2, 10**6, num_classes=num_classes)
     return height, width, channels
@@ -136,10 +144,12 @@ def wrapped(
     classes = network.check_logits(num_classes)
     mode: BatchNormMode = "train" if "train" in functions else "eval"
     plan = network.plan(mode, FEW, variables)
-    last = network.choose_head(plan, FEW, classes, head)
-    network.head_name, network.classes = (last.kernel if last else None), classes
+    last = network.choose_head(plan, FEW, head)
+    network.head_name = last.kernel if last else None
     network.find_weights(variables)
     notes = notes_on(plan)
+    if network.one_logit:
+        notes = (*notes, "its one logit z is read as the two logits (0, z) of the classes 0 and 1")
     if last is None:
         notes = (*notes, "the last dense layer was not found: label rules and defenses of features do not work")
 
@@ -165,6 +175,7 @@ def wrapped(
         bias_of=plan.bias_of,
         head_leaves=(() if last is None else (last.kernel,) if last.bias is None else (last.kernel, last.bias)),
         notes=notes,
+        one_logit=network.one_logit,
     )
 
 

@@ -22,6 +22,9 @@ Layout = Literal["NHWC", "NCHW"]
 #: belong to images.
 FEW = 2
 
+#: Primitives that change no number.
+_RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "copy"])
+
 #: What images are made of, unless a caller has others, such as bfloat16.
 _PIXELS = jnp.dtype("float32")
 
@@ -53,7 +56,9 @@ class Network:
         self.shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), variables)
         self.names = tuple(_tree.named_leaves(variables["params"]))
         self.head_name: str | None = None
-        self.classes = 0
+        self.one_logit = False
+        self.width = 0  # outputs of the head: as many as classes, or one for one logit
+        self._logits_alone: dict[tuple[BatchNormMode, int], bool] = {}
         self.kept: PyTree = None
         self._traced: dict[Any, tuple[Program, Any]] = {}
         self._plans: dict[Any, tuple[Plan, Any, Head | None]] = {}
@@ -62,7 +67,10 @@ class Network:
         """The program for so many images, and the structure of its outputs."""
 
         def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
-            return self.functions[mode](params, batch_stats, self._as_given(x))
+            found = self.functions[mode](params, batch_stats, self._as_given(x))
+            alone = _is_one_logit(found.logits, batch)
+            self._logits_alone[mode, batch] = alone
+            return found._replace(logits=_with_zero(found.logits, batch)) if alone else found
 
         key = (mode, batch, dtype, *(leaf.dtype for leaf in jax.tree.leaves(shapes)))
         if key not in self._traced:
@@ -74,28 +82,52 @@ class Network:
         return self._traced[key]
 
     def check_logits(self, num_classes: int | None) -> int:
-        """C, or `ValueError` if a mode gives no logits (B, C)."""
+        """C, or `ValueError` if a mode gives no logits (B, C), or one for each image, of which two are made."""
         batch = FEW
+        alone = []
         for mode in self.functions:
             _, outputs = self.traced(mode, batch, self.shapes)
             found: Any = getattr(outputs.logits, "shape", None)
             if found is None:
                 got = type(outputs.logits).__name__
                 raise ValueError(f"the network must give logits (B, C) and nothing else in mode {mode!r}, got a {got}")
-            if len(found) != 2 or found[0] != batch or found[1] < 2:
-                remedy = "; a network with one logit z can be wrapped so that it gives the two logits (0, z)"
+            alone.append(self._is_alone(mode, batch))
+            if len(found) != 2 or found[0] != batch or found[1] < 2 or alone[-1] != alone[0]:
                 raise ValueError(
-                    f"the network must give logits (B, C) with C >= 2 in mode {mode!r}, got {found} for {batch} images"
-                    f"{remedy if found in ((batch,), (batch, 1)) else ''}"
+                    f"the network must give logits (B, C) with C >= 2 in mode {mode!r}, got {found} for {batch} images;"
+                    " for two classes it may give one logit for each image, (B, 1) or (B,), in every mode"
                 )
             if num_classes is not None and found[1] != num_classes:
-                raise ValueError(f"num_classes must be that of the network, {found[1]}, got {num_classes}")
+                why = ", since its one logit z is read as the two logits (0, z)" if alone[-1] else ""
+                raise ValueError(f"num_classes must be that of the network, {found[1]}{why}, got {num_classes}")
             stats = outputs.batch_stats
             if stats is not None and not same_structure(stats, self.shapes["batch_stats"]):
                 raise ValueError(f"batch_stats of mode {mode!r} must have the structure of those in variables")
             num_classes = found[1]
         assert num_classes is not None
+        self.one_logit = alone[0]
+        self.width = 1 if self.one_logit else num_classes
         return num_classes
+
+    def _is_alone(self, mode: BatchNormMode, batch: int) -> bool:
+        """Whether a mode gives one logit for each image.
+
+        Raises:
+            ValueError: if the logit is a probability: its loss is another function of it.
+        """
+        if not self._logits_alone[mode, batch]:
+            return False
+        # One row of logits, without the batch, may be as long as there are images; one image more tells.
+        self.traced(mode, batch + 1, self.shapes)
+        if not self._logits_alone[mode, batch + 1]:
+            raise ValueError(f"the network must give logits (B, C) in mode {mode!r}, got ({batch},) whatever B is")
+        if _ends_in_sigmoid(self.traced(mode, batch, self.shapes)[0]):
+            raise RefusedError(
+                f"the network ends in a sigmoid in mode {mode!r}, and must give the logit in front of it: binary "
+                "cross-entropy of the probability has the same gradients as that of the logit "
+                "(PyTorch's BCEWithLogitsLoss)"
+            )
+        return True
 
     def plan(self, mode: BatchNormMode, batch: int, variables: PyTree) -> Plan:
         """The plan for so many images."""
@@ -111,21 +143,22 @@ class Network:
             one_more, _ = self.traced(mode, batch + 1, shapes, dtype)
             facts = Facts(program, self.names, slots_of_batch(program, one_more))
             plan = Plan(program, facts, self.form)
-            found = (h for h in plan.head(batch, self.classes) if h.kernel == self.head_name)
+            found = (h for h in plan.head(batch, self.width) if h.kernel == self.head_name)
             self._plans[key] = (plan, jax.tree.structure(outputs), next(found, None))
         return self._plans[key]
 
-    def choose_head(self, plan: Plan, batch: int, classes: int, head: str | None) -> Head | None:
+    def choose_head(self, plan: Plan, batch: int, head: str | None) -> Head | None:
         """The last dense layer, or the one of this name."""
         self._plans.clear()  # they were made before the head was known
-        found = list(plan.head(batch, classes))
+        found = list(plan.head(batch, self.width))
         if head is None:
             return found[0] if found else None
         for candidate in found:
             if head in (candidate.kernel, layer_of(candidate.kernel)):
                 return candidate
         known = ", ".join(layer_of(candidate.kernel) for candidate in found) or "none"
-        raise RefusedError(f"head must be a dense layer with {classes} outputs ({known}), got {head!r}")
+        outputs = "1 output" if self.one_logit else f"{self.width} outputs"
+        raise RefusedError(f"head must be a dense layer with {outputs} ({known}), got {head!r}")
 
     def find_weights(self, variables: PyTree) -> None:
         """How much of the old running statistics the new ones keep: `a` in `a * old + (1 - a) * of this batch`.
@@ -204,6 +237,28 @@ class Network:
             for name, leaf in wanted.items():
                 if leaf.shape != jnp.shape(found[name]):
                     raise ValueError(f"{part}: {name} must have shape {leaf.shape}, got {jnp.shape(found[name])}")
+
+
+def _is_one_logit(logits: Any, batch: int) -> bool:
+    """Whether these are (B, 1) or (B,); of one image also (), which squeezing every axis leaves."""
+    shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
+    alone = shape in ((batch,), (batch, 1)) or (batch == 1 and shape == ())
+    return alone and dtype is not None and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _with_zero(logit: jax.Array, batch: int) -> jax.Array:
+    """The logits (0, z), (B, 2), whose cross-entropy is the binary cross-entropy of z."""
+    column = logit.reshape(batch, 1)
+    return jnp.concatenate([jnp.zeros_like(column), column], axis=1)
+
+
+def _ends_in_sigmoid(program: Program) -> bool:
+    """Whether what stands beside the zeros of `_with_zero` is a sigmoid, whatever its shape was changed to."""
+    makers = {slot: step for step in program.steps for slot in step.outputs}
+    slot = makers[program.outputs[0]].inputs[-1]
+    while (step := makers.get(slot)) is not None and step.name in _RESHAPES:
+        slot = step.inputs[0]
+    return step is not None and step.name == "logistic"
 
 
 def same_structure(a: PyTree, b: PyTree) -> bool:

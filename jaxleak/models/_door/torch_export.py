@@ -37,7 +37,7 @@ def from_torch(
         module: an `nn.Module` that reads images (B, channels, H, W) and gives logits (B, C), on the CPU or not, in
             either mode; or a `torch.export.ExportedProgram`, which has the mode that it was exported in.
         image_shape: (H, W, channels).
-        num_classes: C >= 2; by default as many as there are logits.
+        num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         dropout: "refuse" raises where dropout or stochastic depth is active in training, since nobody outside of the
             client knows the masks; "off" takes the module without them, as of a client that trained without.
         head: name of the last dense layer, as in "fc"; by default the last one with C outputs.

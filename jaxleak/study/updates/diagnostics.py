@@ -181,7 +181,7 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
         return infer_labels(rule, *gradient, case.batch_size, **head._asdict(), key=key)
 
     def takes(rule: str) -> bool:
-        head = jax.eval_shape(lambda key: model.head_of(model.init(key)["params"]), jax.random.key(0))
+        head = jax.eval_shape(lambda key: model.head_of(model.init(key)["params"], gradient=False), jax.random.key(0))
         try:
             jax.eval_shape(lambda head: found_by(rule, head, head, jax.random.key(0)), head)
         except ValueError:  # the rule does not take this batch size
@@ -192,10 +192,10 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
 
     @jax.jit
     def found_by_all(variables: PyTree, key: jax.Array, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-        head = model.head_of(variables["params"])
+        head = model.head_of(variables["params"], gradient=False)
 
         def loss(layer: HeadLayer) -> jax.Array:
-            weights = model.with_head(variables["params"], layer)
+            weights = model.with_head(variables["params"], layer, gradient=False)
             return objectives.cross_entropy(model.apply({**variables, "params": weights}, x).logits, y)
 
         # The gradient of the last layer alone needs a single forward pass through the layers below.
