@@ -2,11 +2,14 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxleak import audit, capture, models
 from jaxleak.__main__ import main
+from jaxleak.attacks._inversion.peeling import misfit_of_one_sample
 from jaxleak.audit._verdict import stages
 
 torch = pytest.importorskip("torch")
@@ -43,6 +46,15 @@ class Alike(nn.Module):
 class Dropped(Alike):
     def forward(self, x):
         return self.head(F.dropout(F.relu(self.a(F.relu(self.b(x.flatten(1))))), 0.5, self.training))
+
+
+class OneLogit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(192, 200), nn.Linear(200, 1)
+
+    def forward(self, x):
+        return self.head(F.relu(self.body(x.flatten(1)))).squeeze(1)
 
 
 class AllConvolutions(nn.Module):
@@ -191,3 +203,44 @@ def test_a_network_that_ends_in_a_convolution_is_searched(tmp_path, monkeypatch)
     assert status["known images"] == "passed"
     assert verdict.answers[0].attack == "fedleak_20"
     assert "label_accuracy" in verdict.metrics
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_logit_under_a_binary_loss_gives_its_label_and_image(tmp_path, label):
+    client = Client(tmp_path, "OneLogit")
+    torch.save(client.net.state_dict(), tmp_path / "w.pt")
+    np.savez(tmp_path / "truth.npz", x=client.x.numpy(), y=np.array([label]))
+    nn.BCEWithLogitsLoss()(client.net(client.x), torch.tensor([float(label)])).backward()
+    capture.save(tmp_path / "u.safetensors", client.net, batch_size=1)
+    two_classes = ("--classes", "2", "--minutes", "5")
+    results = client.audit("u.safetensors", "w.pt", *two_classes)
+    assert (results["metrics"]["verdict"], known_images(results)) == ("leaks", "passed")
+    assert results["metrics"]["psnr"] > 40
+    assert results["metrics"]["label_count"] == results["metrics"]["label_accuracy"] == 1
+    assert f"1 of class {label}" in results["reasons"][0]
+    torch.optim.SGD(client.net.parameters(), RATE).step()
+    torch.save(client.net.state_dict(), tmp_path / "after.pt")
+    late = client.audit("u.safetensors", "after.pt", *two_classes)
+    assert late["metrics"]["verdict"] == "inputs inconsistent"
+
+
+def test_a_probability_in_the_place_of_the_logit_is_refused():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 1), nn.Sigmoid())
+    with pytest.raises(ValueError, match="ends in a sigmoid"):
+        models.from_torch(net, image_shape=(8, 8, 3))
+
+
+def test_the_bias_of_one_logit_may_be_a_number():
+    x, key = np.random.default_rng(0).uniform(size=(1, 4, 4, 1)).astype("float32"), jax.random.key(0)
+    params = {"w": 0.1 * jax.random.normal(key, (16, 40)), "b": jnp.zeros(40), "v": jnp.linspace(-0.3, 0.3, 40)}
+
+    def network(v, x):
+        p = v["params"]
+        return (x.reshape(len(x), -1) @ p["w"] + p["b"]) @ p["v"] + p["shift"]
+
+    model, variables = models.from_function(
+        network, {"params": params | {"shift": jnp.zeros(())}}, image_shape=(4, 4, 1)
+    )
+    gradient = jax.grad(lambda p: jax.nn.softplus(-network({"params": p}, x)).mean())(variables["params"])
+    for layer in ("w", "v"):
+        assert misfit_of_one_sample(model, gradient, layer) < 1e-5

@@ -254,3 +254,35 @@ def test_a_head_counts_only_where_nothing_follows_it(after, activation):
         verdict = audit.update(model, variables, gradient, batch_size=1, minutes=1e-4)
         assert verdict.verdict != "inputs inconsistent"
         assert verdict.labels.tolist() == ([0, 0, 1, 0] if plain else [0, 0, 0, 0])
+
+
+def of_one_logit(labels, p, weight=1.0):
+    """The head as it is read of a network with one logit, whose samples of class 1 have a weight (`pos_weight`)."""
+    y = np.array(labels)
+    slope = np.where(y == 1, weight * (p - 1), p)[:, None] * [-1, 1] / len(y)
+    kernel = np.stack([np.zeros(WIDTH), np.full(WIDTH, 0.1)], axis=1)
+    features = np.random.default_rng(0).uniform(size=(len(y), WIDTH))
+    return head(features, slope, kernel, np.zeros(2))._replace(one_logit=True)
+
+
+def test_the_sums_of_one_logit_say_nothing():
+    status = {finding.name: finding.status for finding in check_head(of_one_logit([1, 0], 0.4), 2)}
+    assert status["sums over classes"] == "not applicable"
+    assert "failed" not in status.values()
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_sample_of_one_logit_proves_its_label(label):
+    found = labels_of(of_one_logit([label], 0.4), 1)
+    np.testing.assert_array_equal(found.proven, np.eye(2)[label])
+    np.testing.assert_array_equal(found.if_stated, np.eye(2)[label])
+
+
+def test_a_weight_of_class_1_multiplies_no_label_of_one_logit():
+    """Of two samples, a weight of 3.1 gives counts near whole numbers, two of class 1 where there is one."""
+    turned = of_one_logit([1, 0], 0.5, weight=3.1)._replace(kernel=np.zeros((WIDTH, 2)), positive=False)
+    assert not failed(check_head(turned, 2))
+    assert labels_of(turned._replace(one_logit=False), 2).if_stated[1] == 2
+    found = labels_of(turned, 2)
+    np.testing.assert_array_equal([found.proven, found.if_stated], [[0, 1], [0, 1]])
+    assert "scale of the update" in found.uncounted

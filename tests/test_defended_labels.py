@@ -204,3 +204,19 @@ def test_an_entry_counts_beyond_what_rounding_can_move_it():
     left = certain(head, client_defense("sparsification", 10.0))
     np.testing.assert_allclose(left.bias_gradient, sent - np.sign(sent) * head.bias_rounding)
     assert head.bias_rounding > 1e-3
+
+
+def test_noise_on_one_logit_does_not_show_in_its_sums():
+    sent = np.array([0.5, -0.5])
+    head = Head(np.outer(np.ones(400), sent), sent, np.zeros((400, 2)), np.zeros(2))
+    assert check_defended_head(head, 1, client_defense("gaussian", 0.01), uneven=False)[0].status == "failed"
+    alone = check_defended_head(head._replace(one_logit=True), 1, client_defense("gaussian", 0.01), uneven=False)
+    assert [finding.status for finding in alone] == ["not applicable", "passed"]
+
+
+def test_noise_by_the_weights_of_one_logit_is_that_of_its_own_bias():
+    sent, weights = np.array([0.5, -0.5]), np.array([0.0, 8.0])
+    head = Head(np.zeros((4, 2)), sent, np.zeros((4, 2)), weights)
+    outpost = client_defense("outpost", 0.5)
+    assert not certain(head, outpost).bias_gradient.any()
+    np.testing.assert_array_equal(certain(head._replace(one_logit=True), outpost).bias_gradient, sent)

@@ -33,7 +33,9 @@ def certain(head: Head, defense: Defense | None) -> Head | None:
         None where entries of the update may have any sign, whatever the client's own have.
     """
     assert head.bias_gradient is not None
-    error = None if defense is None else _error(defense, head.bias_gradient, head.bias)
+    # Noise may follow from the weights, of which the first of one logit is not the client's.
+    weights = head.bias[1:] if head.one_logit and head.bias is not None else head.bias
+    error = None if defense is None else _error(defense, head.bias_gradient, weights)
     if error is None:
         return None
     left = np.maximum(np.abs(head.bias_gradient) - error - head.bias_rounding, 0.0)

@@ -27,6 +27,7 @@ _LABELS, _COUNTS, _ONE_SAMPLE = "labels in the batch", "whole numbers of labels"
 #: How far outside of 0 to n the label counts of n samples may be, over n, and 1 in any case; right ones were 0.025.
 _OUTSIDE = 0.125
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
+_ONE_LOGIT = "The network has one logit, whose gradient sums to zero over its two classes"
 _REVERSED = "the sign of the update is reversed"
 #: How often noise as large as is stated is taken for smaller noise.
 _RARELY = 1e-6
@@ -101,6 +102,8 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
     noise = None if defense.mechanism is None or defense.mechanism.zeroes else defense.mechanism.noise
     if not isinstance(noise, GaussianNoise | LaplaceNoise):
         return []
+    if head.one_logit:
+        return [Finding("stated noise", "not applicable", f"{_ONE_LOGIT}, and so does its noise.")]
     features, classes = head.kernel_gradient.shape
     sums = float(np.linalg.norm(head.kernel_gradient.sum(axis=1)))
     # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
@@ -140,6 +143,8 @@ def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
 
 def _sums_over_classes(head: Head) -> Finding:
     name = "sums over classes"
+    if head.one_logit:
+        return Finding(name, "not applicable", f"{_ONE_LOGIT}, whatever the loss.")
     rows = np.linalg.norm(head.kernel_gradient.sum(axis=1)) / np.linalg.norm(head.kernel_gradient)
     sums = {"kernel": rows}
     if head.bias_gradient is not None:

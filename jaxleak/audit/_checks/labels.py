@@ -49,7 +49,8 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch, also
     with label smoothing if it is less than `-0.1 / C`. How often it is grows with n, of which the rank of the kernel's
     gradient is a lower bound that nobody has to state. It also grows with the update's scale. Where nothing confirms
-    that, or where a sample may be in several local steps, every class that is in the batch counts once. Nothing is
+    that, or where a sample may be in several local steps, every class that is in the batch counts once; so it is for
+    networks of one logit, whose second class may have a weight in the loss. Nothing is
     proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label counts.
     The equations of one sample show its sign where they fail for the other one.
     Counts after several steps say nothing of either, since the softmax outputs of later steps are those of other
@@ -68,7 +69,8 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
         return Labels.none(head.kernel.shape[1])
     signed = positive > negative or (samples == 1 and local_steps == 1 and shows_sign(head))
     sure, seen = _present(head)
-    unconfirmed = samples > 1 and (doubted or many(head, samples))
+    # A weight of class 1 (PyTorch's pos_weight) is usual with one logit, and multiplies counts without other traces.
+    unconfirmed = samples > 1 and (head.one_logit or doubted or many(head, samples))
     if unconfirmed or local_steps > 1:
         why = _NO_SCALE if unconfirmed else _VISITS
         return Labels(sure, seen, samples, why, signed)
