@@ -56,6 +56,16 @@ def test_a_dense_layer_on_pixels_leaks_the_image_whatever_the_loss_is(dense, sig
     assert found["equations of the head and the network"] == "not applicable"
 
 
+@pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}])
+def test_signs_of_a_dense_layers_gradient_are_no_image(dense, facts):
+    """They have the form that one sample gives, of an image that is white wherever the client's is not black."""
+    model, _, variables, gradient = dense
+    signs = jax.tree.map(jnp.sign, gradient)
+    verdict = audit.update(model, variables, signs, batch_size=1, minutes=1e-4, **facts)
+    assert not verdict.answers
+    assert verdict.verdict == "not attacked"
+
+
 @pytest.mark.parametrize(
     ("images", "facts", "why"),
     [

@@ -340,7 +340,7 @@ def check_counts(head: Head, samples: int) -> Finding:
 
 
 def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
-    """Of many samples the counts are no whole numbers, and lie between 0 and n but for what the mean features leave."""
+    """Counts of many samples are no whole numbers, and lie between 0 and n but for what the mean features leave."""
     evidence = (
         f"{samples} samples are too many for the mean features to give whole numbers. The label counts that they give "
         f"with the bias gradient are {counts.min():.2f} to {counts.max():.2f}"

@@ -80,7 +80,7 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str]) -> Finding:
     """Whether the leaves that vanish in front of batch statistics are large, or no more than rounding.
 
     Args:
-        laws: of the client in the mode that is stated.
+        laws: the client's, in the mode that is stated.
         payload: the update.
         nothing: leaves that vanish in training mode.
     """

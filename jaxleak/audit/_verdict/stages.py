@@ -26,6 +26,8 @@ _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
 #: Relative misfit up to which a layer's gradient has the form that one sample gives.
 _ONE_SAMPLE_BELOW = 1e-3
+#: Spread of the sizes of a gradient's entries, relative to the largest, below which only their signs were sent.
+_SIGNS_BELOW = 1e-4
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
@@ -180,6 +182,11 @@ def _of_one_sample(case: Case) -> Peeled | None:
     model, seen = case.share.model, case.observation
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
+        return None
+    matrix = model.matrix(peeled.layer, named_leaves(seen.payload)[peeled.layer])
+    sizes = jnp.abs(matrix[matrix != 0])
+    # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs.
+    if matrix.shape[1] > 1 and sizes.size and jnp.ptp(sizes) <= _SIGNS_BELOW * jnp.max(sizes):
         return None
     return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < _ONE_SAMPLE_BELOW else None
 

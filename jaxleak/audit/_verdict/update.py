@@ -242,8 +242,8 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
     Args:
         minutes: budget of all sittings.
         spent: seconds of it that are spent, in all sittings.
-        seconds: those of the checks.
-        compiling: those of them in which programs were compiled.
+        seconds: how long the checks took.
+        compiling: how much of that was the compiling of programs.
     """
     # A search compiles for about as long as the checks do, and then has to run.
     enough = max(math.ceil(3 * spent / 60), math.floor(minutes) + 1)
