@@ -218,6 +218,8 @@ def test_one_logit_under_a_binary_loss_gives_its_label_and_image(tmp_path, label
     assert results["metrics"]["psnr"] > 40
     assert results["metrics"]["label_count"] == results["metrics"]["label_accuracy"] == 1
     assert f"1 of class {label}" in results["reasons"][0]
+    sums = next(finding for finding in results["findings"] if finding["name"] == "sums over classes")
+    assert sums["status"] == "not applicable"
     torch.optim.SGD(client.net.parameters(), RATE).step()
     torch.save(client.net.state_dict(), tmp_path / "after.pt")
     late = client.audit("u.safetensors", "after.pt", *two_classes)

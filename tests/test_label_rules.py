@@ -1,11 +1,14 @@
 from collections import Counter
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxleak import Batch, Observation, models, protocols
 from jaxleak.attacks._inversion import label_rules as rules
+from jaxleak.attacks._inversion.labels import inferred_labels
 from jaxleak.metrics import label_multiset_accuracy
 
 CLASSES, FEATURES = 7, 12
@@ -227,3 +230,24 @@ def test_calibrated_answers_where_noise_left_no_class_a_count():
     head = [jnp.zeros((3, 2)), jnp.array([2.0, 1.5])]
     found = rules.infer_labels("calibrated", *head, 4, kernel=jnp.zeros((3, 2)), bias=jnp.zeros(2))
     np.testing.assert_array_equal(found, rules.infer_labels("bias_rule", *head, 4))
+
+
+@pytest.mark.parametrize("shift", [0.7, 1.5])
+@pytest.mark.parametrize("labels", [(0, 0, 0, 1), (0, 1, 1, 1), (1, 1, 1, 1), (0, 0, 0, 0)])
+def test_labels_of_one_logit_are_those_of_its_twin_of_two(labels, shift):
+    """With a large bias the rule is wrong for both: what it takes for the mean softmax is half the uniform one."""
+    w, b = jnp.linspace(-1.0, 1.0, 12)[:, None], jnp.full(1, shift)
+    x, found = 0.5 + 0.1 * jax.random.normal(jax.random.key(0), (4, 1, 2, 2, 3)), []
+    for params in ({"w": w, "b": b}, {"w": jnp.hstack([0 * w, w]), "b": jnp.hstack([0 * b, b])}):
+        model, variables = models.from_function(
+            lambda v, x: x.reshape(len(x), -1) @ v["params"]["w"] + v["params"]["b"],
+            {"params": params},
+            image_shape=(2, 2, 3),
+        )
+        payload = protocols.ClientShare(model)(variables, Batch(x, jnp.array(labels), jnp.zeros(4)))
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        setup = SimpleNamespace(model=model, batch_size=4)
+        found.append(np.sort(inferred_labels("calibrated", setup, seen, jax.random.key_data(jax.random.key(0)))))
+    np.testing.assert_array_equal(*found)
+    if shift < 1:
+        np.testing.assert_array_equal(found[0], labels)
