@@ -158,3 +158,13 @@ def test_starts_that_agree_on_a_flat_image_certify_nothing():
     assert not flat.shown.any()
     assert flat._replace(solved=True).shown.all()
     assert Answer("peeling", 0.3 + 0.2 * _pictures(1), **agreed).shown.all()
+
+
+@pytest.mark.parametrize("attack", ["peeling", "peeling_alone"])
+def test_starts_of_peeling_must_agree_more_closely(attack):
+    """Its smoothing blurs both starts alike."""
+    agreed = {"cosine_distance": 0.0, "misfit": 0.0, "y": np.zeros(1, int)}
+    answer = Answer(attack, _pictures(1), agreement=np.array([0.989]), **agreed)
+    assert not answer.shown.any()
+    assert answer._replace(agreement=np.array([0.99])).shown.all()
+    assert answer._replace(attack="fedleak").shown.all()

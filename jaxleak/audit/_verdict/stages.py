@@ -18,7 +18,7 @@ from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, distance_of_truth, graded, graded_inputs, search
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, PEELED_ALONE, Answer, best_of, called
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, PEELED, PEELED_ALONE, Answer, best_of, called
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -104,13 +104,13 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if x is not None:
         yield graded_inputs(case, "dense_inputs", _without_rounding(x), y, solved=True, **watch.spent)
         return
-    stored = case.store.answer("peeling")
-    answer = stored or search(case, "peeling", _peeling(peeled), _with_labels(peeled, y), y=y)[0]
+    stored = case.store.answer(PEELED)
+    answer = stored or search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]
     if answer is None:
         yield "Peeling was not tried: the time was spent."
         return
     if answer.finished:
-        case.store.keep("peeling", answer)
+        case.store.keep(PEELED, answer)
     yield answer
 
 

@@ -20,6 +20,9 @@ EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs i
 #: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
 #: how often images that agree this well are wrong.
 AGREE_ABOVE = 0.95
+#: The same between starts of peeling, whose smoothing blurs both alike: three images that agreed to 0.95 to 0.96 had an
+#: SSIM of 0.56 to 0.70 to the truth, and those of the stored audits that are right agree to 0.997 and more.
+_PEELED_AGREE_ABOVE = 0.99
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
 #: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
@@ -30,12 +33,14 @@ _ROUNDING = 1e-6
 ALONE = "inputs_alone"
 #: Name of the answer of peeling that no label and no loss was needed for.
 PEELED_ALONE = "peeling_alone"
+#: Name of the answer of peeling that needed a label.
+PEELED = "peeling"
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     "dense_inputs": "the inputs of a dense layer",
     ALONE: "the inputs of a dense layer, whatever the loss and the label",
-    "peeling": "peeling",
+    PEELED: "peeling",
     PEELED_ALONE: "peeling, whatever the loss and the label",
     "fedleak": "FedLeak",
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
@@ -107,7 +112,8 @@ class Answer(NamedTuple):
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
         flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
-        return np.asarray((self.agreement >= AGREE_ABOVE) & ~flat)
+        least = _PEELED_AGREE_ABOVE if self.attack in (PEELED, PEELED_ALONE) else AGREE_ABOVE
+        return np.asarray((self.agreement >= least) & ~flat)
 
 
 class Verdict(NamedTuple):
