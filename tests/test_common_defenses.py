@@ -217,7 +217,8 @@ PROTOCOLS = {
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_protocol_takes_a_defense_exactly_where_it_has_the_place(protocol):
     build, places = PROTOCOLS[protocol]
-    for defense, _ in DEFENSES.values():
+    for made, _ in DEFENSES.values():
+        defense = made._replace(num_classes=None)  # the protocols here have models of several numbers of classes
         if defense.place in places:
             build(defense)
         else:
