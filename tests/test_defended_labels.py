@@ -182,10 +182,21 @@ def test_less_noise_than_is_stated_is_refused(client, kind, added, stated):
 
 
 def test_noise_that_decays_from_round_to_round_may_be_small(client):
-    """In which round an update was sent is not stated."""
+    """In which round an update was sent is not stated, and the attacker takes the first one."""
     defense = client_defense("adaptive_dp", 1e3)
     (found, *_) = check_defended_head(_head(client, client[3]), 3, defense, uneven=False)
-    assert (found.name, found.status) == ("stated noise", "passed")
+    assert (found.name, found.status) == ("stated noise", "suspicious")
+    assert "the update is of a later round" in found.cause
+
+
+def test_laplace_noise_of_two_classes_is_seldom_taken_for_less():
+    """A sum of two Laplace variables is near zero more often than a Gaussian one of the same deviation."""
+    rng, features = np.random.default_rng(0), 64
+    defense, zero = client_defense("laplace", 1.0), np.zeros(2)
+    for _ in range(3000):
+        noise = rng.laplace(size=(features, 2))
+        (found, *_) = check_defended_head(Head(np.ones((features, 2)), zero, noise, zero), 3, defense, uneven=True)
+        assert found.status == "passed"
 
 
 def test_weights_in_16_bits_prove_nothing_behind_a_stated_defense_either(client):

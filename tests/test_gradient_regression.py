@@ -72,6 +72,19 @@ def test_the_first_epoch_of_the_shadow_run_is_read_and_the_first_visit_of_the_re
     np.testing.assert_allclose(found.predict(run(1)[0], run(1)[1]), 0.0, atol=1e-6)
 
 
+def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
+    """In two folds it would tell itself, and gradients would seem to tell what they do not."""
+    fitted = []
+    own = party_records.FeatureBaseline(None, "own", 0.0)
+    monkeypatch.setattr(
+        gradient_regression, "fit_feature_baseline", lambda rows, target, *, seed: fitted.append(target)
+    )
+    shadow, _, features = run(0, samples=16, epochs=2)
+    twice = shadow._replace(index=jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 0]] * 4))
+    party_records.fit_gradient_regression(twice, features, own)
+    np.testing.assert_array_equal(fitted[0], features[:7])
+
+
 def test_a_gradient_of_zero_has_no_direction():
     seen, _, _ = run(0)
     zero = seen._replace(party=seen.party._replace(output_gradient=0 * seen.party.output_gradient))

@@ -71,6 +71,27 @@ def test_an_array_without_the_noise_that_is_stated_is_refused(client, kind):
     assert check_statement(clipping_alone, bare, variables, FULL) == []
 
 
+def test_zeros_that_rounding_to_weights_leaves_are_no_missing_noise(client):
+    """A small step is lost in the rounding of large weights, and the noise with it."""
+    _, variables, gradient = client
+    rate, defense = 1e-4, client_defense("gaussian", 1e-2)
+    sent = defense.apply(jax.random.key(0), gradient)
+    large = jax.tree.map(lambda leaf: leaf + 1.0, variables)
+    arrived = jax.tree.map(lambda w, g: (w - (w - rate * g)) / rate, large["params"], sent)
+    assert float((arrived["dense_0"]["kernel"] == 0).mean()) > 0.01
+    assert check_statement(defense, arrived, large, Precision(scale=1 / rate, of_weights=True)) == []
+    (found,) = check_statement(defense, arrived, large, FULL)
+    assert found.name == "noise on every entry"
+
+
+def test_noise_on_a_sum_is_a_bth_of_it_in_the_mean(client):
+    _, variables, gradient = client
+    bare = jax.tree.map(lambda leaf: leaf.at[..., 0].set(0.0), gradient)
+    defense = client_defense("dp_sgd", clip=100, noise_multiplier=1e-4)
+    names = [[f.name for f in check_statement(defense, bare, variables, FULL, samples=n)] for n in (1, 10_000)]
+    assert names == [["norm of the clipped update", "noise on every entry"], ["norm of the clipped update"]]
+
+
 def test_an_update_that_was_clipped_at_another_norm_is_refused_with_the_remedy(client):
     model, variables, gradient = client
     facts = {"defense": "dp_update", "noise_multiplier": 0, "batch_size": 3, "minutes": 1e-4}

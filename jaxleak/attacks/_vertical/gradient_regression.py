@@ -50,7 +50,7 @@ def fit_gradient_regression(
 
     It takes the place of VFLRecon's network, and often finds more. The regression reads the party's own features, and
     the direction and the logarithm of the length of the cut gradient. Its strength is chosen by cross-validation on the
-    shadow run's first epoch, in which every record occurs once, so that whole records are held out.
+    first visits in the shadow run's first epoch, so that whole records are held out.
 
     The shadow run must start from the parameters of the real run (`shadow_params`, "shared"). From another start the
     gradients have other directions, which cross-validation on the shadow run does not show.
@@ -66,8 +66,9 @@ def fit_gradient_regression(
     """
     index, rows = _directions(shadow)
     size = len(index) // len(shadow.round)
-    epoch = len(features) // size * size
-    return GradientRegression(fit_feature_baseline(rows[:epoch], features[index[:epoch]], seed=seed), own)
+    # A record that was drawn again would be learned in one fold and tested in another.
+    first = np.sort(np.unique(index[: len(features) // size * size], return_index=True)[1])
+    return GradientRegression(fit_feature_baseline(rows[first], features[index[first]], seed=seed), own)
 
 
 def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:

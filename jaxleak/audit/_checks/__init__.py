@@ -76,18 +76,18 @@ def checked_update(
     if failed(findings):
         return findings, None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+    samples = batch_size * share.local_steps * share.clients
     if not loss_known:
         why = "The loss is stated to be no cross-entropy, which these equations are of."
         findings.append(Finding(_EQUATIONS, "not applicable", why))
         findings += check_rounding(precision, payload, variables)
-        return findings + check_statement(defense, payload, variables, precision), None
-    samples = batch_size * share.local_steps * share.clients
+        return findings + check_statement(defense, payload, variables, precision, samples=samples), None
     uneven = share.momentum > 0 and share.total_steps > 1
     head = head_of(share.model, payload, variables, precision, share.batch_norm)
     if defended:
         why = "The client defends its update, which breaks exact equations."
         findings.append(Finding(_EQUATIONS, "not applicable", why))
-        findings += check_statement(defense, payload, variables, precision)
+        findings += check_statement(defense, payload, variables, precision, samples=samples)
         return findings + check_defended_head(head, samples, defense, uneven=uneven), head
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."

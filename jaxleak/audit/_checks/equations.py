@@ -108,10 +108,12 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
     sums = float(np.linalg.norm(head.kernel_gradient.sum(axis=1)))
     # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
     smallest, largest = (deviation * np.sqrt(classes) for deviation in _deviations(noise, samples))
+    # The square of a sum of C Laplace variables varies more than that of a Gaussian one, by its excess kurtosis 3 / C.
+    freedom = features / (1 + 1.5 / classes) if isinstance(noise, LaplaceNoise) else features
     rounding = max(_SUM_BELOW, head.rounding * np.sqrt(classes) + head.of_softmax)
     rounding *= float(np.linalg.norm(head.kernel_gradient))
     most = largest * (np.sqrt(features) + DEVIATIONS) + rounding
-    least = max(0.0, smallest * np.sqrt(scipy.stats.chi2.ppf(_RARELY, features)) - rounding)
+    least = max(0.0, smallest * np.sqrt(scipy.stats.chi2.ppf(_RARELY, freedom) * features / freedom) - rounding)
     allows = f"allows {most:.2g}" if not least else f"gives {least:.2g} to {most:.2g}"
     evidence = f"The sums over classes of the head's gradient have the norm {sums:.2g}; the stated noise {allows}."
     if least <= sums <= most:
@@ -120,17 +122,22 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
     if sums > most:
         cause = f"there is more noise than is stated, {unit}"
         return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
-    cause = f"there is less noise than is stated, none in this layer, {unit}"
-    return [Finding("stated noise", "failed", evidence, cause, "--strength, --defense")]
+    cause = (
+        f"there is less noise than is stated, none in this layer, its sum was divided by another number than the batch "
+        f"size, {unit}"
+    )
+    option = "--strength, --noise-multiplier, --batch-size, --defense"
+    if isinstance(noise, GaussianNoise) and noise.decay < 1:
+        cause = f"the update is of a later round, in which less noise is left than in the first one; or {cause}"
+        return [Finding("stated noise", "suspicious", evidence, cause, option)]
+    return [Finding("stated noise", "failed", evidence, cause, option)]
 
 
 def _deviations(noise: GaussianNoise | LaplaceNoise, samples: int) -> tuple[float, float]:
-    """The least and the largest standard deviation that an entry's noise may have."""
+    """The least and the largest standard deviation that an entry's noise may have, in the first round."""
     if isinstance(noise, LaplaceNoise):
         return (np.sqrt(2) * noise.scale,) * 2
-    # In which round the update was sent is not stated.
-    least = noise.deviation / (samples if noise.of_sum else 1) if noise.decay == 1 else 0.0
-    return least, noise.deviation
+    return noise.deviation / (samples if noise.of_sum else 1), noise.deviation
 
 
 def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
@@ -272,6 +279,12 @@ def _one_sample(head: Head) -> Finding:
     if abs(scale - 1) > _FACTOR_BELOW + rounding:
         cause = f"the update is {scale:.4g} times a gradient: a learning rate, a number of steps, or clipping"
         option, evidence = "--learning-rate, --local-steps, --defense", f"{evidence}, not 1"
+        if head.kernel.shape[1] == 2:  # the bias gradient has one direction then, whatever the weights and the loss are
+            cause = (
+                "weights of another round or model, a loss that is no plain cross-entropy, such as one with class "
+                f"weights or label smoothing, or {cause}"
+            )
+            option = f"--weights, --loss other, {option}"
         backwards = _fit_of_one_sample(head, -1)
         # Two classes leave no misfit in either sign, and then the factor alone tells which one is right.
         if backwards is not None and _fits(backwards, rounding):

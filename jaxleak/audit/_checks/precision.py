@@ -38,14 +38,22 @@ class Precision(NamedTuple):
         if self.of_weights and weights is not None:
             error += _FLOAT32 * self.scale * float(np.linalg.norm(weights))
         if self.unit:
-            smallest = float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
-            error += self.unit * float(np.linalg.norm(array)) + smallest * float(np.sqrt(array.size))
+            error += self.unit * float(np.linalg.norm(array)) + self._subnormal() * float(np.sqrt(array.size))
         return error
 
     def of_entry(self, array: np.ndarray, weights: np.ndarray) -> float:
         """As `error`, of a single entry of the array, in which nothing but the largest numbers counts."""
         of_weights = _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
         return of_weights + self.unit * float(np.abs(array).max(initial=0.0))
+
+    def step(self, weights: np.ndarray) -> float:
+        """How far apart the numbers near zero are, up to which a small entry of the gradient may arrive as zero."""
+        found = _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
+        return found + (self._subnormal() if self.unit else 0.0)
+
+    def _subnormal(self) -> float:
+        """Half the smallest number of the format, in units of the gradient."""
+        return float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
 
     def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
         """As `error`, over the array's norm."""

@@ -19,7 +19,9 @@ _ZERO_SHARE = 0.01
 _NOISE_MATTERS = 0.01
 
 
-def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision) -> list[Finding]:
+def check_statement(
+    defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision, *, samples: int = 1
+) -> list[Finding]:
     """Findings on what the stated defense allows: norm, different values, number of entries, entries without noise.
 
     Args:
@@ -27,6 +29,7 @@ def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree,
         payload: the update, a tree like `variables["params"]`, in units of a gradient of the mean loss.
         variables: the weights at which the client began.
         precision: in which the update was sent.
+        samples: n >= 1 that a sum of noise is divided by.
     """
     if defense is None:
         return []
@@ -39,7 +42,8 @@ def check_statement(defense: Defense | None, payload: PyTree, variables: PyTree,
         if noise is None or isinstance(noise, GaussianNoise):
             found.append(_norm(leaves, defense.mechanism.simulation.norm, 0.0 if noise is None else noise.deviation))
     if defense.mechanism is not None and not defense.mechanism.zeroes:
-        found += _untouched(leaves, defense.mechanism.noise)
+        steps = {name: precision.step(leaf) for name, leaf in weights.items()}
+        found += _untouched(leaves, steps, defense.mechanism.noise, samples)
     if encoding.value_bits < 32:
         found.append(_values(leaves, weights, encoding.value_bits, precision))
     if encoding.share < 1:
@@ -60,18 +64,21 @@ def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Findi
     return Finding("norm of the clipped update", "failed", evidence, cause, "--clip, --noise-multiplier, --strength")
 
 
-def _untouched(leaves: dict[str, np.ndarray], noise: Noise | None) -> list[Finding]:
-    """Continuous noise leaves no entry at zero, and the rounding of small noise to 16 bits few.
+def _untouched(
+    leaves: dict[str, np.ndarray], steps: dict[str, float], noise: Noise | None, samples: int
+) -> list[Finding]:
+    """Continuous noise leaves no entry at zero, and rounding few where the noise is far larger than its steps.
 
     Noise too small to matter is stated by who only clips, and not looked for.
     """
     if not isinstance(noise, GaussianNoise | LaplaceNoise):
         return []
-    size = noise.deviation if isinstance(noise, GaussianNoise) else noise.scale
+    of_sum = isinstance(noise, GaussianNoise) and noise.of_sum
+    size = (noise.deviation if isinstance(noise, GaussianNoise) else noise.scale) / (samples if of_sum else 1)
     bare = {
         name: int((leaf == 0).sum())
         for name, leaf in leaves.items()
-        if size * np.sqrt(leaf.size) > _NOISE_MATTERS * np.linalg.norm(leaf)
+        if size * np.sqrt(leaf.size) > _NOISE_MATTERS * np.linalg.norm(leaf) and size > steps[name] / _ZERO_SHARE
     }
     name = max(bare, key=lambda name: (bare[name] / leaves[name].size, name), default=None)
     if name is None or bare[name] <= _ZERO_SHARE * leaves[name].size:
