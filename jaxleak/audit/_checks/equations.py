@@ -123,7 +123,7 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
         cause = f"there is more noise than is stated, {unit}"
         return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
     cause = (
-        f"there is less noise than is stated, none in this layer, its sum was divided by another number than the batch "
+        "there is less noise than is stated, none in this layer, its sum was divided by another number than the batch "
         f"size, {unit}"
     )
     option = "--strength, --noise-multiplier, --batch-size, --defense"

@@ -43,13 +43,15 @@ class Precision(NamedTuple):
 
     def of_entry(self, array: np.ndarray, weights: np.ndarray) -> float:
         """As `error`, of a single entry of the array, in which nothing but the largest numbers counts."""
-        of_weights = _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
-        return of_weights + self.unit * float(np.abs(array).max(initial=0.0))
+        return self._of_largest(weights) + self.unit * float(np.abs(array).max(initial=0.0))
 
     def step(self, weights: np.ndarray) -> float:
         """How far apart the numbers near zero are, up to which a small entry of the gradient may arrive as zero."""
-        found = _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
-        return found + (self._subnormal() if self.unit else 0.0)
+        return self._of_largest(weights) + (self._subnormal() if self.unit else 0.0)
+
+    def _of_largest(self, weights: np.ndarray) -> float:
+        """What rounding the largest of the weights to float32 may leave in the gradient."""
+        return _FLOAT32 * self.scale * float(np.abs(weights).max(initial=0.0)) if self.of_weights else 0.0
 
     def _subnormal(self) -> float:
         """Half the smallest number of the format, in units of the gradient."""
