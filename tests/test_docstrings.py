@@ -17,7 +17,8 @@ REFERS = re.compile(r"[Aa]rguments(?: and errors)? (?:as in|of) `")
 REFUSALS = ("ValueError", "TypeError")
 
 #: An argument or a result that is an array: `jax.Array | None`, a tuple of them, and no function or dictionary of them.
-ARRAY = re.compile(r"\b(?:Array|ArrayLike|ndarray)\b")
+#: Older versions of NumPy write `ArrayLike` out, with a class `_SupportsArray`.
+ARRAY = re.compile(r"\b(?:Array|ArrayLike|ndarray|_SupportsArray)\b")
 NO_ARRAY = re.compile(r"\b(?:Callable|Mapping|dict)\b")
 #: One axis of a shape: B, 32, ..., "P e", "H // k", "ceil(F / 2)", "*slice", "max d_p", "sum of the others' d_p".
 AXIS = r"(?:\.\.\.|(?:max |sum of the others' |ceil\()?\*?\w+'?(?: ?(?:[*+/-]|//) ?\w+| [A-Za-z]\b)*\)?)"

@@ -123,7 +123,7 @@ def feature_skew(seed: Seed, x: ArrayLike, clients: int, *, groups: int = 5) -> 
 
     Args:
         seed: see the module.
-        x: (N, H, W, C) images.
+        x: (N, H, W, C) images, in any unit.
         clients: at least `groups`.
         groups: number of percentile groups, at least 1.
 
@@ -207,7 +207,7 @@ def partition_clients(
     Args:
         name: one of `CLIENT_PARTITIONS`.
         seed: see the module.
-        x: (N, ...) samples; read by "feature_skew".
+        x: (N, ...) samples in any unit; read by "feature_skew".
         y: (N,) labels; read by all others.
         clients: number of clients, at least 1.
         options: options of that partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.

@@ -35,7 +35,7 @@ def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True)
     of 25x25 images get 13x13 tiles of 26x26 images, and the layout's note says so.
 
     Args:
-        x: (N, H, W, C) images.
+        x: (N, H, W, C) images, in any unit.
         parties: 1, 2, 4, 9, 16 and so on: 2 or a square number.
         multiple: height and width of a tile become multiples of this, for models that need e.g. even sides.
         pad: whether zeros may be added.
@@ -106,7 +106,7 @@ def feature_columns(x: ArrayLike, parties: int) -> tuple[np.ndarray, ColumnLayou
     with a column of zeros, which the layout's note says.
 
     Args:
-        x: (N, F) table.
+        x: (N, F) table, its columns in any units.
         parties: number of parties, at most F.
 
     Returns:

@@ -15,7 +15,7 @@ def feature_mse(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None
         truth: (N, d) the victims' columns in any unit, `attacks.party_records.victims_features(model, x, party)` of
             padded samples x (N, P, max d_p). The attacker's own columns and the padding, which every answer has right,
             are not among them.
-        estimate: the same of an answer's x.
+        estimate: (N, d) the same of an answer's x, in the same unit.
         samples: which samples count: (N,) bool, such as an answer's `answered`, or their numbers; None is all.
 
     Returns:
@@ -35,9 +35,9 @@ def feature_r2(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None 
     that columns with a large variance count more. Columns should therefore be in one unit, standardised or scaled.
 
     Args:
-        truth: as `feature_mse`.
-        estimate: as `feature_mse`.
-        samples: as `feature_mse`.
+        truth: (N, d), as `feature_mse` takes it.
+        estimate: (N, d), as `feature_mse` takes it.
+        samples: (N,) or their numbers, as `feature_mse` takes them.
 
     Returns:
         At most 1, and negative for an answer that is worse than the columns' means.

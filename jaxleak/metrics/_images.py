@@ -20,8 +20,8 @@ def mse(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """Mean squared error of every sample.
 
     Args:
-        truth: (N, ...) samples.
-        estimate: the same shape.
+        truth: (N, ...) samples, in any unit.
+        estimate: the same shape, in the same unit.
 
     Returns:
         (N,) float64, >= 0.
@@ -39,8 +39,8 @@ def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray
     The MSE is over all pixels and channels. Nothing is clipped.
 
     Args:
-        truth: (N, ...) samples.
-        estimate: the same shape.
+        truth: (N, ...) samples, in the unit of `peak`.
+        estimate: the same shape, in the same unit.
         peak: the largest value that a pixel may have.
 
     Returns:
@@ -60,7 +60,7 @@ def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
     For nine in ten CIFAR-10 images it is 9 to 16 dB, as much as many reconstructions in print; report it beside PSNR.
 
     Args:
-        truth: (N, ...) samples.
+        truth: (N, ...) samples, in the unit of `peak`.
         peak: the largest value that a pixel may have.
 
     Returns:
@@ -80,8 +80,8 @@ def psnr_up_to_scale(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -
     grades a guess that no attack can make better, and may call a leak of every detail a poor one.
 
     Args:
-        truth: (N, ...) samples, of one batch.
-        estimate: the same shape, matched to the truth.
+        truth: (N, ...) samples of one batch, in the unit of `peak`.
+        estimate: the same shape and unit, matched to the truth.
         peak: the largest value that a pixel may have.
 
     Returns:
@@ -99,7 +99,7 @@ def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
     """PSNR of every image's own mean color, the best that any constant image scores.
 
     Args:
-        truth: (N, H, W, C) images.
+        truth: (N, H, W, C) images, in the unit of `peak`.
         peak: the largest value that a pixel may have.
 
     Returns:
@@ -119,8 +119,8 @@ def psnr_channel_peak(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     then the mean over channels. Every channel whose peak is below 1 lowers it against `psnr`.
 
     Args:
-        truth: (N, H, W, C) images.
-        estimate: the same shape.
+        truth: (N, H, W, C) images, in any unit from 0 on.
+        estimate: the same shape, in the same unit.
 
     Returns:
         (N,) float64 in dB; inf where a channel is identical to the truth, -inf where a channel that is not has a true
@@ -167,7 +167,7 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
 
     Args:
         truth: (N, H, W, C) images in [0, 1], H and W at least 3.
-        estimate: the same shape.
+        estimate: the same shape, in the same unit.
 
     Returns:
         (N,) float64 in [-1, 1]; 1 for identical images.

@@ -14,8 +14,8 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     best that any ordering gives: an upper bound on what leaked, to be reported as such.
 
     Args:
-        truth: (N, ...) samples.
-        estimate: the same shape, in any order.
+        truth: (N, ...) samples, in any unit.
+        estimate: the same shape, in any order, and in the same unit.
 
     Returns:
         (N,) integers; `estimate[permutation]` is in the order of `truth`.
@@ -36,7 +36,7 @@ def match_best(truth: ArrayLike, estimates: ArrayLike) -> np.ndarray:
     It rates higher than `match_one_to_one`: one blurred output may serve the whole batch. Report both.
 
     Args:
-        truth: (N, ...) samples.
+        truth: (N, ...) samples, in any unit.
         estimates: (M, ...) reconstructions of the same sample shape, any number M >= 1.
 
     Returns:
@@ -55,8 +55,8 @@ def best_match_psnr(truth: ArrayLike, estimates: ArrayLike, peak: float = 1.0) -
     """PSNR of every sample with its most similar reconstruction, the score of FedLeak (section 5, evaluation metrics).
 
     Args:
-        truth: (N, ...) samples.
-        estimates: (M, ...) reconstructions.
+        truth: (N, ...) samples, in the unit of `peak`.
+        estimates: (M, ...) reconstructions, in the unit of `peak`.
         peak: the largest value that a sample may have, > 0.
 
     Returns:

@@ -9,7 +9,7 @@ def pair(truth: ArrayLike, estimate: ArrayLike, axes: int | None = None) -> tupl
 
     Args:
         truth: (N, ...).
-        estimate: the same shape.
+        estimate: the same shape, in the same unit.
         axes: required number of axes, None for two or more.
 
     Raises:

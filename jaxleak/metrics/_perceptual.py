@@ -20,7 +20,7 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
 
     Args:
         truth: (N, H, W, C) images in [0, 1], H and W at least 32, C 1 or 3; its calibration is for 64 and more.
-        estimate: the same shape.
+        estimate: the same shape, in the same unit.
 
     Returns:
         (N,) float64, >= 0, lower is more alike; 0 for identical images.

@@ -27,7 +27,7 @@ def image_scores(
 
     Args:
         truth: (N, H, W, channels) images in [0, 1], without the normalisation that a network may read them with.
-        estimate: the same shape, in any order.
+        estimate: the same shape, in any order, and in the same unit.
         true_labels: (N,) integer labels; None leaves `label_accuracy` out.
         labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out.
 
