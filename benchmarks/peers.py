@@ -4,8 +4,9 @@ Weights and data are copied from JAX. Images enter as (..., H, W, C) and leave l
 (..., C, H, W). Feature maps are flattened in jaxleak's order, so that dense kernels need no permutation.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -129,7 +130,30 @@ def candidate(x: Any, y: Any = ()) -> Candidate:
 
 def images(c: Candidate) -> np.ndarray:
     """Back to (..., B, H, W, C)."""
-    return c.x.detach().movedim(-3, -1).numpy()
+    return c.x.detach().cpu().movedim(-3, -1).numpy()
+
+
+def on_device(of: Any, device: str) -> Any:
+    """A `Problem` or a `Candidate` with its tensors on a device, such as "cuda"."""
+
+    def moved(field: Any) -> Any:
+        if isinstance(field, dict):
+            return {name: leaf.to(device) for name, leaf in field.items()}
+        return field.to(device) if isinstance(field, torch.Tensor) else field
+
+    return type(of)(*map(moved, of))
+
+
+@contextlib.contextmanager
+def precision(*, exact: bool) -> Iterator[None]:
+    """Inside, products and convolutions on a GPU in float32, or with their factors rounded to TF32."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = not exact
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 Step = Callable[[Candidate], Candidate]

@@ -1,14 +1,20 @@
-"""The steps of Inverting Gradients, DLG and CAFE on an accelerator, by precision: `python -m benchmarks.report -m gpu`.
+"""The steps of Inverting Gradients, DLG and CAFE on an accelerator, by precision and beside PyTorch on the same device.
 
-The models compute in float32; what is varied is the precision of their matrix products and convolutions,
-`jax.default_matmul_precision`: "float32" and "bfloat16", whose products enter as bfloat16 and are summed in float32.
-Before it is timed, float32 must give the CPU's gradient; how far bfloat16 is from it is a column, not a condition. The
-peak is that of `JAXLEAK_PEAK_FLOPS`, of float32 and of bfloat16 with a comma between, or without it the rate of a large
-matrix product measured in the same precision.
+    python -m benchmarks.report -m gpu benchmarks/test_accelerator.py
+
+All arrays are float32; what is varied is how the factors of products and convolutions are rounded. "float32" does not
+round them. "the default" is what JAX and PyTorch may take where nobody says otherwise, or what PyTorch takes where it
+is allowed to: TF32 on NVIDIA's GPUs since Ampere, bfloat16 on TPUs. Before a row in float32 is timed, its gradient must
+be that of another device or library: of PyTorch on the same GPU, or else of JAX on the CPU. How far a row's gradient is
+from it is a column. The peak is that of `JAXLEAK_PEAK_FLOPS`, in float32 and by default with a comma between, or
+without it the rate of a large matrix product measured in the same precision.
 """
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,9 +23,18 @@ import pytest
 from benchmarks import _limits, _problems, test_cafe_step, test_inversion_step, test_restarts
 from benchmarks._quiet import first_call, measure
 
-PRECISIONS = ("float32", "bfloat16")
-EXECUTORS = ("jit per step", "jit over the loop")
-ITERATIONS = 20
+#: Of JAX; the names are those of `jax.default_matmul_precision`.
+PRECISIONS = {"float32": "float32", "the default": "default"}
+TORCH = "PyTorch eager"
+#: Executor and precision of every row.
+ROWS = (
+    ("jit per step", "float32"),
+    ("jit over the loop", "float32"),
+    ("jit over the loop", "the default"),
+    (TORCH, "float32"),
+    (TORCH, "the default"),
+)
+ITERATIONS, ROUNDS = 20, 5
 #: Of the gradient's norm; accelerators sum in another order, which flips a few ReLUs.
 TOLERANCE = 2e-2
 
@@ -36,7 +51,7 @@ def columns(work: _limits.Work, precision: str) -> dict[str, float]:
     if given := os.environ.get("JAXLEAK_PEAK_FLOPS"):
         peak = dict(zip(PRECISIONS, map(float, given.split(",")), strict=True))[precision]
     else:
-        peak = _limits.matrix_rate(precision, size=8192)
+        peak = _limits.matrix_rate(PRECISIONS[precision], size=8192)
     return {"limit_seconds": work.flops / peak, "TFLOP by hand": work.flops / 1e12, "peak, TFLOP/s": peak / 1e12}
 
 
@@ -54,12 +69,14 @@ def dlg_problem(restarts: int) -> tuple[_problems.Inversion, _limits.Work]:
     return test_restarts.problem_of(restarts, "auto", restarts), work
 
 
-#: Group: (problem, step size of its descent).
-PROBLEMS = {
+#: Group: (problem, step size of its descent, PyTorch's network given the peers, how PyTorch takes a step).
+PROBLEMS: dict[str, tuple[Callable, float, Callable[[Any], Any], str]] = {
     **{
         f"Inverting Gradients, one step, {name}, B = {case[2]}, 32x32x3": (
             functools.partial(inversion_problem, name),
             test_inversion_step.RATE,
+            lambda peers, network=case[4]: getattr(peers, network[0])(network[1]),
+            "eager_step",
         )
         for name, case in test_inversion_step.MODELS.items()
     },
@@ -67,6 +84,8 @@ PROBLEMS = {
         f"DLG, one step of {restarts} restarts, LeNet, B = 1, 32x32x3": (
             functools.partial(dlg_problem, restarts),
             test_restarts.RATE,
+            lambda peers: peers.convnet(test_restarts.STRIDES, peers.torch.sigmoid),
+            "eager_step" if restarts == 1 else "vmapped_restarts",
         )
         for restarts in (1, 32, 128)
     },
@@ -74,46 +93,100 @@ PROBLEMS = {
 
 
 @functools.cache
-def on_cpu(group: str) -> np.ndarray:
-    build, rate = PROBLEMS[group]
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("float32"):
+def peers_on_gpu() -> Any:
+    """`benchmarks.peers`, or None where PyTorch is missing or sees no GPU."""
+    with contextlib.suppress(ImportError):
+        from benchmarks import peers
+
+        if peers.torch.cuda.is_available():
+            return peers
+    return None
+
+
+@functools.cache
+def torch_run(group: str) -> tuple[Callable[[int], Any], Any]:
+    """A function from a number of steps to the candidate after them, waited for, and the candidate before them."""
+    build, rate, network, how = PROBLEMS[group]
+    peers, (problem, _) = peers_on_gpu(), build()
+    theirs = peers.on_device(_problems.torch_problem(peers, problem, network(peers), rate), "cuda")
+    start = peers.on_device(_problems.torch_candidate(peers, problem), "cuda")
+    step = getattr(peers, how)(theirs)
+
+    def run(steps: int) -> Any:
+        after = peers.descend(step, start, steps)
+        peers.torch.cuda.synchronize()
+        return after
+
+    return run, start
+
+
+def torch_gradient(group: str) -> np.ndarray:
+    peers, (run, start) = peers_on_gpu(), torch_run(group)
+    return _problems.gradient(peers.images(start), peers.images(run(1)), PROBLEMS[group][1])
+
+
+@functools.cache
+def reference(group: str) -> np.ndarray:
+    """The gradient in float32, by other means than the rows of JAX have."""
+    if (peers := peers_on_gpu()) is not None:
+        with peers.precision(exact=True):
+            found = torch_gradient(group)
+        return found.reshape(PROBLEMS[group][0]()[0].begin.attack.variables["x"].shape)
+    build, rate, *_ = PROBLEMS[group]
+    with jax.default_device(jax.devices("cpu")[0]):  # whose products are in float32 anyway
         problem = build()[0]
         here = jax.device_put((problem.begin, problem.observation), jax.devices("cpu")[0])
         return problem._replace(begin=here[0], observation=here[1]).change(rate)
 
 
+@contextlib.contextmanager
+def rounding(executor: str, precision: str):
+    """Inside, products of the row's library are rounded as the row says."""
+    if executor == TORCH:
+        if (peers := peers_on_gpu()) is None:
+            pytest.skip("needs torch, of the extra jaxleak[bench], with a GPU that it sees")
+        with peers.precision(exact=precision == "float32"):
+            yield
+    else:
+        with jax.default_matmul_precision(PRECISIONS[precision]):
+            yield
+
+
 @pytest.mark.parametrize("group", PROBLEMS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_inversion(benchmark, group, precision, executor):
-    build, rate = PROBLEMS[group]
-    problem, work = build()
-    with jax.default_matmul_precision(precision):
-        first_call(benchmark, lambda: problem.run(executor, ITERATIONS))
-        far = _problems.relative_difference(on_cpu(group), problem.change(rate, executor))
+@pytest.mark.parametrize(("executor", "precision"), ROWS)
+def test_inversion(benchmark, group, executor, precision):
+    build, rate, *_ = PROBLEMS[group]
+    with rounding(executor, precision):
+        problem, work = build()
+        call = functools.partial(problem.run, executor, ITERATIONS)
+        if executor == TORCH:
+            call = functools.partial(torch_run(group)[0], ITERATIONS)
+        first_call(benchmark, call)
+        changed = torch_gradient(group) if executor == TORCH else problem.change(rate, executor)
+        far = _problems.relative_difference(reference(group), changed.reshape(reference(group).shape))
         assert far < (TOLERANCE if precision == "float32" else np.inf)
         measure(
             benchmark,
-            lambda: problem.run(executor, ITERATIONS),
+            call,
             group=group,
-            name=f"{executor}, {precision} products",
+            name=f"{executor}, {precision}",
             per_call=ITERATIONS,
+            rounds=ROUNDS,
             **columns(work, precision),
-            **{"gradient's distance from the CPU's": far},
+            **{"distance of the gradient": far},
         )
 
 
 @functools.cache
 def cafe_on_cpu() -> np.ndarray:
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("float32"):
+    with jax.default_device(jax.devices("cpu")[0]):
         begin, loop = test_cafe_step.rounds_by("jit per step", "auto", 1)
         return np.asarray(loop(begin).attack.data.x_optimizer.rows[0].mu)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_cafe_step_by_precision(benchmark, precision, executor):
-    with jax.default_matmul_precision(precision):
+@pytest.mark.parametrize(("executor", "precision"), [row for row in ROWS if row[0] != TORCH])
+def test_cafe_step_by_precision(benchmark, executor, precision):
+    with rounding(executor, precision):
         begin, loop = test_cafe_step.rounds_by(executor, "auto", ITERATIONS)
         first_call(benchmark, lambda: loop(begin))
         # After one step Adam's first moment is a tenth of the gradient, which unlike Adam's step is continuous.
@@ -125,8 +198,9 @@ def test_cafe_step_by_precision(benchmark, precision, executor):
             benchmark,
             lambda: loop(begin),
             group=test_cafe_step.GROUP,
-            name=f"{executor}, {precision} products",
+            name=f"{executor}, {precision}",
             per_call=ITERATIONS,
+            rounds=ROUNDS,
             **columns(test_cafe_step.work(), precision),
-            **{"gradient's distance from the CPU's": far},
+            **{"distance of the gradient": far},
         )
