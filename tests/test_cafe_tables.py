@@ -444,6 +444,16 @@ def test_training_alone_is_watched_from_its_start():
     assert curve[0][2] == pytest.approx(float(np.mean(right)))
 
 
+def test_training_that_diverges_has_no_loss_from_there_on():
+    setting = Setting("training", num_samples=24, batch_size=8, iterations=40, model_learning_rate=3e38)
+    problem = _problem("breast_cancer", num_samples=24, parties=2, held_out=10)
+    curve = cafe_runs.training(setting, problem)["curve"]
+    assert [iteration for iteration, *_ in curve] == [0, 10]
+    assert np.isnan(curve[-1][1:]).all()
+    read = curve_at(20, 1)
+    assert np.isnan(read([Result({}, {"curve": np.array(curve)})]))
+
+
 @pytest.mark.parametrize("steps", ["adam", "stopped"])
 def test_step_two_may_end_where_its_own_loss_was_smallest(monkeypatch, steps):
     losses = {5: jnp.inf, 10: jnp.inf, 15: 2.0, 20: 1.0, 25: 3.0}  # ten rounds of Step I go before

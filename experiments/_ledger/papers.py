@@ -57,8 +57,8 @@ def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
 
 
 def commit() -> str:
-    """The commit that runs; changes of the ledger and of its pages alone do not count as another commit."""
-    return ledger.commit_of(ROOT, but_for=("experiments/ledger", "docs/reproduction"))
+    """The commit that runs; tables that a run has written, of the ledger or of benchmarks, make no other commit."""
+    return ledger.commit_of(ROOT, but_for=("experiments/ledger", "docs/reproduction", "benchmarks/*.json", "*.md"))
 
 
 def where(paper: str, table: str) -> str:

@@ -21,8 +21,8 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem: the private set, and held-out samples.
 
     Returns:
-        `curve`: triples of iteration, loss and accuracy in [0, 1]. A gradient that is not finite ends the curve with a
-        triple whose loss and accuracy are NaN.
+        `curve`: triples of iteration, loss and accuracy in [0, 1]. After a gradient that is not finite follows one
+        triple, whose loss and accuracy are NaN: that of the next iteration that would have been recorded.
     """
     key = jax.random.key(setting.seed)
     protocol = protocols.vertical(
@@ -50,6 +50,7 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
         curve.append((done, float(loss), float(accuracy)))
 
     start = audit.start(watch, protocol, private, key=key)
+    chunk = max(10, setting.iterations // 40)  # records the rounds of Table 11, multiples of 1000
     record(0, start, {})
     try:
         audit.run(
@@ -60,11 +61,11 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
             key=key,
             rounds=setting.iterations,
             state=start,
-            chunk=max(10, setting.iterations // 40),  # records the rounds of Table 11, multiples of 1000
+            chunk=chunk,
             callbacks=[record],
         )
     except FloatingPointError:
-        curve.append((setting.iterations, float("nan"), float("nan")))
+        curve.append((min(curve[-1][0] + chunk, setting.iterations), float("nan"), float("nan")))
     return {"curve": curve}
 
 
