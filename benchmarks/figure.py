@@ -24,7 +24,7 @@ STEPS = {
 
 
 def draw(results: dict, path: Path = FIGURE) -> None:
-    """A bar chart of how many times PyTorch's best takes what jaxleak's fastest form takes, one row for each step.
+    """A bar chart of how many times PyTorch's best takes what jaxleak's fastest form takes on CPU, a row for each step.
 
     Args:
         results: the content of results.json.
@@ -34,8 +34,9 @@ def draw(results: dict, path: Path = FIGURE) -> None:
         ValueError: if a step has no entry of PyTorch's or none of jaxleak's.
     """
     names, ratios = [], []
+    on_cpu = [e for e in results["benchmarks"] if results["runs"][e["run"]]["device"].startswith("cpu")]
     for words, name in STEPS.items():
-        entries = [e for e in results["benchmarks"] if e["group"].startswith(words)]
+        entries = [e for e in on_cpu if e["group"].startswith(words)]
         theirs = [seconds_of(e) for e in entries if e["name"].startswith("PyTorch")]
         ours = [seconds_of(e) for e in entries if not e["name"].startswith("PyTorch") and e["name"] not in EAGER]
         if not theirs or not ours:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.report -m gpu benchmarks/test_accelerator.py
 
-All arrays are float32; what is varied is how the factors of products and convolutions are rounded. "float32" does not
-round them. "the default" is what JAX and PyTorch may take where nobody says otherwise, or what PyTorch takes where it
-is allowed to: TF32 on NVIDIA's GPUs since Ampere, bfloat16 on TPUs. Before a row in float32 is timed, its gradient must
-be that of another device or library: of PyTorch on the same GPU, or else of JAX on the CPU. How far a row's gradient is
-from it is a column. The peak is that of `JAXLEAK_PEAK_FLOPS`, in float32 and by default with a comma between, or
-without it the rate of a large matrix product measured in the same precision.
+All arrays are float32; what is varied is how the factors of products and convolutions are rounded. In float32 they are
+not. By default JAX takes what its compiler finds fastest, and PyTorch is allowed to round as well: to TF32 on NVIDIA's
+GPUs since Ampere, to bfloat16 on TPUs. Before a row in float32 is timed, its gradient must be that of another device or
+library: of PyTorch on the same GPU, or else of JAX on the CPU. How far a row's gradient is from it is a column. The
+peak is that of `JAXLEAK_PEAK_FLOPS`, in float32 and by default with a comma between, or without it the rate of a large
+matrix product measured in the same precision.
 """
 
 import contextlib
@@ -24,15 +24,16 @@ from benchmarks import _limits, _problems, test_cafe_step, test_inversion_step, 
 from benchmarks._quiet import first_call, measure
 
 #: Of JAX; the names are those of `jax.default_matmul_precision`.
-PRECISIONS = {"float32": "float32", "the default": "default"}
+PRECISIONS = {"products in float32": "float32", "products by default": "default"}
 TORCH = "PyTorch eager"
 #: Executor and precision of every row.
+EXACT, ROUNDED = PRECISIONS
 ROWS = (
-    ("jit per step", "float32"),
-    ("jit over the loop", "float32"),
-    ("jit over the loop", "the default"),
-    (TORCH, "float32"),
-    (TORCH, "the default"),
+    ("jit per step", EXACT),
+    ("jit over the loop", EXACT),
+    ("jit over the loop", ROUNDED),
+    (TORCH, EXACT),
+    (TORCH, ROUNDED),
 )
 ITERATIONS, ROUNDS = 20, 5
 #: Of the gradient's norm; accelerators sum in another order, which flips a few ReLUs.
@@ -145,7 +146,7 @@ def rounding(executor: str, precision: str):
     if executor == TORCH:
         if (peers := peers_on_gpu()) is None:
             pytest.skip("needs torch, of the extra jaxleak[bench], with a GPU that it sees")
-        with peers.precision(exact=precision == "float32"):
+        with peers.precision(exact=precision == EXACT):
             yield
     else:
         with jax.default_matmul_precision(PRECISIONS[precision]):
@@ -164,12 +165,12 @@ def test_inversion(benchmark, group, executor, precision):
         first_call(benchmark, call)
         changed = torch_gradient(group) if executor == TORCH else problem.change(rate, executor)
         far = _problems.relative_difference(reference(group), changed.reshape(reference(group).shape))
-        assert far < (TOLERANCE if precision == "float32" else np.inf)
+        assert far < (TOLERANCE if precision == EXACT else np.inf)
         measure(
             benchmark,
             call,
-            group=group,
-            name=f"{executor}, {precision}",
+            group=f"{group}, {precision}",
+            name=executor,
             per_call=ITERATIONS,
             rounds=ROUNDS,
             **columns(work, precision),
@@ -193,12 +194,12 @@ def test_cafe_step_by_precision(benchmark, executor, precision):
         _, one = test_cafe_step.rounds_by(executor, "auto", 1)
         there = np.asarray(one(begin).attack.data.x_optimizer.rows[0].mu)
         far = _problems.relative_difference(cafe_on_cpu(), there)
-        assert far < (TOLERANCE if precision == "float32" else np.inf)
+        assert far < (TOLERANCE if precision == EXACT else np.inf)
         measure(
             benchmark,
             lambda: loop(begin),
-            group=test_cafe_step.GROUP,
-            name=f"{executor}, {precision}",
+            group=f"{test_cafe_step.GROUP}, {precision}",
+            name=executor,
             per_call=ITERATIONS,
             rounds=ROUNDS,
             **columns(test_cafe_step.work(), precision),
