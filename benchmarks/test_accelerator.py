@@ -126,6 +126,13 @@ def torch_gradient(group: str) -> np.ndarray:
     return _problems.gradient(peers.images(start), peers.images(run(1)), PROBLEMS[group][1])
 
 
+@contextlib.contextmanager
+def on_cpu():
+    """Inside, the CPU's own products, which are in float32; asking for that would make its convolutions slow."""
+    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("default"):
+        yield
+
+
 @functools.cache
 def reference(group: str) -> np.ndarray:
     """The gradient in float32, by other means than the rows of JAX have."""
@@ -134,7 +141,7 @@ def reference(group: str) -> np.ndarray:
             found = torch_gradient(group)
         return found.reshape(PROBLEMS[group][0]()[0].begin.attack.variables["x"].shape)
     build, rate, *_ = PROBLEMS[group]
-    with jax.default_device(jax.devices("cpu")[0]):  # whose products are in float32 anyway
+    with on_cpu():
         problem = build()[0]
         here = jax.device_put((problem.begin, problem.observation), jax.devices("cpu")[0])
         return problem._replace(begin=here[0], observation=here[1]).change(rate)
@@ -180,7 +187,7 @@ def test_inversion(benchmark, group, executor, precision):
 
 @functools.cache
 def cafe_on_cpu() -> np.ndarray:
-    with jax.default_device(jax.devices("cpu")[0]):
+    with on_cpu():
         begin, loop = test_cafe_step.rounds_by("jit per step", "auto", 1)
         return np.asarray(loop(begin).attack.data.x_optimizer.rows[0].mu)
 

@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks import figure
 
-
 RUNS = [{"device": "cpu (2 cores)"}, {"device": "a GPU"}]
 
 

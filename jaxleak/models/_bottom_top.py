@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak._precision import settle_products
 
 HE_UNIFORM = nn.initializers.he_uniform()
 
@@ -138,6 +139,7 @@ def bottom_top(
         raise ValueError("bottom and top need at least one layer each; top=None is the top without parameters")
     _validate.count(**{f"bottom[{i}]": n for i, n in enumerate(bottom)})
     _validate.count(**{f"top[{i}]": n for i, n in enumerate(top or ())})
+    settle_products()
     layers = tuple(bottom) if top is not None else (*bottom, num_classes)
     bottom_net = Dense(layers, linear_last=top is None)
     rest_net = None if top is None else Dense((*top[1:], num_classes), linear_last=True)

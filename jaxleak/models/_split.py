@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak._precision import settle_products
 
 GLOROT_PER_PARTY = nn.initializers.glorot_uniform(in_axis=-2, out_axis=-1, batch_axis=(0,))
 
@@ -81,6 +82,7 @@ def split_model(
     """
     _validate.count(parties=parties, width=width, **{f"slice_shape[{i}]": n for i, n in enumerate(slice_shape)})
     _validate.count_in_range(2, 10**6, num_classes=num_classes)
+    settle_products()
     one_slice = jax.ShapeDtypeStruct((1, *slice_shape), jnp.float32)
     feature_size = jax.eval_shape(lambda x: extractor.init_with_output(jax.random.key(0), x)[0], one_slice).shape[-1]
 

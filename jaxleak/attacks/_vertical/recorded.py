@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxleak._base import Observation, PartyRecord
+from jaxleak._precision import settle_products
 
 
 def recorded(
@@ -26,6 +27,7 @@ def recorded(
     Raises:
         ValueError: if shapes do not fit together, as with a last batch that is smaller, or values are not finite.
     """
+    settle_products()
     given = {"own": own, "cut_gradients": cut_gradients, **({} if outputs is None else {"outputs": outputs})}
     ids = _array("index", index, 2)
     if not np.issubdtype(ids.dtype, np.integer) or ids.min(initial=0) < 0:

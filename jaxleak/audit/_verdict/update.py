@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
+from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.head import Head
 from jaxleak.audit._checks.labels import Labels, defended_labels, labels_of
@@ -156,6 +157,11 @@ def update(
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense, loss_known)
     answers, said = _attacked(case)
+    if rounding := rounding_of_products():
+        said.append(
+            f"JAX's setting jax_default_matmul_precision is {rounding!r}, so that the attacks' own products are "
+            "rounded and may miss a leak; 'float32' rounds none."
+        )
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     labels = _labels(case, head)

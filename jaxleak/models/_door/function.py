@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak._precision import settle_products
 from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BatchNormMode, Classifier, Outputs
 from jaxleak.models._conv import FORMS, Form
@@ -140,6 +141,7 @@ def wrapped(
     _validate.one_of(LAYOUTS, layout=layout)
     _validate.one_of(FORMS, form=form)
     size = check_sizes(image_shape, num_classes)
+    settle_products()
     network = Network(functions, variables, size, layout, form)
     classes = network.check_logits(num_classes)
     mode: BatchNormMode = "train" if "train" in functions else "eval"
