@@ -32,6 +32,7 @@ FLOORS = {
             "_mesh",
             "_orbax",
             "_own_keys",
+            "_precision",
             "_processes",
             "_steps",
             "_tree",
