@@ -1,5 +1,7 @@
 """Checks of an update before any attack: every mistake is named, and a right update passes."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -196,6 +198,56 @@ def test_known_images_may_be_off_by_what_another_machine_explains(plain, monkeyp
     monkeypatch.setattr(client_checks, "_explained", lambda *_: ("a cause", "--option"))
     x, y = np.asarray(plain.batch.x[:, 0]), np.asarray(plain.batch.y)
     assert audit.check_client(plain.model, plain.variables, plain.gradient, x, y)[-1].status == status
+
+
+def _with_factors_of(bits):
+    """Products whose factors are rounded to this many bits of fraction, as GPUs round them, also in the gradient."""
+
+    def rounded(x):
+        half, mask = (1 << (23 - bits)) // 2, -1 << (23 - bits)
+        return jax.lax.bitcast_convert_type((jax.lax.bitcast_convert_type(x, jnp.int32) + half) & mask, jnp.float32)
+
+    @jax.custom_vjp
+    def product(a, b):
+        return rounded(a) @ rounded(b)
+
+    def backward(factors, slope):
+        a, b = map(rounded, factors)
+        return rounded(slope) @ b.T, a.T @ rounded(slope)
+
+    product.defvjp(lambda a, b: (product(a, b), (a, b)), backward)
+    return product
+
+
+def _network(product):
+    def apply(variables, x):
+        for name, weight in sorted(variables["params"].items()):
+            x = product(x.reshape(len(x), -1) if name == "0" else jnp.maximum(x, 0), weight)
+        return x
+
+    widths = itertools.pairwise((48, 256, 256, 256, 256, 5))
+    keys = jax.random.split(jax.random.key(0), 5)
+    params = {str(i): jax.random.normal(keys[i], shape) * (2 / shape[0]) ** 0.5 for i, shape in enumerate(widths)}
+    return models.from_function(apply, {"params": params}, image_shape=(4, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("bits", "status", "said"), [(23, "passed", ""), (10, "suspicious", "TF32"), (4, "failed", "mixed")]
+)
+def test_a_client_whose_gpu_rounds_factors_to_tf32_is_not_refused(bits, status, said):
+    model, variables = _network(jnp.matmul)
+    rounding, _ = _network(_with_factors_of(bits))
+    batch = Batch(jax.random.uniform(jax.random.key(5), (4, 1, 4, 4, 3)), jnp.arange(4), jnp.arange(4))
+    gradient = protocols.ClientShare(rounding)(variables, batch)
+    found = audit.check_client(model, variables, gradient, batch.x[:, 0], batch.y)[-1]
+    assert (found.name, found.status) == ("known images", status)
+    assert said in found.cause
+    # A mistake of a known kind is one all the same.
+    if bits >= 10:
+        found = audit.check_client(model, variables, jax.tree.map(lambda g: 4 * g, gradient), batch.x[:, 0], batch.y)[
+            -1
+        ]
+        assert found.status == "failed"
 
 
 @pytest.mark.parametrize("stated", [1, 2])
