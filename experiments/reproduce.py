@@ -129,11 +129,7 @@ def main(args: Args) -> int:
 
 
 def compare_data_sets(args: Args, ledgers: list[Ledger]) -> int:
-    """Compare the data sets behind the measured cells with what is stored of them; store the others with `--record`.
-
-    Returns:
-        0, or 1 if one is missing, holds other samples, or is not stored.
-    """
+    """Compare the data behind the measured cells with what is stored; 1 if some differ, are missing or not stored."""
     data_sets = DataSets(FOLDER)
     specs = {spec for ledger in ledgers for spec in data_of(study_of(ledger.paper, _folder(args, ledger)), ledger)}
     if args.record:

@@ -20,6 +20,7 @@ from jaxleak.study.sources import Sources, samples_in
 #: Data specification of each printed data set. CIFAR-10 stands for Linnaeus 5, which is not available.
 SPECS = {"cifar10": "cifar10", "cifar100": "cifar100", "mnist": "mnist", "yale32": "yale32", "linnaeus5": "cifar10"}
 LINNAEUS = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)"
+POOL = "a pool of one gradient for 1,000"
 
 PRINTED = Options(solver="paper", iterations=8000)
 #: What every descent of CAFE takes from elsewhere, since the paper does not print it.
@@ -71,8 +72,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
     ours = FAKE if table == "fake-gradients" else OURS
     measured = []
     for cell in cells((table,), PRINTED):
-        measured += [(cell, made) for made in (_as_printed(cell), *_readings(cell))]
-        measured += [(cell, smaller) for smaller in (_reduced(cell), _narrow(cell)) if smaller is not None]
+        measured += [(cell, m) for m in (_as_printed(cell), *_readings(cell), _reduced(cell), _narrow(cell)) if m]
     for cell in cells((table,), ours):
         if setting_of(cell).kind == "exact":
             notes = [f"exact engine; {ours.images} images inverted", f"N {ours.num_samples}" if ours is FAKE else ""]
@@ -88,7 +88,10 @@ def _of_table(table: str) -> Iterator[Measurement]:
 def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | None = None) -> Measurement:
     identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
     setting = setting or setting_of(cell)
-    unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5")
+    faked = setting.defense.startswith("fake-")
+    unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5"), POOL * faked
+    if faked and variant == "printed":  # all sizes but the pool are printed
+        variant, name = "reduced", f"{name}-{setting.num_samples}"
     differs = "; ".join(filter(None, (differs, *unprinted)))
     if setting.dataset == "linnaeus5":
         if variant != "ours":

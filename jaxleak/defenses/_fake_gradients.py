@@ -42,7 +42,7 @@ def fake_gradients(
     With the printed variance taken as it is ("absolute") the noise is far larger than the gradients of a normalised
     network: clamps then hardly ever bind, so that nothing is protected, and pairs are steps far too long. The
     algorithm's threshold asks for noise near the gradient, so `scale` measures it in units of the whole gradient's root
-    mean square ("gradient", under which the paper's results come out) or of each tensor's ("tensor").
+    mean square ("gradient", the unit in which it comes near) or of each tensor's ("tensor").
 
     The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.

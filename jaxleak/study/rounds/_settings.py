@@ -8,7 +8,7 @@ import optax
 from jaxleak import defenses
 from jaxleak.attacks import aggregated
 
-#: Readings of the paper's fake gradients, by name; the first one gives the paper's numbers.
+#: Readings of the paper's fake gradients, by name; none of them gives the paper's training curve.
 FAKE: dict[str, dict[str, Any]] = {
     "fake-capped": {"reading": "clamped", "scale": "gradient"},
     "fake-printed": {"reading": "printed", "scale": "absolute"},
