@@ -561,6 +561,7 @@ class TestContents:
         some = contents._zeros({"a": one, "b": zero, "c": zero})
         assert (some.status, some.evidence) == ("suspicious", "2 of 3 leaves are zero throughout, such as b.")
         assert contents._zeros({"a": zero, "b": zero}).status == "failed"
+        assert "left out every entry" in contents._zeros({"a": zero}, left_out=True).cause
 
 
 class TestLaws:

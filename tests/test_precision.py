@@ -38,6 +38,8 @@ def test_the_format_is_recognised_by_the_values_and_its_scale_by_what_became_of_
     one_off = sent.astype(np.float32)
     one_off[7] *= 1 + 2e-4
     assert precision_of([one_off], [one_off]) == FULL
+    scaled = (numbers * 2**16).astype(HALF[name]).astype(np.float32) / 2**16  # the loss scale of PyTorch's GradScaler
+    assert precision_of([scaled], [scaled]).name == name
     for nothing in ([np.zeros(3)], [np.array([1.0, np.nan])], []):
         assert precision_of(nothing, nothing) == FULL
 
@@ -72,6 +74,17 @@ def test_a_rounded_update_passes_and_proves_no_sample_that_is_not_there(client, 
     counted = labels_of(rounded, 4)
     assert (counted.proven <= np.bincount(batch.y, minlength=10)).all()
     assert counted.proven[0] >= 1
+
+
+@pytest.mark.parametrize(("away", "status"), [(0.03, "suspicious"), (0.5, "failed")])
+def test_a_client_that_sends_16_bits_may_have_computed_in_them(client, away, status):
+    model, variables, batch, gradient = client
+    off = jax.tree.map(lambda g: g * (1 + away * jax.random.normal(jax.random.key(8), g.shape)), gradient)
+    share, truth = protocols.ClientShare(model), (np.asarray(batch.x[:, 0]), np.asarray(batch.y))
+    (known,) = check_known_images(share, variables, _as_sent(off, "bfloat16"), truth, defended=False)
+    assert known.status == status
+    (known,) = check_known_images(share, variables, off, truth, defended=False)
+    assert known.status == "failed"
 
 
 def test_a_mistake_is_still_found_in_a_rounded_update(client):

@@ -90,18 +90,22 @@ FULL = Precision()
 def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | None = None) -> Precision:
     """The format of an update, recognised by its values, whatever the type in which they are stored.
 
+    A format counts by the bits of its fraction: a client that scales its loss by a power of two, as mixed precision in
+    float16 does, sends such numbers divided by the scale, out of the format's range.
+
     Args:
         sent: the arrays as they were sent, of any shapes.
         gradient: what became of them: the same numbers in units of a gradient.
         per_weight: where the update is weights, or their difference: what a difference of weights was multiplied by.
     """
-    arrays = [np.asarray(array, np.float32) for array in sent]
+    arrays = [np.ascontiguousarray(array, np.float32) for array in sent]
     largest = max((float(np.abs(array).max()) for array in arrays if array.size), default=0.0)
     if not largest or not np.isfinite(largest):
         return FULL
     scale = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(gradient) if np.size(leaf)) / largest
     full = FULL if per_weight is None else Precision(scale=per_weight, of_weights=True)
     for name, (dtype, unit) in _FORMATS.items():
-        if all((array.astype(dtype).astype(np.float32) == array).all() for array in arrays):
+        beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that a fraction in float32 has besides
+        if not any((array.view(np.uint32) & beyond).any() for array in arrays):
             return Precision(name, unit, scale, of_weights=full.of_weights)
     return full
