@@ -133,7 +133,8 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         *_variants(found["variants"]),
         "",
         "Words in brackets behind a variant tell several measurements of one cell apart; `--variant` takes the word "
-        "before them. Seconds are those of all runs of a measurement, on two CPU cores that other work shared.",
+        "before them. Seconds are those of all runs of a measurement, on two CPU cores or on the GPU that is named; "
+        "other work shared both.",
         "",
         "The page of a table has the command of one of its cells, which runs in a clone. A cell that is recorded is "
         "not run again: the command prints its entry. With `--check 1` it runs again, and the numbers are compared. "
@@ -308,6 +309,7 @@ def _row(entry: Entry, common: Sequence[str], *, beyond: bool) -> list[str]:
     for short, words in _NAMES.items():
         name = name.replace(short, words)
     variant = entry.variant + (f" ({re.sub('[-#]', ', ', name)})" if name else "")
+    gpus = re.findall(r"gpu: ([^,;]+)", entry.machine)
     rest = [part for part in entry.differs.split("; ") if part not in common]
     return [
         entry.cell.partition("/")[2],
@@ -316,7 +318,7 @@ def _row(entry: Entry, common: Sequence[str], *, beyond: bool) -> list[str]:
         ", ".join(f"{seed}: {_number(value, entry.unit)}" for seed, value in entry.seeds.items()),
         "met, beyond" if beyond else entry.status,
         variant,
-        f"{entry.seconds:.0f}",
+        f"{entry.seconds:.0f}" + f" ({', '.join(gpus)})" * bool(gpus),
         "; ".join(rest),
     ]
 
