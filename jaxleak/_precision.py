@@ -3,7 +3,11 @@
 import jax
 
 #: Settings by which factors stay in float32 or better; without any, `settle_products` has taken the first.
-_UNROUNDED = ("float32", "highest", "F32_F32_F32", "F64_F64_F64", None)
+_UNROUNDED = (
+    *("float32", "highest", "F32_F32_F32", "F64_F64_F64"),
+    *("BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "TF32_TF32_F32_X3"),
+    None,
+)
 
 
 def settle_products() -> None:

@@ -87,6 +87,54 @@ def test_a_client_that_sends_16_bits_may_have_computed_in_them(client, away, sta
     assert known.status == "failed"
 
 
+def test_a_leaf_without_its_gradient_is_no_rounding(client):
+    model, variables, batch, gradient = client
+    without = {**gradient, "conv_0": jax.tree.map(jnp.zeros_like, gradient["conv_0"])}
+    truth = (np.asarray(batch.x[:, 0]), np.asarray(batch.y))
+    sent = _as_sent(without, "bfloat16")
+    (known,) = check_known_images(protocols.ClientShare(model), variables, sent, truth, defended=False)
+    assert known.status == "failed"
+
+
+def test_a_loss_scale_makes_the_smallest_numbers_smaller_and_no_image_likelier():
+    scale = 2.0**24
+    numbers = np.random.default_rng(3).normal(0, 1e-6, (40, 3)).astype(np.float32)
+    sent = (numbers * scale).astype(np.float16).astype(np.float32) / np.float32(scale)
+    found = precision_of([sent], [sent])
+    assert found.name == "float16"
+    error = np.linalg.norm(sent - numbers)
+    assert error <= found.error(sent, None) < 4 * error
+    np.testing.assert_array_equal(found.rounded(sent, sent), sent)
+    large = np.float32(2.0**20) * numbers / np.abs(numbers).max()
+    large = (large / 2**8).astype(np.float16).astype(np.float32) * 2**8  # beyond float16 as it stands
+    np.testing.assert_array_equal(precision_of([large], [large]).rounded(large, large), large)
+
+
+def test_kernels_decide_where_normalisation_keeps_float32():
+    rng = np.random.default_rng(0)
+    kernel, scale = (rng.normal(0, 1e-3, shape).astype(np.float32) for shape in ((9, 4), (4,)))
+    rounded = kernel.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert precision_of([rounded, scale], [rounded, scale]).name == "bfloat16"
+    assert precision_of([kernel, scale.astype(np.float16)], [kernel, scale]) == FULL
+    # A difference of weights has few bits for another reason: the step is small.
+    small = kernel.astype(np.float16).astype(np.float32) / 2**30
+    assert precision_of([small], [small]).name == "float16"
+    assert precision_of([small], [small], per_weight=1.0).unit == 0
+
+
+def test_sums_of_16_bits_leave_something_of_what_vanishes_in_front_of_batch_statistics(client):
+    model, variables, batch, gradient = client
+    share, truth = protocols.ClientShare(model), (np.asarray(batch.x[:, 0]), np.asarray(batch.y))
+    whole = float(np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(gradient))))
+    bias = gradient["conv_0"]["bias"]
+    moved = {**gradient, "conv_0": {**gradient["conv_0"], "bias": jnp.full_like(bias, 5e-4 * whole / bias.size**0.5)}}
+    for sent, status in ((moved, "failed"), (_as_sent(moved, "bfloat16"), "suspicious")):
+        modes = [f for f in audit.check_update(share, variables, sent, batch_size=4) if f.name.startswith("mode")]
+        assert [f.status for f in modes] == (["failed"] if status == "failed" else ["passed"])
+        (known,) = check_known_images(share, variables, sent, truth, defended=False)
+        assert known.status == status
+
+
 def test_a_mistake_is_still_found_in_a_rounded_update(client):
     model, variables, _, gradient = client
     share, sent = protocols.ClientShare(model), _as_sent(gradient, "float16")

@@ -83,7 +83,7 @@ def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
     if len(dead) == len(leaves):
         cause = "the gradients were cleared before they were recorded, or nothing was trained"
         if left_out:
-            cause += ", or the defense that is stated left out every entry, and then nothing of the data is sent"
+            cause += ". If the stated defense left out every entry, the update holds nothing of the data"
         return Finding("zeros", "failed", "All values are zero.", cause, "--update")
     if dead:
         evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."

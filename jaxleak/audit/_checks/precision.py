@@ -26,6 +26,9 @@ class Precision(NamedTuple):
     # Whether the update is read from weights before and after the client's steps, whose rounding to float32 is then in
     # it, `scale` times as large.
     of_weights: bool = False
+    # Step between the smallest numbers as they were sent; 0 stands for the format's own. A loss scale that was divided
+    # out makes it smaller.
+    quantum: float = 0.0
 
     def error(self, array: np.ndarray, weights: np.ndarray | None) -> float:
         """A bound on the norm of the rounding error of an array of the gradient.
@@ -55,7 +58,7 @@ class Precision(NamedTuple):
 
     def _subnormal(self) -> float:
         """Half the smallest number of the format, in units of the gradient."""
-        return float(ml_dtypes.finfo(_FORMATS[self.name][0]).smallest_subnormal) / 2 * self.scale
+        return (self.quantum or _smallest(_FORMATS[self.name][0])) / 2 * self.scale
 
     def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
         """As `error`, over the array's norm."""
@@ -73,9 +76,14 @@ class Precision(NamedTuple):
         if not self.unit:
             return tree
         dtype = _FORMATS[self.name][0]
-        return jax.tree.map(
-            lambda leaf: (np.asarray(leaf, np.float32) / self.scale).astype(dtype).astype(np.float32) * self.scale, tree
-        )
+        scale = self.scale * (self.quantum / _smallest(dtype) if self.quantum else 1.0)
+        most = float(ml_dtypes.finfo(dtype).max)
+
+        def arrived(leaf: Any) -> np.ndarray:
+            numbers = np.clip(np.asarray(leaf, np.float64) / scale, -most, most)
+            return (numbers.astype(dtype).astype(np.float64) * scale).astype(np.float32)
+
+        return jax.tree.map(arrived, tree)
 
     def _through_weights(self, leaf: Any, before: Any) -> np.ndarray:
         before = np.asarray(before, np.float32)
@@ -91,7 +99,9 @@ def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | N
     """The format of an update, recognised by its values, whatever the type in which they are stored.
 
     A format counts by the bits of its fraction: a client that scales its loss by a power of two, as mixed precision in
-    float16 does, sends such numbers divided by the scale, out of the format's range.
+    float16 does, sends such numbers divided by the scale, out of the format's range. Mixed precision keeps gradients of
+    normalisation layers in float32, so that kernels decide where there are any. A difference of weights must be within
+    the format's range, since small steps of float32 have few bits, too.
 
     Args:
         sent: the arrays as they were sent, of any shapes.
@@ -104,8 +114,29 @@ def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | N
         return FULL
     scale = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(gradient) if np.size(leaf)) / largest
     full = FULL if per_weight is None else Precision(scale=per_weight, of_weights=True)
+    if per_weight is None:
+        arrays = [array for array in arrays if array.ndim > 1 and array.any()] or arrays
     for name, (dtype, unit) in _FORMATS.items():
+        if per_weight is not None:
+            if all((array.astype(dtype).astype(np.float32) == array).all() for array in arrays):
+                return Precision(name, unit, scale, of_weights=full.of_weights)
+            continue
         beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that a fraction in float32 has besides
         if not any((array.view(np.uint32) & beyond).any() for array in arrays):
-            return Precision(name, unit, scale, of_weights=full.of_weights)
+            step = _lowest_bit(arrays)
+            out_of_range = largest > float(ml_dtypes.finfo(dtype).max)
+            return Precision(name, unit, scale, quantum=step if out_of_range else min(step, _smallest(dtype)))
     return full
+
+
+def _smallest(dtype: Any) -> float:
+    """The step between the smallest numbers of a format."""
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
+
+
+def _lowest_bit(arrays: list[np.ndarray]) -> float:
+    """The largest power of two that all numbers are multiples of."""
+    numbers = np.concatenate([np.abs(array[array != 0]) for array in arrays]).astype(np.float64)
+    fraction, exponent = np.frexp(numbers)
+    whole = (fraction * 2.0**24).astype(np.int64)
+    return float(np.ldexp((whole & -whole).astype(np.float64), exponent - 24).min())

@@ -56,7 +56,7 @@ def check_symmetries(
         trained = laws.sizes
         if share.batch_norm == "eval":
             trained = find_sizes(share.in_mode("train"), variables, batch_size, key, precision)
-        mode = _mode(laws, payload, vanishing(trained))
+        mode = _mode(laws, payload, vanishing(trained), precision)
     if mode is not None and mode.status == "failed":
         return [mode]
     found = [] if mode is None else [mode]
@@ -76,20 +76,22 @@ def check_symmetries(
     return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, option)]
 
 
-def _mode(laws: Laws, payload: PyTree, nothing: list[str]) -> Finding:
+def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision = FULL) -> Finding:
     """Whether the leaves that vanish in front of batch statistics are large, or no more than rounding.
 
     Args:
         laws: the client's, in the mode that is stated.
         payload: the update.
         nothing: leaves that vanish in training mode.
+        precision: in which the payload was sent. A client that sends 16 bits may have summed numbers of 16 bits, which
+            leaves more than nothing.
     """
     name, share = "mode of batch normalisation", laws.share
     shares = shares_of_norm(payload)
     if share.batch_norm == "train" and nothing:
         largest, leaf = max((shares[leaf], leaf) for leaf in nothing)
         evidence = f"{leaf} has {largest:.1e} of the gradient's norm, and none in theory in front of batch statistics"
-        if largest > _VANISHES_BELOW:
+        if largest > max(_VANISHES_BELOW, precision.unit):
             cause = "the client normalised by running statistics, or layers are exchanged"
             return Finding(name, "failed", evidence + ".", cause, "--batch-norm eval")
         return Finding(name, "passed", evidence + ".")
