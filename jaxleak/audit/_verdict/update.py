@@ -157,11 +157,7 @@ def update(
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense, loss_known)
     answers, said = _attacked(case)
-    if rounding := rounding_of_products():
-        said.append(
-            f"JAX's setting jax_default_matmul_precision is {rounding!r}, so that the attacks' own products are "
-            "rounded and may miss a leak; 'float32' rounds none."
-        )
+    said += _rounded_products()
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     labels = _labels(case, head)
@@ -240,6 +236,16 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
         said.append("The time was spent; a longer --minutes goes on from here.")
     case.store.note()
     return answers, said
+
+
+def _rounded_products() -> list[str]:
+    """What a user should know who has JAX round products on this device."""
+    if not (setting := rounding_of_products()):
+        return []
+    return [
+        f"JAX's setting jax_default_matmul_precision is {setting!r}, so that the attacks' own products are "
+        "rounded and may miss a leak; 'float32' rounds none."
+    ]
 
 
 def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: float) -> str:
