@@ -17,7 +17,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 
 #: Written by `make bench` while it runs.
-WRITTEN = (":!README.md", ":!results.json")
+WRITTEN = (":!README.md", ":!results.json", ":!summary.json")
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):

@@ -113,20 +113,22 @@ def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | N
     if not largest or not np.isfinite(largest):
         return FULL
     scale = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(gradient) if np.size(leaf)) / largest
-    full = FULL if per_weight is None else Precision(scale=per_weight, of_weights=True)
-    if per_weight is None:
-        arrays = [array for array in arrays if array.ndim > 1 and array.any()] or arrays
+    of_weights = per_weight is not None
+    deciding = arrays if of_weights else [array for array in arrays if array.ndim > 1 and array.any()] or arrays
     for name, (dtype, unit) in _FORMATS.items():
-        if per_weight is not None:
-            if all((array.astype(dtype).astype(np.float32) == array).all() for array in arrays):
-                return Precision(name, unit, scale, of_weights=full.of_weights)
-            continue
-        beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that a fraction in float32 has besides
-        if not any((array.view(np.uint32) & beyond).any() for array in arrays):
-            step = _lowest_bit(arrays)
-            out_of_range = largest > float(ml_dtypes.finfo(dtype).max)
-            return Precision(name, unit, scale, quantum=step if out_of_range else min(step, _smallest(dtype)))
-    return full
+        if all(_is_of(array, dtype, in_range=of_weights) for array in deciding):
+            step = _lowest_bit(deciding)
+            quantum = step if largest > float(ml_dtypes.finfo(dtype).max) else min(step, _smallest(dtype))
+            return Precision(name, unit, scale, of_weights, quantum)
+    return FULL if per_weight is None else Precision(scale=per_weight, of_weights=True)
+
+
+def _is_of(array: np.ndarray, dtype: Any, *, in_range: bool) -> bool:
+    """Whether the fractions of all numbers have the bits of a format; with `in_range`, whether they are its numbers."""
+    if in_range:
+        return bool((array.astype(dtype).astype(np.float32) == array).all())
+    beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that a fraction in float32 has besides
+    return not (array.view(np.uint32) & beyond).any()
 
 
 def _smallest(dtype: Any) -> float:
