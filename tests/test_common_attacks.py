@@ -173,6 +173,7 @@ CASES = {
     "informed_laplace": knowing("laplace"),
     "informed_magnitude_noise": knowing("magnitude_noise"),
     "informed_outpost": knowing("outpost"),
+    "informed_adam_step": knowing("adam_step"),
     "informed_guardian": knowing("guardian"),
     "informed_encrypt_top": knowing("encrypt_top"),
     "patch_embedding": Case(patch_embedding, SERVER_WITHOUT_INDICES, random_start=False, setting="transformer"),

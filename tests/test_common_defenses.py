@@ -11,6 +11,7 @@ from jaxleak import models, protocols
 from jaxleak.defenses import (
     HORIZONTAL_PLACES,
     SPLIT_PLACES,
+    adam_step,
     adaptive_dp_sgd,
     cancelling_noise,
     chain,
@@ -70,6 +71,7 @@ DEFENSES = {
     "adaptive_dp_sgd": (adaptive_dp_sgd(0.5, 1.0, decay=0.9), True),
     "soteria": (soteria(0.5), False),
     "outpost": (outpost(0.5), True),
+    "adam_step": (adam_step(1e-3, weight_decay=0.01), False),
     "guardian": (guardian(10.0, probes=1), True),
     "dp_before_soteria": (composed(dp_sgd(0.5, 1.0), soteria(0.5)), True),
     "feature_dropout": (feature_dropout(0.5), True),

@@ -45,6 +45,7 @@ STANDS = {
     "soteria": 0.5, "outpost": 0.5, "quantization": 8.0, "stochastic_quantization": 8.0, "dp_sgd": 1e5,
     "adaptive_dp": 1e5, "dp_soteria": 1e5, "adaptive_dp_soteria": 1e5, "dp_update": 1e5, "gaussian": 1e-3,
     "laplace": 1e-3, "magnitude_noise": 0.1, "sparsification": 20.0, "encrypt_bottom": 60.0,
+    "adam_step": 1e-3, "adamw_step": 1e-3,
 }  # fmt: skip
 
 

@@ -231,6 +231,7 @@ def test_a_larger_pool_is_nearer():
 
 RATIOS, BITS = (0.1, 0.3, 0.5, 0.7, 0.9), (32.0, 16.0, 8.0, 4.0, 1.0)
 EPSILONS, NOISES, RELATIVE = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1), (1e-4, 1e-3, 1e-2, 1e-1), (0.1, 0.3, 1.0, 3.0)
+RATES = (1e-2, 1e-3, 1e-4)
 #: What the papers sweep, from weak to strong.
 SWEPT = {
     "soteria": RATIOS, "outpost": RATIOS, "quantization": BITS, "stochastic_quantization": BITS,
@@ -239,7 +240,7 @@ SWEPT = {
     "laplace": NOISES, "magnitude_noise": RELATIVE, "cancelling_noise": RELATIVE,
     "sparsification": (50.0, 20.0, 10.0, 5.0, 1.0), "error_feedback": (50.0, 20.0, 10.0, 5.0, 1.0),
     "feature_dropout": (0.1, 0.3, 0.5), "withhold_top": (20.0, 50.0, 80.0), "encrypt_top": (20.0, 40.0, 60.0, 80.0),
-    "encrypt_bottom": (20.0, 40.0, 60.0, 80.0),
+    "encrypt_bottom": (20.0, 40.0, 60.0, 80.0), "adam_step": RATES, "adamw_step": RATES,
 }  # fmt: skip
 
 
@@ -247,6 +248,7 @@ def test_named_defenses_sweep_what_the_papers_sweep():
     assert {name: entry.strengths for name, entry in CLIENT_DEFENSES.items()} == SWEPT
     private = {name for name, entry in CLIENT_DEFENSES.items() if entry.private}
     assert private == {"dp_sgd", "adaptive_dp", "dp_soteria", "adaptive_dp_soteria", "dp_update"}
+    assert {name for name, entry in CLIENT_DEFENSES.items() if entry.of_rate} == {"adam_step", "adamw_step"}
     assert {name for name, entry in CLIENT_DEFENSES.items() if entry.memory} == {"error_feedback"}
     assert {name: entry.neighbours for name, entry in CLIENT_DEFENSES.items() if entry.neighbours} == {
         "cancelling_noise": 1

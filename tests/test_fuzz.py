@@ -170,6 +170,7 @@ DEFENSES = {
     "sparsify": lambda a, b: defenses.sparsify(a),
     "vfl_defender": defenses.vfl_defender,
     "withhold_top": lambda a, b: defenses.withhold_top(a),
+    "adam_step": lambda a, b: defenses.adam_step(a, weight_decay=b),
     **{kind: lambda a, b, kind=kind: defenses.client_defense(kind, a) for kind in defenses.CLIENT_DEFENSES},
 }
 

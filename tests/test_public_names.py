@@ -78,7 +78,7 @@ NAMES = {
         TABLES TileLayout
     """,
     "jaxleak.defenses": """
-        adaptive_dp_sgd bits_on_the_wire cancelling_noise chain CLIENT_DEFENSES client_defense ClientDefense
+        adam_step adaptive_dp_sgd bits_on_the_wire cancelling_noise chain CLIENT_DEFENSES client_defense ClientDefense
         clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule fake_gradients feature_dropout
         gaussian_noise gaussian_payload_noise guardian HORIZONTAL_PLACES label_dp_scale laplace_noise
         magnitude_noise marvell mechanisms noise_multiplier_for noise_multiplier_of noise_multiplier_shorthand
@@ -86,8 +86,8 @@ NAMES = {
         SPLIT_PLACES SplitDefense SplitRun stateless true_epsilon vfl_defender withhold_top
     """,
     "jaxleak.defenses.mechanisms": """
-        Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise Recomputed
-        Replayed Simulation TensorNoise
+        AdamStep Clipped GaussianNoise LaplaceNoise Mechanism Noise PrivateNoise ProportionalNoise RankedNoise
+        Recomputed Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
         balanced_label_accuracy best_match_psnr feature_mse feature_r2 grey_psnr image_scores label_accuracy

@@ -27,7 +27,8 @@ def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float,
     points = []
     for name in names:
         for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
-            points.append(TradeOffPoint(replace(base, defense=name, strength=strength), name, strength))
+            own = replace(base, learning_rate=strength) if CLIENT_DEFENSES[name].of_rate else base
+            points.append(TradeOffPoint(replace(own, defense=name, strength=strength), name, strength))
     return points
 
 
@@ -97,8 +98,7 @@ DEMO: dict[str, tuple[float, ...]] = {
 
 def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """No defense, and `DEMO`."""
-    chosen = strengths or DEMO
-    return [TradeOffPoint(base, "none", 0.0), *_swept(base, tuple(chosen), chosen)]
+    return [TradeOffPoint(base, "none", 0.0), *_swept(base, tuple(strengths or DEMO), strengths or DEMO)]
 
 
 #: Studies that are run here, by name.

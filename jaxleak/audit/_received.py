@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Batch, Observation, PyTree, Share
 from jaxleak._tree import norm, where_seen
+from jaxleak.attacks._inversion.gradient_term import Undone
 
 
 class Received(NamedTuple):
@@ -14,6 +15,7 @@ class Received(NamedTuple):
 
     share: Share  # behind the defense, where that can be simulated
     in_part: bool = False  # whether entries that arrived as zero were left out, and say nothing
+    undone: Undone | None = None  # what is known of the gradient before the payload, where the payload is none
 
     def of(
         self, seen: Observation, x: jax.Array, y: jax.Array, *, sharpness: jax.Array | float | None = None
@@ -23,7 +25,16 @@ class Received(NamedTuple):
         own = where_seen(seen.payload, own)
         return jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, seen.payload) if self.in_part else own
 
+    def equations(self, seen: Observation) -> int:
+        """How many numbers of what was seen say something of the gradient."""
+        told = seen.payload if self.undone is None else self.undone.told(seen)
+        return sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(told))
 
-def misfit(seen: Observation, own: PyTree) -> jax.Array:
-    """() relative distance |g' - g| / |g| of an update g' like that of `Received.of` from the one that was seen."""
-    return norm(jax.tree.map(jnp.subtract, own, seen.payload)) / norm(seen.payload)
+    def explained(self, seen: Observation, own: PyTree) -> PyTree:
+        """What an update like that of `of` must equal to explain what was seen."""
+        return seen.payload if self.undone is None else self.undone.nearest(seen, jax.lax.stop_gradient(own))
+
+
+def misfit(explained: PyTree, own: PyTree) -> jax.Array:
+    """() relative distance |g' - g| / |g| of an update g' like that of `Received.of` from what it has to explain."""
+    return norm(jax.tree.map(jnp.subtract, own, explained)) / norm(explained)

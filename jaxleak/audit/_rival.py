@@ -10,6 +10,7 @@ import optax
 
 from jaxleak import _validate, metrics
 from jaxleak._base import Observation, PyTree, Share
+from jaxleak.attacks._inversion.gradient_term import Undone
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
 from jaxleak.audit._received import Received, misfit
 from jaxleak.metrics._images import RECOGNISED_ABOVE
@@ -60,6 +61,7 @@ def rival(
     key: jax.Array,
     iterations: int = 300,
     skip_zeros: bool = False,
+    undone: Undone | None = None,
 ) -> Rival:
     """Search, without any prior, for other images that have the same update as the answer of an attack.
 
@@ -77,6 +79,8 @@ def rival(
         key: the noise is drawn with one derived from it, which may be that of the attack.
         iterations: > 0, how many steps of Adam the descent has.
         skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
+        undone: what is known of the gradient before the payload, as of `client_updates.Gradients`; None where the
+            payload is compared itself.
 
     Returns:
         The rival; NaN similarity where images are not finite.
@@ -90,7 +94,7 @@ def rival(
     _validate.count(iterations=iterations)
     noisy = jnp.clip(answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape), 0, 1)
     labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
-    received = Received(share, skip_zeros)
+    received = Received(share, skip_zeros, undone)
     found, before, after = _descend(received, observation, jnp.stack([first, noisy]), labels, iterations)
     other = np.asarray(found[1])
     return Rival(
@@ -107,7 +111,8 @@ def _descend(
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
 
     def distance(x: jax.Array, sharpness: jax.Array | None = None) -> jax.Array:
-        return misfit(seen, received.of(seen, x, y, sharpness=sharpness))
+        own = received.of(seen, x, y, sharpness=sharpness)
+        return misfit(received.explained(seen, own), own)
 
     gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 

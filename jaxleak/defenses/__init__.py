@@ -8,6 +8,7 @@ from jaxleak.defenses._accounting import (
     noise_multiplier_of,
     noise_multiplier_shorthand,
 )
+from jaxleak.defenses._adam_step import adam_step
 from jaxleak.defenses._base import (
     HORIZONTAL_PLACES,
     SPLIT_PLACES,
@@ -46,6 +47,7 @@ __all__ = [
     "SPLIT_PLACES",
     "SplitDefense",
     "SplitRun",
+    "adam_step",
     "adaptive_dp_sgd",
     "bits_on_the_wire",
     "cancelling_noise",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxleak import _validate
 from jaxleak.defenses._accounting import noise_multiplier_shorthand
+from jaxleak.defenses._adam_step import adam_step
 from jaxleak.defenses._base import Defense, PayloadEncoding
 from jaxleak.defenses._composed import composed
 from jaxleak.defenses._compression import quantize, sparsify, withhold_top
@@ -25,6 +26,9 @@ _DECAY = 0.99
 
 _RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BITS = (32.0, 16.0, 8.0, 4.0, 1.0)
+_RATES = (1e-2, 1e-3, 1e-4)
+#: The weight decay that AdamW has in PyTorch unless it is told another.
+_WEIGHT_DECAY = 0.01
 _EPSILONS = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1)
 
 
@@ -39,6 +43,7 @@ class ClientDefense(NamedTuple):
     clipping: Callable[[float, float], Defense] | None = None
     memory: bool = False  # a client's upload depends on its uploads before
     neighbours: int = 0  # other clients whose uploads the defense needs
+    of_rate: bool = False  # the number is the client's own learning rate
     interpretation: str = ""  # where the algorithm is not, or not only, the published one
 
     @property
@@ -129,6 +134,12 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
     "encrypt_bottom": ClientDefense(
         lambda percent: sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, smallest first",
+    ),
+    # No defenses by intention: what a client uploads that takes one step of another optimizer.
+    "adam_step": ClientDefense(adam_step, _RATES, "learning rate of Adam", of_rate=True),
+    "adamw_step": ClientDefense(
+        lambda rate: adam_step(rate, weight_decay=_WEIGHT_DECAY), _RATES,
+        f"learning rate of AdamW, weight decay {_WEIGHT_DECAY}", of_rate=True,
     ),
 }  # fmt: skip
 

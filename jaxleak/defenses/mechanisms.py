@@ -36,6 +36,18 @@ class Clipped(NamedTuple):
     examples: bool = False  # whether every example's gradient is clipped, instead of the whole payload
 
 
+class AdamStep(NamedTuple):
+    """Every entry g of a gradient becomes `g / (|g| + epsilon) + weight_decay w`: the first step of Adam at weights w.
+
+    What arrives is the change of the weights over the learning rate, and the new weights were rounded to float32.
+    Nothing is drawn: whoever knows the weights can bound g from both sides.
+    """
+
+    learning_rate: float  # > 0
+    epsilon: float  # > 0, what Adam adds to the root of the second moment
+    weight_decay: float  # >= 0, decoupled from the gradient as in AdamW
+
+
 class GaussianNoise(NamedTuple):
     """Every entry gets Gaussian noise of the same standard deviation."""
 
@@ -78,7 +90,7 @@ class RankedNoise(NamedTuple):
     unit: Literal["absolute", "tensor", "gradient"]
 
 
-Simulation: TypeAlias = Replayed | Recomputed | Clipped
+Simulation: TypeAlias = Replayed | Recomputed | Clipped | AdamStep
 Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNoise | PrivateNoise | RankedNoise
 
 
@@ -102,6 +114,7 @@ class Mechanism(NamedTuple):
 
 
 __all__ = [
+    "AdamStep",
     "Clipped",
     "GaussianNoise",
     "LaplaceNoise",

@@ -309,6 +309,8 @@ SPOKEN = {
     "feature_dropout": "feature dropout (rate)",
     "stochastic_quantization": "stochastic quantization (bits per entry)",
     "withhold_top": "largest entries withheld (%)",
+    "adam_step": "step of Adam (learning rate)",
+    "adamw_step": "step of AdamW (learning rate)",
 }
 #: The attackers of a trade-off: how their line and their points are drawn.
 _LEAKS = {"psnr": ("--", "o"), "psnr_adaptive": ("-", "s")}

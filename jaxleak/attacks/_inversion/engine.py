@@ -16,6 +16,7 @@ from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, loss_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
+from jaxleak.attacks._inversion.gradient_term import Gradients
 from jaxleak.attacks._inversion.labels import LabelSource, label_source
 from jaxleak.attacks._inversion.loss_probe import check_soft_labels
 from jaxleak.attacks._inversion.settings import Settings, check_settings, leaves_read
@@ -88,6 +89,12 @@ class Parts(NamedTuple):
             return total / s.group, Compared(found.mask, found.distance.mean(), found.misfit.mean())
 
         return together
+
+    def fixed_labels(self, observation: Observation, key: jax.Array) -> jax.Array | None:
+        """The labels (B, C) that are granted, or that a rule reads off the gradient; None where they are optimised."""
+        compare = self.settings.compare
+        undone = compare.undone if isinstance(compare, Gradients) else None
+        return self.labels.fixed(observation if undone is None else undone.read(observation), key)
 
     def fresh(self, variables: dict[str, PyTree]) -> PyTree:
         """The state of an optimizer that has learned nothing yet."""
@@ -258,7 +265,7 @@ def _descended(
 ) -> tuple[jax.Array, Compared, PyTree, tuple[PyTree, PyTree]]:
     """The objective, the comparison and the direction at the state's variables, and the optimizer's answer to them."""
     s = parts.settings
-    fixed = parts.labels.fixed(observation, state.label_key)
+    fixed = parts.fixed_labels(observation, state.label_key)
     objective = parts.objective(observation, fixed, None if parts.smoothing is None else state.sharpness)
 
     def at(variables: dict[str, PyTree], mask: PyTree) -> tuple[jax.Array, Compared]:
@@ -292,7 +299,7 @@ def _descended(
 def _reconstruct(parts: Parts, state: InversionState, observation: Observation) -> Reconstruction:
     require(observation, parts.reads)
     size = parts.setup.batch_size
-    fixed = parts.labels.fixed(observation, state.label_key)
+    fixed = parts.fixed_labels(observation, state.label_key)
     one, contenders = parts.objective_of_one(observation, fixed, None), _contenders(parts, state)
     compared = jax.lax.map(lambda it: one(it[0], it[1], None)[1]._replace(mask=None), contenders)
     finite = jnp.where(jnp.isnan(compared.distance), jnp.inf, compared.distance)

@@ -1,6 +1,7 @@
 """The data term of nearly all inversions: the distance of the observed from the simulated gradient."""
 
 from typing import NamedTuple
+from typing import Protocol as TypingProtocol
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,26 @@ from jaxleak.objectives import Distance, Selection, apply_mask, cosine
 MATCHED_BELOW = 0.01
 
 
+class Undone(TypingProtocol):
+    """What a client has done to its gradient before the upload, as far as the server can undo it."""
+
+    def read(self, observation: Observation) -> Observation:
+        """The observation with the likeliest gradient as its payload; label rules read this one."""
+
+    def nearest(self, observation: Observation, simulated: PyTree) -> PyTree:
+        """The gradient nearest to a simulated one, among those that may be behind the payload."""
+
+    def told(self, observation: Observation) -> PyTree:
+        """Which entries of the gradient are known well enough to count as an equation each, a tree of bool."""
+
+
 class Gradients(NamedTuple):
     """Compare whole gradients or updates, or the entries that a selection picks."""
 
     distance: Distance
     selection: Selection | None = None  # which entries are compared; None compares all
+    # Where the payload is no gradient, what is known of the gradient before it; None compares the payload itself.
+    undone: Undone | None = None
 
     @property
     def reads_labels(self) -> bool:
@@ -37,14 +53,16 @@ class Gradients(NamedTuple):
 
     def term(self, setup: Setup) -> DataTerm:
         """The distance of what was observed from what `setup.share` makes of the candidate."""
-        distance, selection = self
+        distance, selection, undone = self
 
         def compare(
             observation: Observation, x: jax.Array, y: jax.Array, mask: PyTree, sharpness: Sharpness
         ) -> Compared:
             batch = Batch(x[:, None], y, jnp.arange(setup.batch_size))
-            observed = observation.payload
             simulated = setup.share(observation.params, batch, sharpness=sharpness)
+            observed = observation.payload
+            if undone is not None:
+                observed = undone.nearest(observation, jax.lax.stop_gradient(simulated))
             if mask is None and selection is not None:
                 mask = selection(observed, simulated)
             if mask is not None:

@@ -17,6 +17,7 @@ What is done to an update follows from the mechanism that the defense declares (
 |                                 | through; averages draws of its own if the defense is random                     |
 | `Recomputed`                    | averages the candidate's gradient over draws of its own                         |
 | `Clipped`                       | clips the candidate's payload or its examples' gradients as the client does     |
+| `AdamStep`                      | computes the gradient from the step, between the bounds that rounding leaves    |
 | `GaussianNoise`, `LaplaceNoise` | compares by the likelihood of the noise                                         |
 | `ProportionalNoise`             | the same, with the variance that an observed entry tells                        |
 | `TensorNoise`                   | the same tensor by tensor, on the entries that are not noise alone              |
@@ -53,13 +54,21 @@ from jaxleak import _validate, objectives
 from jaxleak._base import PyTree, Share, total_steps
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES
 from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient, PriorName
 from jaxleak.attacks.adaptive._likelihood import comparing
 from jaxleak.attacks.adaptive._party import informed_party
 from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, informed_rounds, rounds_attack
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, PrivateNoise, RankedNoise, Replayed, TensorNoise
+from jaxleak.defenses.mechanisms import (
+    GaussianNoise,
+    LaplaceNoise,
+    PrivateNoise,
+    RankedNoise,
+    Replayed,
+    TensorNoise,
+)
 from jaxleak.models import Classifier
 
 
@@ -140,6 +149,8 @@ def informed(
     if weights:
         own = settings.weighing(**weights)
         known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
+    if (undone := undone_by(defense)) is not None:
+        known = known.comparing(undone=undone)
     if mechanism.zeroes:
         known = known.comparing(selection=_arrived)
     if mechanism.zeroes_head and known.labels in LABEL_RULES:

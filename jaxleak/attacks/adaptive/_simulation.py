@@ -8,7 +8,7 @@ from jaxleak import _tree
 from jaxleak._base import Batch, PyTree, Share, TransformedShare
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks.adaptive._client import KnownClient
-from jaxleak.defenses.mechanisms import Clipped, Recomputed, Replayed, Simulation
+from jaxleak.defenses.mechanisms import AdamStep, Clipped, Recomputed, Replayed, Simulation
 
 #: Draws of the attacker's own that stand for a random transform.
 DRAWS = 4
@@ -35,6 +35,12 @@ def _replayed(simulation: Replayed, client: KnownClient) -> Share:
         return jax.tree.map(lambda own, new: own + jax.lax.stop_gradient(new.mean(axis=0) - own), payload, drawn)
 
     return TransformedShare(share, compute)
+
+
+@simulated.register
+def _before_adam(_: AdamStep, client: KnownClient) -> Share:
+    """The share itself: the step is undone where gradients are compared, see `BeforeAdam`."""
+    return client.share
 
 
 @simulated.register

@@ -4,6 +4,7 @@ import jax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak.audit._checks.adam import check_not_adam, nearest_to_zero
 from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents, check_rounding
 from jaxleak.audit._checks.equations import check_defended_head, check_head
@@ -13,6 +14,7 @@ from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.statement import check_statement
 from jaxleak.audit._checks.symmetry import check_symmetries
 from jaxleak.defenses import Defense
+from jaxleak.defenses.mechanisms import AdamStep
 from jaxleak.protocols import ClientShare
 
 _EQUATIONS = "equations of the head and the network"
@@ -83,7 +85,11 @@ def checked_update(
         findings += check_rounding(precision, payload, variables)
         return findings + check_statement(defense, payload, variables, precision, samples=samples), None
     uneven = share.momentum > 0 and share.total_steps > 1
-    head = head_of(share.model, payload, variables, precision, share.batch_norm)
+    if not defended and (signs := check_not_adam(payload)):
+        return findings + signs, None
+    step = None if defense is None or defense.mechanism is None else defense.mechanism.simulation
+    of_gradient = nearest_to_zero(step, payload, variables) if isinstance(step, AdamStep) else payload
+    head = head_of(share.model, of_gradient, variables, precision, share.batch_norm)
     if defended:
         why = "The client defends its update, which breaks exact equations."
         findings.append(Finding(_EQUATIONS, "not applicable", why))

@@ -5,11 +5,12 @@ import numpy as np
 from jaxleak import _magnitudes
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.adam import check_adam_step
 from jaxleak.audit._checks.defended import DEVIATIONS
 from jaxleak.audit._checks.finding import Finding
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.defenses import Defense, PayloadEncoding
-from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Noise
+from jaxleak.defenses.mechanisms import AdamStep, Clipped, GaussianNoise, LaplaceNoise, Noise
 
 #: What rounding may add to a norm, and to the distance of two values that are equal, relative to the largest.
 _NORM, _EQUAL = 0.01, 1e-6
@@ -22,7 +23,7 @@ _NOISE_MATTERS = 0.01
 def check_statement(
     defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision, *, samples: int = 1
 ) -> list[Finding]:
-    """Findings on what the stated defense allows: norm, different values, number of entries, entries without noise.
+    """Findings on what the stated defense allows: norm, values, number of entries, noise everywhere, a step's length.
 
     Args:
         defense: as it is stated, or None for one that is not known, of which nothing can be checked.
@@ -41,6 +42,8 @@ def check_statement(
         noise = defense.mechanism.noise
         if noise is None or isinstance(noise, GaussianNoise):
             found.append(_norm(leaves, defense.mechanism.simulation.norm, 0.0 if noise is None else noise.deviation))
+    if defense.mechanism is not None and isinstance(defense.mechanism.simulation, AdamStep):
+        found.append(check_adam_step(defense.mechanism.simulation, payload, variables))
     if defense.mechanism is not None and not defense.mechanism.zeroes:
         steps = {name: precision.step(leaf) for name, leaf in weights.items()}
         found += _untouched(leaves, steps, defense.mechanism.noise, samples)

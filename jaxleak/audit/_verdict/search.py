@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxleak import objectives
 from jaxleak._base import Attack, Batch, Observation
+from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
@@ -41,7 +42,7 @@ def received(share: ClientShare, defense: Defense | None, samples: int) -> Recei
         return Received(share)
     mechanism = defense.mechanism
     client = KnownClient(defense, share.model, share, samples)
-    return Received(simulated(mechanism.simulation, client), mechanism.zeroes)
+    return Received(simulated(mechanism.simulation, client), mechanism.zeroes, undone_by(defense))
 
 
 class Case(NamedTuple):
@@ -72,7 +73,8 @@ class Case(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def _misfits(by: Received, seen: Observation, x: jax.Array, y: jax.Array) -> jax.Array:
     own = by.of(seen, x, y)
-    return jnp.stack([misfit(seen, own), objectives.cosine(seen.payload, own)])
+    explained = by.explained(seen, own)
+    return jnp.stack([misfit(explained, own), objectives.cosine(explained, own)])
 
 
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
@@ -85,8 +87,8 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
     x, seen = np.asarray(x, np.float32), case.observation
     relative, cosine = _misfits(case.received, seen, jnp.asarray(x), jnp.asarray(y))
     # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
-    equations = sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(seen.payload))
-    return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=equations >= x.size, **fields)
+    determined = case.received.equations(seen) >= x.size
+    return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=determined, **fields)
 
 
 def distance_of_truth(case: Case, answer: Answer) -> float | None:
@@ -177,5 +179,6 @@ def search(
 
 def _undetermined(case: Case, answer: Answer) -> np.ndarray:
     return rival(
-        case.received.share, case.observation, answer.x, answer.y, key=case.key, skip_zeros=case.received.in_part,
+        case.received.share, case.observation, answer.x, answer.y, key=case.key,
+        skip_zeros=case.received.in_part, undone=case.received.undone,
     ).undetermined  # fmt: skip

@@ -258,7 +258,9 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
 
     Who knows a defense may ignore it, and finds more that way behind little noise.
     """
-    names = ("fedleak",) if case.defense is None else ("fedleak_informed", "fedleak")
+    # What a client of Adam uploads is no gradient, to whoever does not undo the step.
+    both = ("fedleak_informed",) if case.received.undone is not None else ("fedleak_informed", "fedleak")
+    names = ("fedleak",) if case.defense is None else both
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated; FedLeak attacks the update as it is."
 

@@ -101,9 +101,24 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
             f"got {known.defense!r}"
         )
     return client_defense(
-        known.defense, known.strength, clip=known.clip, noise_multiplier=known.noise_multiplier,
+        known.defense, _strength(known), clip=known.clip, noise_multiplier=known.noise_multiplier,
         local_steps=share.total_steps, mixes_examples=share.model.mixes_images(share.batch_norm), claims_epsilon=False,
     )  # fmt: skip
+
+
+def _strength(known: capture.Facts) -> float | None:
+    """The strength that is stated; of a step of Adam that is the learning rate, which may be stated as such."""
+    assert known.defense is not None
+    if not CLIENT_DEFENSES[known.defense].of_rate:
+        return known.strength
+    if known.reduction == "sum":
+        raise ValueError(f"reduction must be mean with {known.defense}, got sum: a step of Adam has no scale to divide")
+    if None not in (known.strength, known.learning_rate) and known.strength != known.learning_rate:
+        raise ValueError(
+            f"strength of {known.defense} is its learning rate (--learning-rate), so the two must be equal, got "
+            f"{known.strength:g} and {known.learning_rate:g}"
+        )
+    return known.learning_rate if known.strength is None else known.strength
 
 
 def is_defended(known: capture.Facts) -> bool:

@@ -14,6 +14,7 @@ from jaxleak import attacks, audit, defenses, metrics, models, objectives, proto
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
+from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.metrics._images import RECOGNISED_ABOVE as RECOGNISED_ABOVE
@@ -162,7 +163,10 @@ def asked_for_rivals(
     if case.labels == "none" or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
-    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed))
+    known = None
+    if case.adaptive and case.defense is not None:
+        known = defenses.client_defense(case.defense, case.strength)
+    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed), undone=undone_by(known))
     return second._replace(undetermined=rival.undetermined)
 
 
