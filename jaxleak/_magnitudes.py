@@ -60,6 +60,7 @@ def magnitude_bits(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     return [jax.lax.bitcast_convert_type(jnp.abs(leaf).astype(dtype), integer) for leaf in leaves]
 
 
+@jax.jit  # else every call outside of a compiled function compiles the loop anew
 def kth_largest(bits: Sequence[jax.Array], k: int) -> jax.Array:
     """The k-th largest of non-negative integers in several arrays, built from its highest bit down."""
     # One array: on CPU a reduction per leaf and pass costs half as much again, and so do several bits per pass.

@@ -4,6 +4,7 @@ For the mean cross-entropy of n samples with softmax outputs p and features f, t
 p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.attacks._inversion.label_rules`.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -108,7 +109,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     weights = model.head_of(variables["params"], gradient=False)
     bright = jnp.linspace(0.1, 1.0, _IMAGES)[:, None, None, None]
     images = bright * jax.random.uniform(jax.random.key(0), (_IMAGES, *model.image_shape))
-    found = jax.jit(lambda v, x: model.apply(v, x, mode=mode)[:2])(variables, images)
+    found = _outputs(model, mode, variables, images)
     logits, features = (np.asarray(array, np.float64) for array in found)
     bias = 0.0 if weights.bias is None else np.asarray(weights.bias, np.float64)
     expected = features @ np.asarray(weights.kernel, np.float64) + bias
@@ -117,6 +118,11 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     if np.abs(centred[0] - centred[1]).max() > allowed * max(np.abs(centred[0]).max(), 1e-30):
         return None
     return bool(features.min() >= 0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # compiled once for a model, which is audited again and again
+def _outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: jax.Array) -> tuple[jax.Array, ...]:
+    return model.apply(variables, images, mode=mode)[:2]
 
 
 def counted(head: Head, samples: int, sign: int = 1) -> np.ndarray:
