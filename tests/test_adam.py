@@ -98,6 +98,10 @@ def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client)
     share, settings = protocols.ClientShare(model), presets.fedleak(400)
     known = adaptive.informed(adam_step(RATE), model, share, settings, batch_size=1)
     assert known.share is share
+    # Of the head's bias little more than signs arrives, and rules that read its sizes find other labels.
+    assert known.settings.labels == "corrected_counts"
+    joint = adaptive.informed(adam_step(RATE), model, share, settings._replace(labels="joint"), batch_size=1)
+    assert joint.settings.labels == "joint"
     seen = Observation(jnp.zeros((), jnp.int32), variables, sent)
     errors = {}
     for name, of in (("knows", known.settings), ("does not", settings)):

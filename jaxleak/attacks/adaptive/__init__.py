@@ -150,7 +150,9 @@ def informed(
         own = settings.weighing(**weights)
         known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
     if (undone := undone_by(defense)) is not None:
-        known = known.comparing(undone=undone)
+        # The entries of the head's bias are so large that Adam leaves their signs alone; those of its kernel are not.
+        rule = "corrected_counts" if known.labels in LABEL_RULES else known.labels
+        known = known.comparing(undone=undone)._replace(labels=rule)
     if mechanism.zeroes:
         known = known.comparing(selection=_arrived)
     if mechanism.zeroes_head and known.labels in LABEL_RULES:
