@@ -295,6 +295,7 @@ def test_named_defenses_are_refused_to_clients_that_have_no_place_for_them():
         ("dp_soteria", 1.0, inside, mixing),
         ("dp_update", 1.0, None, "has no epsilon here, since the client also sends"),
         ("soteria", 0.5, None, None),
+        ("adam_step", 1e-3, inside, None),
         ("gaussian", 0.1, None, None),
     ):
         for options, message in (({"local_steps": 2}, steps), ({"mixes_examples": True}, statistics)):

@@ -174,7 +174,7 @@ def client_defense(
     defense = _built(kind, strength, clip, noise_multiplier)
     if defense.in_step and local_steps > 1:
         raise ValueError(f"{kind} acts inside a local step: needs one local step in all, got {local_steps}")
-    if defense.in_step and mixes_examples:
+    if defense.in_step and mixes_examples and not CLIENT_DEFENSES[kind].of_rate:  # an optimizer sees the mean alone
         raise ValueError(f"{kind} treats every example by itself, and batch normalisation mixes them: take eval")
     if claims_epsilon and CLIENT_DEFENSES[kind].private and mixes_examples:
         raise ValueError(

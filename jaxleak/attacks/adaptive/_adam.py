@@ -57,12 +57,12 @@ class BeforeAdam(NamedTuple):
         return jax.tree.map(clipped, observation.payload, observation.params["params"], simulated)
 
     def told(self, observation: Observation) -> PyTree:
-        """Which entries of the gradient are known up to a factor of two; of the others little more than the sign is."""
+        """Which entries of the gradient are known up to a tenth; of the others little more than the sign may be."""
 
         def of_tensor(sent: jax.Array, weights: jax.Array) -> jax.Array:
             lower, upper = self.bounds(sent, weights)
             least, most = jnp.minimum(jnp.abs(lower), jnp.abs(upper)), jnp.maximum(jnp.abs(lower), jnp.abs(upper))
-            return (jnp.sign(lower) == jnp.sign(upper)) & (most <= 2 * least)
+            return (jnp.sign(lower) == jnp.sign(upper)) & (most <= 1.1 * least)
 
         return jax.tree.map(of_tensor, observation.payload, observation.params["params"])
 
