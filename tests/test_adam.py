@@ -115,9 +115,10 @@ def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client)
 
 def test_an_audit_says_that_a_stated_step_of_adam_leaks(client, tmp_path):
     model, variables, batch, gradient, _ = client
-    after = adam_step(RATE, weight_decay=DECAY).apply(jax.random.key(0), gradient, variables=variables)
-    after = jax.tree.map(lambda w, sent: w - jnp.float32(RATE) * sent, variables["params"], after)
-    facts = {"learning_rate": RATE, "batch_size": 1, "defense": "adamw_step"}
+    rate = 0.01
+    after = adam_step(rate, weight_decay=DECAY).apply(jax.random.key(0), gradient, variables=variables)
+    after = jax.tree.map(lambda w, sent: w - jnp.float32(rate) * sent, variables["params"], after)
+    facts = {"learning_rate": rate, "batch_size": 1, "defense": "adamw_step"}
     capture.save(tmp_path / "u", after, kind="weights", **facts)
     verdict = audit.update(model, variables, tmp_path / "u", truth=(batch.x[:, 0], batch.y))
     assert verdict.verdict == "leaks", verdict.reasons

@@ -13,10 +13,12 @@ FIGURES = Path(__file__).parents[1] / "figures"
 
 #: What draws a figure, by its name, and the names of the stored results.
 DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    "adam": (fedleak.adam, tuple(fedleak.ADAM)),
     "agreement": (audits.agreement, ("agreement",)),
     "audited": (audits.audited, ("audited",)),
     "baselines": (fedleak.baselines, ("baselines",)),
     "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet18", "basin_resnet34", "basin_mobilenet_v2")),
+    "batch_size": (fedleak.batch_size, tuple(f"batch_{size}" for size in fedleak.BATCHES)),
     "brightness": (networks.brightness, ("resnet34", "trained_0", "trained_1", "trained_2")),
     "clients": (fedleak.clients, ("clients",)),
     "cafe_descent": (cafe.cafe_descent, ("cafe",)),

@@ -81,6 +81,24 @@ EPOCHS = {
 }
 
 
+#: Sizes of the batches that one attack was tried on.
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+#: Stored runs of clients that send a step of Adam, and what a reader is told of each.
+ADAM = {
+    "batch_1": "one image: the gradient itself",
+    "adam_1e-2_b1": "Adam at a rate of 0.01, undone",
+    "adam_b1": "at 0.001, undone",
+    "adam_1e-4_b1": "at 0.0001, undone",
+    "adamw_b1": "AdamW at 0.001, undone",
+    "adam_read_b1": "Adam at 0.001, read as a gradient",
+    "batch_4": "four images: the gradient itself",
+    "adam_b4": "Adam at 0.001, undone",
+    "adam_1e-4_b4": "at 0.0001, undone",
+    "adam_read_b4": "Adam at 0.001, read as a gradient",
+}
+
+
 def terms(stored: dict[str, Any], path: Path) -> None:
     """What FedLeak's own terms change, here and in the paper."""
     _trends(stored, TERMS, path, "FedLeak on a ConvNet: the variation and L1 matter, the other terms do not")
@@ -133,8 +151,35 @@ def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> No
     plots.save_figure(figure, path)
 
 
+def batch_size(*stored: dict[str, Any], path: Path) -> None:
+    """What one gradient of so many images leaves of them, a run for each of `BATCHES`."""
+    scores, places = [run["metrics"] for run in stored], range(len(stored))
+    figure, axes = plots.subplots(size=(7, 4))
+    axes.errorbar(
+        places, [score["psnr"] for score in scores], [score["psnr_spread"] for score in scores], fmt="o-", capsize=3,
+        label="FedLeak (mean and spread over the seeds)",
+    )  # fmt: skip
+    grey_images(axes, places, scores)
+    axes.set_xticks(places, BATCHES)
+    axes.set_xlabel("images behind the gradient")
+    axes.set_ylabel(PSNR)
+    axes.set_title("The more images stand behind a gradient, the less of each is seen")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
+
+
+def adam(*stored: dict[str, Any], path: Path) -> None:
+    """What a step of Adam leaves to who undoes it and to who does not, a run for each of `ADAM`."""
+    _bars_of_runs(stored, ADAM, "A step of Adam hides little from those who undo it", path)
+
+
 def epochs(*stored: dict[str, Any], path: Path) -> None:
-    """What epochs over the same images leave, one bar for each run of `EPOCHS`, with its seeds as points."""
+    """What epochs over the same images leave, a run for each of `EPOCHS`."""
+    _bars_of_runs(stored, EPOCHS, "What five epochs leave depends on how far the weights move", path)
+
+
+def _bars_of_runs(stored: Sequence[dict[str, Any]], told: Mapping[str, str], title: str, path: Path) -> None:
+    """One bar for each run, with its seeds as points."""
     figure, axes = plots.subplots(size=(7, 5))
     places = np.arange(len(stored))[::-1]
     bars = axes.barh(places, [run["metrics"]["psnr"] for run in stored], 0.6)
@@ -145,10 +190,10 @@ def epochs(*stored: dict[str, Any], path: Path) -> None:
     grey = np.mean([run["metrics"]["psnr_grey"] for run in stored])
     axes.axvline(grey, color="black", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
     axes.plot([], [], "o", color="black", markersize=4, label="one seed")
-    axes.set_yticks(places, EPOCHS.values())
+    axes.set_yticks(places, told.values())
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(PSNR)
-    axes.set_title("What five epochs leave depends on how far the weights move")
+    axes.set_title(title)
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 

@@ -33,8 +33,8 @@ STARTS = 2
 _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
 #: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
 _GRADIENTS_PER_ITERATION = 4
-#: The cosine distance that a certificate takes where a gradient is known between bounds: from the nearest gradient between
-#: them every image is less far. At a rate of 1e-5 two starts agreed on a wrong image at 0.0069.
+#: The cosine distance that a certificate takes where a gradient is known between bounds. The nearest gradient between
+#: them is nearer than the gradient itself: at a rate of 1e-5 two starts agreed on a wrong image at 0.0069.
 _WITHIN_BOUNDS_BELOW = 0.001
 
 
