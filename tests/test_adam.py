@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from small_updates import pictures, sent_by
 
@@ -146,6 +147,18 @@ def test_a_step_of_another_rate_is_no_step_of_the_stated_one(client):
         assert found.status == "failed", (factor, decay)
         assert "learning rate" in found.cause
     assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), gradient, variables).status == "failed"
+
+
+def test_a_step_whose_moments_remember_others_is_suspicious(client):
+    model, variables, batch, gradient, _ = client
+    earlier = jax.jit(protocols.ClientShare(model))(variables, batch._replace(x=1 - batch.x, y=batch.y + 1))
+    optimizer = optax.adam(RATE)
+    _, state = optimizer.update(earlier, optimizer.init(variables["params"]))
+    moved, _ = optimizer.update(gradient, state)
+    later = jax.tree.map(lambda leaf: -leaf / RATE, moved)
+    found = check_adam_step(AdamStep(RATE, 1e-8, 0.0), later, variables)
+    assert found.status in ("suspicious", "failed")
+    assert "moments that remember earlier steps" in found.cause
 
 
 def test_bad_statements_are_refused_by_name(client):

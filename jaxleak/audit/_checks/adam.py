@@ -15,6 +15,9 @@ _NAME = "step of Adam"
 _LARGEST_ABOVE = 0.9
 #: A first step of Adam moves most weights equally far: share of the entries that are not zero, and how near in size.
 _SHARE, _NEAR = 0.5, 0.01
+#: Sizes over the learning rate that a first step has only of gradients near epsilon, and their share from which on the
+#: step may be a later one, whose moments remember others.
+_BETWEEN, _BETWEEN_SHARE = (0.05, 0.95), 0.1
 #: Entries from which on shares say anything.
 _ENTRIES = 100
 
@@ -34,20 +37,25 @@ def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree) -> Findi
         variables: the weights before the step.
     """
     before, weights = BeforeAdam(step), named_leaves(variables["params"])
-    over = {}
-    largest = 0.0
+    over, sizes = {}, []
     for name, sent in named_leaves(payload).items():
         size = np.abs(np.asarray(sent - step.weight_decay * weights[name], np.float64))
         over[name] = float((size - np.asarray(before.error(sent, weights[name]), np.float64)).max(initial=0.0))
-        largest = max(largest, float(size.max(initial=0.0)))
+        sizes.append(size[size > 0])
     worst = max(over, key=lambda name: (over[name], name))
+    moved = np.concatenate(sizes)
+    largest = float(moved.max(initial=0.0))
     evidence = f"The largest entry is {largest:.4g} times the stated learning rate; a first step of Adam has nearly 1."
-    if over[worst] <= 1 and largest >= _LARGEST_ABOVE:
-        return Finding(_NAME, "passed", evidence)
     cause = (
-        "another learning rate, another weight decay, a moment of an earlier step, several steps, other weights, or "
-        "another optimizer"
+        "another learning rate, another weight decay, moments that remember earlier steps, several steps, other "
+        "weights, or another optimizer"
     )
+    if over[worst] <= 1 and largest >= _LARGEST_ABOVE:
+        between = float(((moved > _BETWEEN[0]) & (moved < _BETWEEN[1])).mean())
+        if between < _BETWEEN_SHARE:
+            return Finding(_NAME, "passed", evidence)
+        evidence += f" {between:.0%} are far from 0 and from 1, which a first step has only of gradients near 1e-8."
+        return Finding(_NAME, "suspicious", evidence, cause, "--learning-rate, --weights, or --defense other")
     if over[worst] > 1:
         evidence += f" Entries of {worst} are too large."
     return Finding(_NAME, "failed", evidence, cause, "--learning-rate, --weights, or --defense other")
