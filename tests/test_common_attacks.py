@@ -240,7 +240,7 @@ class Run(NamedTuple):
 
 #: Who knows a defense runs the engine on another share or distance: by default one case of either, and of leaving out.
 INFORMED = {name for name in CASES if name.startswith("informed")}
-MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria"}
+MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria", "informed_adam_step"}
 
 #: Cases that run the code of another case with other settings; they run with -m slow only.
 OTHER_SETTINGS = {
@@ -299,6 +299,7 @@ VARIANTS = (
     "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
     "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
     "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog", "epoch_copies",
+    "cafe_single", "cafe_ordinal", "inversion_inverting_gradients",
 )  # fmt: skip
 
 
