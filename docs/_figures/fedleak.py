@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from docs._figures.lines import PSNR, grey_images, with_spread
 from jaxleak.study import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Panels about FedLeak's own terms: a title, the beginning of the cells' names, and what the reader is told of each.
 TERMS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -143,12 +147,8 @@ def local_steps(exact: dict[str, Any], smooth: dict[str, Any], path: Path) -> No
         with_spread(axes, places, cells, look, label)
     axes.plot(places, [cell["paper"] for cell in cells], "s--", color="C5", label="the paper")
     grey_images(axes, places, cells)
-    axes.set_xticks(places, STEPS)
-    axes.set_xlabel("local steps behind the update")
-    axes.set_ylabel(PSNR)
     axes.set_title("PSNR falls as an update has more local steps, and more images")
-    plots.legend_below(figure, axes)
-    plots.save_figure(figure, path)
+    _psnr_by(figure, axes, STEPS, "local steps behind the update", path)
 
 
 def batch_size(*stored: dict[str, Any], path: Path) -> None:
@@ -160,10 +160,15 @@ def batch_size(*stored: dict[str, Any], path: Path) -> None:
         label="FedLeak (mean and spread over the seeds)",
     )  # fmt: skip
     grey_images(axes, places, scores)
-    axes.set_xticks(places, BATCHES)
-    axes.set_xlabel("images behind the gradient")
-    axes.set_ylabel(PSNR)
     axes.set_title("The more images stand behind a gradient, the less of each is seen")
+    _psnr_by(figure, axes, BATCHES, "images behind the gradient", path)
+
+
+def _psnr_by(figure: "Figure", axes: "Axes", numbers: Sequence[int], what: str, path: Path) -> None:
+    """Name the axes of a curve of the PSNR over so many of something, and save it."""
+    axes.set_xticks(range(len(numbers)), numbers)
+    axes.set_xlabel(what)
+    axes.set_ylabel(PSNR)
     plots.legend_below(figure, axes)
     plots.save_figure(figure, path)
 
