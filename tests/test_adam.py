@@ -7,10 +7,11 @@ import optax
 import pytest
 from small_updates import pictures, sent_by
 
-from jaxleak import Observation, attacks, audit, capture, models, protocols
+from jaxleak import Batch, Observation, attacks, audit, capture, models, protocols
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks.adaptive._adam import BeforeAdam
 from jaxleak.audit._checks.adam import check_adam_step, check_not_adam
+from jaxleak.audit._checks.precision import FULL, precision_of
 from jaxleak.defenses import adam_step, client_defense
 from jaxleak.defenses.mechanisms import AdamStep
 
@@ -54,7 +55,7 @@ def test_the_bounds_hold_every_gradient_and_tell_most(rate, decay):
     weights, gradient = drawn(1)
     sent = jnp.asarray((weights - stepped(weights, gradient, rate, decay)) / np.float32(rate))
     before, tree = BeforeAdam(AdamStep(rate, 1e-8, decay)), {"params": {"w": jnp.asarray(weights)}}
-    lower, upper = before.bounds(sent, jnp.asarray(weights))
+    lower, upper = before.bounds(sent, jnp.asarray(weights), 0.0)
     assert (np.asarray(lower) <= gradient).all()
     assert (gradient <= np.asarray(upper)).all()
     seen = Observation(jnp.zeros((), jnp.int32), tree, {"w": sent})
@@ -72,12 +73,26 @@ def test_the_nearest_gradient_is_the_simulated_one_as_far_as_the_bounds_let_it()
     before = BeforeAdam(AdamStep(1e-2, 1e-8, 0.0))
     seen = Observation(jnp.zeros((), jnp.int32), {"params": {"w": weights}}, {"w": sent})
     nearest = np.asarray(before.nearest(seen, {"w": jnp.asarray([3.0, 3.0, 3.0, 3.0])})["w"])
-    lower, upper = before.bounds(sent, weights)
+    lower, upper = before.bounds(sent, weights, 0.0)
     assert nearest[0] == 3  # no size is too large for an entry of 1
     assert nearest[1] == upper[1] < 0  # the sign is certain
     np.testing.assert_allclose(nearest[2], 1e-8, rtol=1e-3)  # g / (|g| + 1e-8) = 0.5
     assert 0 < nearest[3] == upper[3] == -lower[3] < 1e-12
     assert list(np.asarray(before.told(seen)["w"])) == [False, False, True, False]
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e-4])
+@pytest.mark.parametrize("largest", [0.5, 1e-4])
+def test_the_bounds_hold_behind_optax_whose_first_step_is_a_little_shorter(rate, largest):
+    weights, gradient = drawn(3)
+    gradient = np.clip(gradient, -largest, largest)
+    optimizer = optax.adam(rate)
+    moved, _ = optimizer.update(jnp.asarray(gradient), optimizer.init(jnp.asarray(weights)))
+    sent = (weights - (jnp.asarray(weights) + moved)) / rate
+    seen = Observation(jnp.zeros((), jnp.int32), {"params": {"w": jnp.asarray(weights)}}, {"w": sent})
+    before = BeforeAdam(AdamStep(rate, 1e-8, 0.0))
+    np.testing.assert_allclose(before.nearest(seen, {"w": jnp.asarray(gradient)})["w"], gradient, rtol=1e-6)
+    assert check_adam_step(before.step, seen.payload, seen.params, FULL).status != "failed"
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +153,39 @@ def test_an_audit_names_adam_where_nothing_is_stated(client):
     assert check_not_adam({"w": jnp.ones(99)}) == []  # too few to tell
 
 
+def test_a_gradient_of_one_size_is_none_of_adam(client):
+    """A white image behind a softmax regression of two classes, whose gradient has entries of one size."""
+    model = models.mlp((16, 16, 1), 2, widths=())
+    variables = model.init(jax.random.key(0))
+    white = Batch(jnp.ones((1, 1, 16, 16, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    gradient = jax.jit(protocols.ClientShare(model))(variables, white)
+    assert check_not_adam(gradient)
+    assert not any(found.status == "failed" for found in audit.check_update(
+        protocols.ClientShare(model), variables, gradient, batch_size=1
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-5])
+def test_no_image_is_certified_of_signs(client, rate):
+    """Rounding spreads the entries of a step, whose rank is still one, as that of one sample's gradient."""
+    model, variables, batch, gradient, _ = client
+    sent = adam_step(rate).apply(jax.random.key(0), gradient, variables=variables)
+    verdict = audit.update(model, variables, sent, batch_size=1, loss="other", truth=(batch.x[:, 0], batch.y))
+    assert verdict.verdict == "not attacked", verdict.reasons
+
+
 def test_a_step_of_another_rate_is_no_step_of_the_stated_one(client):
     _, variables, _, gradient, sent = client
-    assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), sent, variables).status == "passed"
+    assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), sent, variables, FULL).status == "passed"
     for factor, decay in ((2.0, 0.0), (0.5, 0.0), (1.0, 1.0)):
         other = jax.tree.map(lambda leaf, factor=factor: factor * leaf, sent)
-        found = check_adam_step(AdamStep(RATE, 1e-8, decay), other, variables)
+        found = check_adam_step(AdamStep(RATE, 1e-8, decay), other, variables, FULL)
         assert found.status == "failed", (factor, decay)
         assert "learning rate" in found.cause
-    assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), gradient, variables).status == "failed"
+    assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), gradient, variables, FULL).status in ("failed", "suspicious")
+    coarse = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), sent)
+    precision = precision_of(jax.tree.leaves(coarse), coarse)
+    assert check_adam_step(AdamStep(RATE, 1e-8, 0.0), coarse, variables, precision).status == "failed"
 
 
 def test_a_step_whose_moments_remember_others_is_suspicious(client):
@@ -156,7 +195,7 @@ def test_a_step_whose_moments_remember_others_is_suspicious(client):
     _, state = optimizer.update(earlier, optimizer.init(variables["params"]))
     moved, _ = optimizer.update(gradient, state)
     later = jax.tree.map(lambda leaf: -leaf / RATE, moved)
-    found = check_adam_step(AdamStep(RATE, 1e-8, 0.0), later, variables)
+    found = check_adam_step(AdamStep(RATE, 1e-8, 0.0), later, variables, FULL)
     assert found.status in ("suspicious", "failed")
     assert "moments that remember earlier steps" in found.cause
 

@@ -150,7 +150,7 @@ def informed(
         own = settings.weighing(**weights)
         known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
     if (undone := undone_by(defense)) is not None:
-        # The entries of the head's bias are so large that Adam leaves their signs alone; those of its kernel are not.
+        # Of the head's bias, whose entries are large, Adam leaves only signs; the entries of its kernel are smaller.
         rule = "corrected_counts" if known.labels in LABEL_RULES else known.labels
         known = known.comparing(undone=undone)._replace(labels=rule)
     if mechanism.zeroes:

@@ -85,8 +85,6 @@ def checked_update(
         findings += check_rounding(precision, payload, variables)
         return findings + check_statement(defense, payload, variables, precision, samples=samples), None
     uneven = share.momentum > 0 and share.total_steps > 1
-    if not defended and (signs := check_not_adam(payload)):
-        return findings + signs, None
     step = None if defense is None or defense.mechanism is None else defense.mechanism.simulation
     of_gradient = nearest_to_zero(step, payload, variables) if isinstance(step, AdamStep) else payload
     head = head_of(share.model, of_gradient, variables, precision, share.batch_norm)
@@ -99,9 +97,11 @@ def checked_update(
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."
         findings.append(Finding("precision", "passed", evidence))
     findings += check_rounding(precision, payload, variables)
-    findings += check_head(head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven)
+    equations = check_head(head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven)
     key = jax.random.key(0) if key is None else key
-    return findings + check_symmetries(share, variables, payload, batch_size, key, precision), head
+    equations += check_symmetries(share, variables, payload, batch_size, key, precision)
+    # First, since it explains the others. An update that obeys them is a gradient, whatever the sizes of its entries.
+    return findings + (check_not_adam(payload) if failed(equations) else []) + equations, head
 
 
 __all__ = [

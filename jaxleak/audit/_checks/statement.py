@@ -43,7 +43,7 @@ def check_statement(
         if noise is None or isinstance(noise, GaussianNoise):
             found.append(_norm(leaves, defense.mechanism.simulation.norm, 0.0 if noise is None else noise.deviation))
     if defense.mechanism is not None and isinstance(defense.mechanism.simulation, AdamStep):
-        found.append(check_adam_step(defense.mechanism.simulation, payload, variables))
+        found.append(check_adam_step(defense.mechanism.simulation, payload, variables, precision))
     if defense.mechanism is not None and not defense.mechanism.zeroes:
         steps = {name: precision.step(leaf) for name, leaf in weights.items()}
         found += _untouched(leaves, steps, defense.mechanism.noise, samples)

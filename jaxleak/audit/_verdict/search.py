@@ -35,7 +35,7 @@ _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
 _GRADIENTS_PER_ITERATION = 4
 #: The cosine distance that a certificate takes where a gradient is known between bounds. The nearest gradient between
 #: them is nearer than the gradient itself: at a rate of 1e-5 two starts agreed on a wrong image at 0.0069.
-_WITHIN_BOUNDS_BELOW = 0.001
+WITHIN_BOUNDS_BELOW = 0.001
 
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
@@ -92,7 +92,7 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
     # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
     determined = case.received.equations(seen) >= x.size
     if case.received.undone is not None:
-        determined &= bool(cosine < _WITHIN_BOUNDS_BELOW)
+        determined &= bool(cosine < WITHIN_BOUNDS_BELOW)
     return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=determined, **fields)
 
 

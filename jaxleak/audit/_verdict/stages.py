@@ -15,8 +15,16 @@ from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._checks.adam import of_one_size
 from jaxleak.audit._invert import invert
-from jaxleak.audit._verdict.search import Case, distance_of_truth, graded, graded_inputs, search
+from jaxleak.audit._verdict.search import (
+    WITHIN_BOUNDS_BELOW,
+    Case,
+    distance_of_truth,
+    graded,
+    graded_inputs,
+    search,
+)
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, PEELED, PEELED_ALONE, Answer, best_of, called
 
@@ -26,8 +34,8 @@ _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
 #: Relative misfit up to which a layer's gradient has the form that one sample gives.
 _ONE_SAMPLE_BELOW = 1e-3
-#: Spread of the sizes of a gradient's entries, relative to the largest, below which only their signs were sent.
-_SIGNS_BELOW = 1e-4
+#: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
+_SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
@@ -56,6 +64,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
     if not certain:
         yield from _row_space(case)
         yield from _short_of_noise(case, searched)
+        yield from _short_of_bounds(case, searched)
 
 
 def _equations(case: Case) -> Iterator[Answer | str]:
@@ -184,9 +193,9 @@ def _of_one_sample(case: Case) -> Peeled | None:
     if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
         return None
     matrix = model.matrix(peeled.layer, named_leaves(seen.payload)[peeled.layer])
-    sizes = jnp.abs(matrix[matrix != 0])
-    # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs.
-    if matrix.shape[1] > 1 and sizes.size and jnp.ptp(sizes) <= _SIGNS_BELOW * jnp.max(sizes):
+    # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs. So
+    # has a step of Adam, whose entries differ a little.
+    if matrix.shape[1] > 1 and of_one_size(np.asarray(matrix), near=_SIGNS_NEAR, at_least=1) >= _SIGNS_ABOVE:
         return None
     return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < _ONE_SAMPLE_BELOW else None
 
@@ -309,7 +318,8 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
         if answer is None:
             return
         yield answer
-        if (answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()) or not answer.finished:
+        agreed = answer.determined and answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()
+        if agreed or not answer.finished:
             return
 
 
@@ -326,6 +336,19 @@ def _short_of_noise(case: Case, answers: list[Answer]) -> Iterator[str]:
         )
 
 
+def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
+    """What a certificate lacks where a gradient is known between bounds alone."""
+    best = best_of(answers)
+    if case.received.undone is None or best is None or best.determined or not best.matched:
+        return
+    yield (
+        f"No image can be certified: through the step of Adam {case.received.equations(case.observation)} entries of "
+        f"the gradient are known up to a tenth, and the best answer has a cosine distance of "
+        f"{best.cosine_distance:.2g}. A certificate takes {best.x.size} entries and {WITHIN_BOUNDS_BELOW:g}. "
+        f"{_agreeing(best)}"
+    )
+
+
 def _agreeing(answer: Answer) -> str:
     """How far the starts of a search agree, whose answer nothing can certify."""
     if answer.agreement is None:
@@ -340,6 +363,9 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     """For networks with normalisation, whose gradients lead nowhere from afar."""
     model = case.share.model
     if not model.has_batch_norm:
+        return
+    if case.received.undone is not None:
+        yield "Row spaces were not tried: they are those of a gradient, and a step of Adam was sent."
         return
     if case.store.left <= 0:
         yield "Row spaces were not tried: the time was spent."

@@ -80,7 +80,9 @@ class Answer(NamedTuple):
     compiling: float = 0.0  # seconds of them in which programs were compiled, or read if they were kept
     iterations: int = 0
     finished: bool = True  # False where the budget ended it
-    determined: bool = True  # False where the update has fewer entries than the images have numbers
+    # False where too little of the update is known to certify images: it has fewer entries than they have numbers, or
+    # they are too far from a gradient that is known between bounds alone.
+    determined: bool = True
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
 
     @property

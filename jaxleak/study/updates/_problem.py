@@ -48,6 +48,12 @@ def _attack(
     return _compiled_attack(case, image_shape, num_classes, generator)
 
 
+def _known_defense(case: Case) -> defenses.Defense | None:
+    """The defense that the attacker knows, if there is one."""
+    known = case.adaptive and case.defense is not None
+    return defenses.client_defense(case.defense, case.strength) if known else None  # type: ignore[arg-type]
+
+
 def _reads_weights(case: Case) -> bool:
     return case.defense is not None and adaptive.reads_weights(defenses.client_defense(case.defense, case.strength))
 
@@ -163,10 +169,7 @@ def asked_for_rivals(
     if case.labels == "none" or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
-    known = None
-    if case.adaptive and case.defense is not None:
-        known = defenses.client_defense(case.defense, case.strength)
-    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed), undone=undone_by(known))
+    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed), undone=undone_by(_known_defense(case)))
     return second._replace(undetermined=rival.undetermined)
 
 
@@ -226,9 +229,11 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     if case.labels != "none":  # an answer without labels has no gradient
         simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
+        undone = undone_by(_known_defense(case))
+        observed = observation.payload if undone is None else undone.nearest(observation, simulated)
         scores |= {
-            "cosine_distance": float(objectives.cosine(observation.payload, simulated)),
-            "l2_distance": float(jnp.sqrt(objectives.squared_l2(observation.payload, simulated))),
+            "cosine_distance": float(objectives.cosine(observed, simulated)),
+            "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
             "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
     return Outcome(images, estimate[order], scores, answer.curve, second)
