@@ -150,7 +150,7 @@ def informed(
         own = settings.weighing(**weights)
         known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
     if (undone := undone_by(defense)) is not None:
-        # Adam leaves little more than signs of the head's bias, whose entries are large; those of its kernel are smaller.
+        # Adam leaves little more than signs of the head's bias, whose entries are large. Those of its kernel are small.
         rule = "corrected_counts" if known.labels in LABEL_RULES else known.labels
         known = known.comparing(undone=undone)._replace(labels=rule)
     if mechanism.zeroes:
