@@ -15,6 +15,9 @@ from jaxleak.audit._verdict.verdict import Answer, best_of
 
 SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
 
+#: How answers are compared with an update that is a gradient.
+UNDEFENDED = SimpleNamespace(undone=None)
+
 
 def test_what_certifies_an_image():
     assert answer_of(solved=True).shown.all()
@@ -99,7 +102,7 @@ class TestStages:
         store = SimpleNamespace(answer=lambda name: None, keep=lambda name, answer: None, left=left)
         share = SimpleNamespace(model=None)
         case = {"defense": None, "defended": False, "samples": 2, "share": share, "observation": None, "store": store}
-        return SimpleNamespace(**case | fields)
+        return SimpleNamespace(**case | {"received": UNDEFENDED} | fields)
 
     @pytest.mark.parametrize(
         ("left", "searched"),
@@ -187,6 +190,7 @@ class TestStages:
         monkeypatch.setattr(stages, "_row_space", row_space)
         share, known = SimpleNamespace(total_steps=1), {"loss_known": True}
         case = {"samples": 1, "defended": False, "defense": None, "share": share, "observation": None}
+        case["received"] = UNDEFENDED
         found = list(stages.run_stages(SimpleNamespace(**case | known)))
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
@@ -209,7 +213,22 @@ class TestStages:
     )
     def test_row_spaces_are_for_normalised_networks_with_time_and_a_head(self, batch_norm, head, left, said):
         model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
-        case = SimpleNamespace(share=SimpleNamespace(model=model), store=SimpleNamespace(left=left))
-        found = list(stages._row_space(case))
+        fields = {"share": SimpleNamespace(model=model), "store": SimpleNamespace(left=left)}
+        found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED)))
         assert len(found) == (said is not None)
         assert not found or said in found[0]
+        adam = list(stages._row_space(SimpleNamespace(**fields, received=SimpleNamespace(undone="a step"))))
+        assert [text for text in adam if "a step of Adam was sent" in text] == adam
+        assert len(adam) == batch_norm
+
+    def test_what_a_certificate_lacks_behind_a_step_of_adam_is_said(self):
+        received = SimpleNamespace(undone="a step", equations=lambda seen: 17)
+        case = SimpleNamespace(received=received, observation=None, defense=None)
+        near, agreed = {"distance": 0.005}, np.full(2, 0.99)
+        (said,) = stages._short_of_bounds(case, [answer_of(determined=False, agreement=agreed, **near)])
+        assert "17 entries of the gradient are known up to a tenth" in said
+        assert "a cosine distance of 0.005. A certificate takes 32 entries and 0.001. The starts" in said
+        for answers in ([], [answer_of(determined=True, **near)], [answer_of(distance=0.5, determined=False)]):
+            assert not list(stages._short_of_bounds(case, answers))
+        case.received = UNDEFENDED
+        assert not list(stages._short_of_bounds(case, [answer_of(determined=False, **near)]))
