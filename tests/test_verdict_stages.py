@@ -226,7 +226,7 @@ class TestStages:
         case = SimpleNamespace(received=received, observation=None, defense=None)
         near, agreed = {"distance": 0.005}, np.full(2, 0.99)
         (said,) = stages._short_of_bounds(case, [answer_of(determined=False, agreement=agreed, **near)])
-        assert "17 entries of the gradient are known up to a tenth" in said
+        assert "17 entries of the gradient are known up to a quarter" in said
         assert "a cosine distance of 0.005. A certificate takes 32 entries and 0.001. The starts" in said
         for answers in ([], [answer_of(determined=True, **near)], [answer_of(distance=0.5, determined=False)]):
             assert not list(stages._short_of_bounds(case, answers))

@@ -53,13 +53,13 @@ class BeforeAdam(NamedTuple):
         return jax.tree.map(clipped, observation.payload, observation.params["params"], simulated)
 
     def told(self, observation: Observation) -> PyTree:
-        """Which entries of the gradient are known up to a tenth; of the others little more than the sign may be."""
+        """Which entries of the gradient are known up to a quarter; of the others little more than the sign may be."""
         factor = self._factor_error(observation)
 
         def of_tensor(sent: jax.Array, weights: jax.Array) -> jax.Array:
             lower, upper = self.bounds(sent, weights, factor)
             least, most = jnp.minimum(jnp.abs(lower), jnp.abs(upper)), jnp.maximum(jnp.abs(lower), jnp.abs(upper))
-            return (jnp.sign(lower) == jnp.sign(upper)) & (most <= 1.1 * least)
+            return (jnp.sign(lower) == jnp.sign(upper)) & (most <= 1.25 * least)
 
         return jax.tree.map(of_tensor, observation.payload, observation.params["params"])
 

@@ -343,7 +343,7 @@ def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
         return
     yield (
         f"No image can be certified: through the step of Adam {case.received.equations(case.observation)} entries of "
-        f"the gradient are known up to a tenth, and the best answer has a cosine distance of "
+        f"the gradient are known up to a quarter, and the best answer has a cosine distance of "
         f"{best.cosine_distance:.2g}. A certificate takes {best.x.size} entries and {WITHIN_BOUNDS_BELOW:g}. "
         f"{_agreeing(best)}"
     )
