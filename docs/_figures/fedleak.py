@@ -155,10 +155,8 @@ def batch_size(*stored: dict[str, Any], path: Path) -> None:
     """What one gradient of so many images leaves of them, a run for each of `BATCHES`."""
     scores, places = [run["metrics"] for run in stored], range(len(stored))
     figure, axes = plots.subplots(size=(7, 4))
-    axes.errorbar(
-        places, [score["psnr"] for score in scores], [score["psnr_spread"] for score in scores], fmt="o-", capsize=3,
-        label="FedLeak (mean and spread over the seeds)",
-    )  # fmt: skip
+    cells = [{"ours": score["psnr"], "spread": score["psnr_spread"]} for score in scores]
+    with_spread(axes, places, cells, "o-", "FedLeak (mean and spread over the seeds)")
     grey_images(axes, places, scores)
     axes.set_title("The more images stand behind a gradient, the less of each is seen")
     _psnr_by(figure, axes, BATCHES, "images behind the gradient", path)

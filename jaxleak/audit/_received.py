@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Batch, Observation, PyTree, Share
 from jaxleak._tree import norm, where_seen
-from jaxleak.attacks._inversion.gradient_term import Undone
+from jaxleak.attacks._inversion.gradient_term import Undone, to_explain
 
 
 class Received(NamedTuple):
@@ -32,7 +32,7 @@ class Received(NamedTuple):
 
     def explained(self, seen: Observation, own: PyTree) -> PyTree:
         """What an update like that of `of` must equal to explain what was seen."""
-        return seen.payload if self.undone is None else self.undone.nearest(seen, jax.lax.stop_gradient(own))
+        return to_explain(self.undone, seen, own)
 
 
 def misfit(explained: PyTree, own: PyTree) -> jax.Array:

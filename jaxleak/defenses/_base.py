@@ -65,8 +65,8 @@ class Defense(_Fields):
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`, or any other
         transform of optax, which gets no key.
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
-    one_step: the payload must be the gradient of a single local step, which the defense computes anew; protocols
-        refuse it for several.
+    one_step: the payload must be the gradient of a single local step, which the defense computes anew or takes a step
+        of another optimizer with; protocols refuse it for several.
     mechanism: what an attacker who knows the defense can tell about a payload, which `jaxleak.attacks.adaptive` reads.
         None if no attack on a client's update is known that makes use of it.
     num_classes: C of the labels that the transform is made for, which a protocol refuses if its model has another

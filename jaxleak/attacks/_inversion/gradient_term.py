@@ -33,6 +33,13 @@ class Undone(TypingProtocol):
         """Which entries of the gradient are known well enough to count as an equation each, a tree of bool."""
 
 
+def to_explain(undone: Undone | None, observation: Observation, simulated: PyTree) -> PyTree:
+    """What a simulated gradient must equal to explain an observation; no gradient flows through it."""
+    if undone is None:
+        return observation.payload
+    return undone.nearest(observation, jax.lax.stop_gradient(simulated))
+
+
 class Gradients(NamedTuple):
     """Compare whole gradients or updates, or the entries that a selection picks."""
 
@@ -60,9 +67,7 @@ class Gradients(NamedTuple):
         ) -> Compared:
             batch = Batch(x[:, None], y, jnp.arange(setup.batch_size))
             simulated = setup.share(observation.params, batch, sharpness=sharpness)
-            observed = observation.payload
-            if undone is not None:
-                observed = undone.nearest(observation, jax.lax.stop_gradient(simulated))
+            observed = to_explain(undone, observation, simulated)
             if mask is None and selection is not None:
                 mask = selection(observed, simulated)
             if mask is not None:

@@ -14,6 +14,7 @@ from jaxleak import attacks, audit, defenses, metrics, models, objectives, proto
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
+from jaxleak.attacks._inversion.gradient_term import to_explain
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
@@ -43,19 +44,17 @@ def _attack(
 ) -> Attack:
     """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
     # The round is 0 for attackers who do not know the defense: `_compiled` has reset it.
-    if case.attacked_round and case.adaptive and _reads_weights(case):
+    known = _known_defense(case)
+    if case.attacked_round and known is not None and adaptive.reads_weights(known):
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
 
 
 def _known_defense(case: Case) -> defenses.Defense | None:
     """The defense that the attacker knows, if there is one."""
-    known = case.adaptive and case.defense is not None
-    return defenses.client_defense(case.defense, case.strength) if known else None  # type: ignore[arg-type]
-
-
-def _reads_weights(case: Case) -> bool:
-    return case.defense is not None and adaptive.reads_weights(defenses.client_defense(case.defense, case.strength))
+    if not case.adaptive or case.defense is None:
+        return None
+    return defenses.client_defense(case.defense, case.strength)
 
 
 def _attack_on(
@@ -229,8 +228,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     if case.labels != "none":  # an answer without labels has no gradient
         simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
-        undone = undone_by(_known_defense(case))
-        observed = observation.payload if undone is None else undone.nearest(observation, simulated)
+        observed = to_explain(undone_by(_known_defense(case)), observation, simulated)
         scores |= {
             "cosine_distance": float(objectives.cosine(observed, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
