@@ -160,6 +160,7 @@ CASES = {
         rtol=1e-2,
         setting="wide_client",
     ),
+    "inversion_any_loss": client("any_loss"),
     "inversion_fedleak_paper": client("fedleak_paper"),
     "inversion_fedleak_upstream": client("fedleak_upstream", GIVEN, candidate=TINY_GENERATOR),
     "inversion_ggl": client("ggl"),

@@ -9,7 +9,7 @@ from small_updates import answer_of
 
 from jaxleak import audit, metrics, models
 from jaxleak.audit._verdict import stages
-from jaxleak.audit._verdict.verdict import ALONE, PEELED_ALONE
+from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE
 
 FINDINGS = 5
 
@@ -67,37 +67,77 @@ def test_signs_of_a_dense_layers_gradient_are_no_image(dense, facts):
 
 
 @pytest.mark.parametrize(
-    ("images", "facts", "why"),
+    ("facts", "whys"),
     [
-        (2, {"batch_size": 2}, "It was not tried: 2 samples are behind it."),
-        (2, {"batch_size": 1}, "It does not apply: no dense layer has a bias"),  # whose gradient has another form
-        (1, {"batch_size": 1, "local_epochs": 2, "learning_rate": 1.0}, "It was not tried: the client took several"),
-        (1, {"batch_size": 1, "defense": "gaussian", "strength": 1e-9}, "It was not tried: the client defends"),
+        (
+            {"local_epochs": 2, "learning_rate": 1.0},
+            ("the client took several steps.", "every step of every client has derivatives of its own"),
+        ),
+        ({"defense": "gaussian", "strength": 1e-9}, ("the client defends its update.",) * 2),
     ],
 )
-def test_more_than_one_exact_gradient_is_not_attacked_and_that_is_said(dense, images, facts, why):
-    model = dense[0]
-    _, variables, gradient = _sent(model, images)
-    verdict = audit.update(model, variables, gradient, loss="other", **facts)
+def test_what_no_attack_without_the_loss_is_for_is_not_attacked_and_that_is_said(dense, facts, whys):
+    model, _, variables, gradient = dense
+    verdict = audit.update(model, variables, gradient, batch_size=1, loss="other", **facts)
     assert verdict.verdict == "not attacked"
     assert not verdict.answers
-    assert "know cross-entropy alone" in verdict.reasons[0]
-    assert why in verdict.reasons[1]
+    assert verdict.reasons[0].startswith("The loss is stated to be no cross-entropy.")
+    for reason, what, why in zip(verdict.reasons[1:3], ("Closed forms", "FedLeak without"), whys, strict=True):
+        assert reason.startswith(what)
+        assert why in reason
 
 
-def test_the_update_of_another_loss_is_not_called_safe_where_peeling_certifies_nothing(convolutional, monkeypatch):
+def test_images_of_several_samples_leak_whatever_the_loss_is(convolutional, tmp_path):
+    """With labels that no cross-entropy has: several findings per image."""
+    model = convolutional[0]
+    x, variables, gradient = _sent(model, images=2)
+    options = {"batch_size": 2, "loss": "other", "out": tmp_path}
+    verdict = audit.update(model, variables, gradient, truth=(x, None), **options)
+    assert verdict.headline == "leaks images"
+    assert [answer.attack for answer in verdict.answers] == [f"{ANY_LOSS}_400"]
+    assert verdict.best.shown.all()
+    assert verdict.metrics["psnr"] > 40
+    assert verdict.best.y.tolist() == [-1, -1]
+    again = audit.update(model, variables, gradient, **options)
+    assert again.best.seconds == verdict.best.seconds  # it was kept
+
+
+@pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}])
+def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
+    """Labels and loss enter by numbers of their own, which an answer is as free to choose as its pixels."""
+    model, _, variables, gradient = dense
+    asked = []
+
+    def search(case, name, attack, observation, *, y=None):
+        asked.append((name, case.unknowns))
+        return answer_of(name), 1.0
+
+    monkeypatch.setattr(stages, "search", search)
+    monkeypatch.setattr(stages, "_LATER", (10**9,))  # which no budget has
+    audit.update(model, variables, gradient, batch_size=3, **facts)
+    assert asked[-1] == (f"{ANY_LOSS}_400", 3 * FINDINGS)
+    first = [] if "loss" in facts else [("fedleak_400", 0)]
+    assert asked[:-1] == first
+
+
+@pytest.fixture
+def peeled(monkeypatch):
+    """A network whose last layer no attack knows how to read, so that only what lies below a dense layer is left."""
+    monkeypatch.setattr(stages, "why_not_any_loss", lambda *_: "the network ends in no dense layer that is known")
+
+
+def test_an_update_is_not_called_safe_where_peeling_alone_was_tried(convolutional, peeled, monkeypatch):
     model, _, variables, gradient = convolutional
     monkeypatch.setattr(stages, "_PEELED", 4)
     verdict = audit.update(model, variables, gradient, batch_size=1, loss="other")
     assert [answer.attack for answer in verdict.answers] == [PEELED_ALONE]
     assert verdict.answers[0].finished
     assert verdict.verdict == "not attacked"
-    assert any("know cross-entropy alone" in reason for reason in verdict.reasons)
-    assert any(reason.startswith("No image is certified") for reason in verdict.reasons)
+    assert any("the network ends in no dense layer that is known" in reason for reason in verdict.reasons)
 
 
 @pytest.mark.slow
-def test_peeling_finds_the_image_whatever_the_loss_is(convolutional, tmp_path):
+def test_peeling_finds_the_image_whatever_the_loss_is(convolutional, peeled, tmp_path):
     model, x, variables, gradient = convolutional
     options = {"batch_size": 1, "loss": "other", "out": tmp_path}
     verdict = audit.update(model, variables, gradient, **options)
@@ -109,7 +149,7 @@ def test_peeling_finds_the_image_whatever_the_loss_is(convolutional, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["inputs", "below"])
-def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolutional, monkeypatch, part):
+def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolutional, peeled, monkeypatch, part):
     """The inputs are the longer part, beside which a gradient of other weights would not count."""
     model, x, variables, gradient = convolutional
     case = {}

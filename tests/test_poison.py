@@ -35,6 +35,7 @@ ATTACKED = {
     "gradinversion": {"model": "resnet10", "width": 2, "granted_statistics": True},
     "bayes": {},
     "fedleak": {"local_steps": 2, "batch_size": 1},
+    "any_loss": {"loss": "focal_loss"},
     "row_space": {"model": "convnet"},
     "fedleak_paper": {},
     "fedleak_upstream": {},

@@ -40,7 +40,7 @@ NAMES = {
         twice_corrected_adam visible_entries
     """,
     "jaxleak.attacks.client_updates": """
-        activation_prior Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
+        activation_prior AnyLoss Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
         generator_weights Gradients latent_prior leaves_read MATCHED_BELOW natural_tv pixels Prior PublicGenerator
         recommended_smoothing recommended_tv RowSpaces Setup Shifts size_prior Smoothing smoothing
         statistics_prior train_generator variation_prior
@@ -52,7 +52,7 @@ NAMES = {
         ReconstructionNet recorded select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
     """,
     "jaxleak.attacks.presets": """
-        bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
+        any_loss bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl
         GGL_POPULATION gradinversion idlg inverting_gradients KEEPING_SIGNS LINE_SEARCHES preset PRESETS rog row_space
         sapag signed step_decay_adam
     """,
@@ -103,13 +103,16 @@ NAMES = {
         smooth_max soft_relu split_model SplitModel vit vit_small vit_tiny
     """,
     "jaxleak.objectives": """
-        activation_penalty activation_statistics_distance apply_mask batch_norm_distance bn_objective
+        activation_penalty activation_statistics_distance apply_mask batch_norm_distance binary_cross_entropy
+        bn_objective
         cafe_objective cosine cosine_tv_objective cross_entropy Distance dlg_objective
-        double_softmax_cross_entropy feature_distance fixed_share gaussian_kernel gaussian_likelihood
+        double_softmax_cross_entropy feature_distance fixed_share focal_loss gaussian_kernel gaussian_likelihood
         gc_objective gradient_regularization GradientRegularization group_consistency group_distance l1 l2_prior
-        laplace_likelihood layer_norms layer_weighted matching_objective MatchingObjective mean_l1 mean_total_variation
-        partial_distance profile_likelihood Quantities regularized_gradient relative_l1 relative_total_variation
-        row_space_distance sapag_objective SelectBy Selection soft_labels squared_l2 summed_total_variation TERMS
+        laplace_likelihood layer_norms layer_weighted LOSSES matching_objective MatchingObjective mean_l1
+        mean_total_variation partial_distance profile_likelihood Quantities regularized_gradient relative_l1
+        relative_total_variation
+        row_space_distance sapag_objective SelectBy Selection smoothed_cross_entropy soft_labels
+        squared_error squared_l2 summed_total_variation TERMS
         top_share total_variation truncated_tv weighted
     """,
     "jaxleak.protocols": """

@@ -39,6 +39,7 @@ ITERATIONS = {
     **{"dlg": 300, "idlg": 300, "inverting_gradients": 4800, "sapag": 4000, "gradinversion": 20_000},
     **{"fedleak_paper": 10_000, "fedleak_upstream": 10_000, "fedleak": 1000, "bayes": 1000, "ggl": 500, "rog": 1000},
     "row_space": 4250,
+    "any_loss": 1000,
 }
 KEY, PAYLOAD = jax.random.key(3), {"a": jnp.linspace(-1.0, 2.0, 40), "b": jnp.linspace(0.1, 0.5, 12).reshape(3, 4)}
 

@@ -17,6 +17,7 @@ SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.
 
 #: How answers are compared with an update that is a gradient.
 UNDEFENDED = SimpleNamespace(undone=None)
+FEDLEAK = ("fedleak",)
 
 
 def test_what_certifies_an_image():
@@ -97,7 +98,7 @@ class TestStages:
             return next(found), 1.0
 
         monkeypatch.setattr(stages, "search", search)
-        monkeypatch.setattr(stages, "_known", lambda case, iterations, informed: (None, (iterations, informed)))
+        monkeypatch.setattr(stages, "_known", lambda case, name, iterations: (None, (iterations, name)))
         monkeypatch.setattr(stages.attacks, "inversion", lambda model, share, settings, batch_size: settings)
         store = SimpleNamespace(answer=lambda name: None, keep=lambda name, answer: None, left=left)
         share = SimpleNamespace(model=None)
@@ -115,8 +116,8 @@ class TestStages:
         ],
     )
     def test_longer_searches_are_those_that_the_budget_lets_end(self, monkeypatch, left, searched):
-        found = list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**UNSURE)] * 3, left)))
-        assert self.searched == [(iterations, False) for iterations in searched]
+        found = list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**UNSURE)] * 3, left), FEDLEAK))
+        assert self.searched == [(iterations, "fedleak") for iterations in searched]
         assert sum(isinstance(one, Answer) for one in found) == len(searched)
         if len(searched) == 1:
             assert found[-1] == "A longer search was not tried: 1500 iterations take 1500 s more."
@@ -132,27 +133,30 @@ class TestStages:
             ([unsure, None], 2),
             ([unsure, unsure, unsure], 3),
         ):
-            list(stages._gradient_matching(self.case(monkeypatch, answers)))
+            list(stages._gradient_matching(self.case(monkeypatch, answers), FEDLEAK))
             assert len(self.searched) == count
-        list(stages._gradient_matching(self.case(monkeypatch, [unsure]), briefly=True))
-        assert self.searched == [(400, False)]
-        nothing = list(stages._gradient_matching(self.case(monkeypatch, [None])))
+        list(stages._gradient_matching(self.case(monkeypatch, [unsure]), FEDLEAK, briefly=True))
+        assert self.searched == [(400, "fedleak")]
+        nothing = list(stages._gradient_matching(self.case(monkeypatch, [None]), FEDLEAK))
         assert nothing == ["FedLeak was not tried: the time was spent."]
 
     def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
-        first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True)))
+        first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True), FEDLEAK))
         assert first.startswith("No attack that knows the defense was tried")
 
     @pytest.mark.parametrize(("informed", "unaware"), [(0.1, 0.2), (0.2, 0.1)])
     def test_who_knows_a_defense_may_ignore_it_and_searches_on_as_goes_better(self, monkeypatch, informed, unaware):
         answers = [answer_of(misfit=informed), answer_of(misfit=unaware), answer_of(**SURE)]
         case = self.case(monkeypatch, answers, defended=True, defense=defenses.quantize(4))
-        assert [found for found in stages._gradient_matching(case) if isinstance(found, Answer)] == answers
-        assert self.searched == [(400, True), (400, False), (3000, informed < unaware)]
-        list(stages._gradient_matching(self.case(monkeypatch, [answer_of(**SURE)], defense=defenses.quantize(4))))
-        assert self.searched == [(400, True)]  # nothing is left to find
+        both = stages._by_their_knowledge(case)
+        assert both == ("fedleak_informed", "fedleak")
+        assert [found for found in stages._gradient_matching(case, both) if isinstance(found, Answer)] == answers
+        assert self.searched == [(400, both[0]), (400, both[1]), (3000, both[informed > unaware])]
+        sure = self.case(monkeypatch, [answer_of(**SURE)], defense=defenses.quantize(4))
+        list(stages._gradient_matching(sure, both))
+        assert self.searched == [(400, both[0])]  # nothing is left to find
         case = self.case(monkeypatch, [answer_of(), None, answer_of(**SURE)], defense=defenses.quantize(4))
-        assert "FedLeak was not tried: the time was spent." in list(stages._gradient_matching(case))
+        assert "FedLeak was not tried: the time was spent." in list(stages._gradient_matching(case, both))
 
     @pytest.mark.parametrize(("distance", "short"), [(1.9e-3, False), (2.1e-3, True)])
     def test_answers_further_away_than_the_stated_noise_are_said_to_fall_short(self, monkeypatch, distance, short):
@@ -177,7 +181,7 @@ class TestStages:
     def test_what_is_certain_is_searched_for_briefly_and_row_spaces_come_last(self, monkeypatch, closed, matched, ran):
         seen = []
 
-        def matching(case, *, briefly):
+        def matching(case, names, *, briefly):
             seen.append("briefly" if briefly else "at length")
             yield from matched
 

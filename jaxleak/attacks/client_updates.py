@@ -1,10 +1,11 @@
 """For attacks on one client's update: the parts that `inversion` and its presets are made of.
 
 They say what is optimised (`pixels`, `generator_weights`, `generator_latents`), what is compared (`Gradients`,
-`RowSpaces`), what is known of images (`variation_prior` and its kin), how the attacker's copy of the model is smoothed,
-and which leaves of the update an attack reads.
+`AnyLoss`, `RowSpaces`), what is known of images (`variation_prior` and its kin), how the attacker's copy of the model
+is smoothed, and which leaves of the update an attack reads.
 """
 
+from jaxleak.attacks._inversion.any_loss import AnyLoss
 from jaxleak.attacks._inversion.candidates import Candidate, generator_latents, generator_weights, pixels
 from jaxleak.attacks._inversion.data_term import Compared, Comparison, DataTerm
 from jaxleak.attacks._inversion.evolution import cma_es
@@ -29,6 +30,7 @@ from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothin
 
 __all__ = [
     "MATCHED_BELOW",
+    "AnyLoss",
     "Candidate",
     "Compared",
     "Comparison",

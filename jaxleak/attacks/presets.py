@@ -10,6 +10,7 @@ import jax
 import optax
 
 from jaxleak import _validate
+from jaxleak.attacks._inversion.any_loss import AnyLoss
 from jaxleak.attacks._inversion.candidates import generator_latents, generator_weights, pixels
 from jaxleak.attacks._inversion.evolution import cma_es
 from jaxleak.attacks._inversion.gradient_term import Gradients
@@ -48,6 +49,7 @@ __all__ = [
     "KEEPING_SIGNS",
     "LINE_SEARCHES",
     "PRESETS",
+    "any_loss",
     "bayes",
     "cosine_decay_adam",
     "dlg",
@@ -189,6 +191,19 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
         smoothing="auto" if homotopy else None,
         white_point=0.999,
     )
+
+
+def any_loss(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
+    """FedLeak as we recommend it, without the loss and without labels (ours): see `client_updates.AnyLoss`.
+
+    For one gradient of one client. The answer has no labels.
+
+    Args:
+        iterations: as in `fedleak`.
+        homotopy: as in `fedleak`.
+    """
+    known = fedleak(iterations, homotopy=homotopy)
+    return known._replace(compare=AnyLoss(known.gradients.distance), labels="none")
 
 
 def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
@@ -333,6 +348,7 @@ PRESETS: dict[str, Callable[..., Settings]] = {
     "gradinversion": gradinversion,
     "bayes": bayes,
     "fedleak": fedleak,
+    "any_loss": any_loss,
     "row_space": row_space,
     "fedleak_paper": fedleak_paper,
     "fedleak_upstream": fedleak_upstream,

@@ -16,7 +16,16 @@ from jaxleak.objectives._distances import (
     squared_l2,
     weighted,
 )
-from jaxleak.objectives._losses import cross_entropy, double_softmax_cross_entropy, soft_labels
+from jaxleak.objectives._losses import (
+    LOSSES,
+    binary_cross_entropy,
+    cross_entropy,
+    double_softmax_cross_entropy,
+    focal_loss,
+    smoothed_cross_entropy,
+    soft_labels,
+    squared_error,
+)
 from jaxleak.objectives._matching import (
     TERMS,
     MatchingObjective,
@@ -59,6 +68,7 @@ __all__ = [
     "regularized_gradient",
     "gradient_regularization",
     "GradientRegularization",
+    "LOSSES",
     "TERMS",
     "Distance",
     "MatchingObjective",
@@ -69,6 +79,7 @@ __all__ = [
     "activation_statistics_distance",
     "apply_mask",
     "batch_norm_distance",
+    "binary_cross_entropy",
     "bn_objective",
     "cafe_objective",
     "cosine",
@@ -78,6 +89,7 @@ __all__ = [
     "double_softmax_cross_entropy",
     "feature_distance",
     "fixed_share",
+    "focal_loss",
     "gaussian_kernel",
     "gaussian_likelihood",
     "gc_objective",
@@ -95,7 +107,9 @@ __all__ = [
     "profile_likelihood",
     "relative_l1",
     "sapag_objective",
+    "smoothed_cross_entropy",
     "soft_labels",
+    "squared_error",
     "squared_l2",
     "summed_total_variation",
     "top_share",

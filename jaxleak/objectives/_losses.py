@@ -1,7 +1,10 @@
 """The clients' loss functions: the mean over the batch, for integer or soft labels."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxleak._base import Loss
 
@@ -47,3 +50,46 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 def takes_distributions(loss: Loss) -> bool:
     """Whether the soft labels of a loss are known to sum to one; of a loss from elsewhere that is not known."""
     return loss in (cross_entropy, double_softmax_cross_entropy)
+
+
+def smoothed_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean cross-entropy () of logits (B, C) against labels (B,) or (B, C) of which a tenth is spread over all classes.
+
+    Szegedy et al., *Rethinking the Inception architecture for computer vision*, 2016, section 7.
+    """
+    return cross_entropy(logits, optax.smooth_labels(soft_labels(y, logits.shape[-1]), 0.1))
+
+
+def binary_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean binary cross-entropy () over batch and outputs: logits (B, C), and findings (B, C) in [0, 1] or labels (B,).
+
+    That is `BCEWithLogitsLoss`, for several findings in one image. Of a label the one finding is its class.
+    """
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, soft_labels(y, logits.shape[-1])))
+
+
+def focal_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean () of (1 - p)^2 times the cross-entropy of logits (B, C) against labels (B,) or (B, C) of probability p.
+
+    Lin et al., *Focal loss for dense object detection*, 2017, equation 4 with gamma = 2.
+    """
+    log_p = jax.nn.log_softmax(logits)
+    return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * (1 - jnp.exp(log_p)) ** 2 * log_p, axis=-1))
+
+
+def squared_error(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean squared difference () of outputs (B, C) from targets (B, C), or from the one-hot rows of labels (B,).
+
+    That is `MSELoss`, as of a regression.
+    """
+    return jnp.mean((logits - soft_labels(y, logits.shape[-1])) ** 2)
+
+
+#: Losses by name, all of which take classes (B,) as well as soft labels (B, C).
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "smoothed_cross_entropy": smoothed_cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "focal_loss": focal_loss,
+    "squared_error": squared_error,
+}

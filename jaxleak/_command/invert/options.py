@@ -14,7 +14,7 @@ HELP = f"""{invert.__doc__}
 What the options may name:
     --attack: {", ".join(ATTACKS)}
     --model: {", ".join(MODELS)}
-    --labels: given, joint, none (row_space only), {", ".join(LABEL_RULES)}
+    --labels: given, joint, none (row_space and any_loss only), {", ".join(LABEL_RULES)}
     --activation: {", ".join(ACTIVATIONS)}
     --defense: {", ".join(DEFENSES)}
 """
@@ -27,7 +27,7 @@ GROUPS = {
         "image-shape", "num-classes", "save-payload", "save-weights", "devices",
     ),
     "data options": ("data", "batch-size", "partition", "pool", "skip", "federation"),
-    "model options": ("model", "weights", "activation", "init", "width", "mean", "std"),
+    "model options": ("model", "weights", "activation", "loss", "init", "width", "mean", "std"),
     "client and defense options": (
         "local-steps", "local-epochs", "reshuffle", "learning-rate", "momentum", "batch-norm", "attacked-round",
         "clients", "defense", "strength", "adaptive", "epoch-copies",

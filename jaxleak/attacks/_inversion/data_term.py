@@ -1,7 +1,7 @@
 """The data term of an inversion: what of the update is compared with what a candidate would have sent.
 
-`Settings.compare` holds a `Comparison`, such as `Gradients` or `RowSpaces`. A new one is a class in a file of its own
-that has the two methods and the property below; the engine asks for nothing else.
+`Settings.compare` holds a `Comparison`, such as `Gradients`, `AnyLoss` or `RowSpaces`. A new one is a class in a file
+of its own that has the two methods and the property below; the engine asks for nothing else.
 """
 
 from collections.abc import Callable

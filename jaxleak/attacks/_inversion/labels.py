@@ -109,7 +109,8 @@ def _scale(rule: str, setup: Setup) -> float:
     except ValueError as error:
         raise ValueError(
             f'labels={rule!r} cannot be inferred under this loss: {error}; labels can be "given" where the threat '
-            'grants them, "joint" where each is a distribution over the classes, or "none" for row spaces'
+            'grants them, "joint" where each is a distribution over the classes, or "none" for attacks that read none, '
+            "such as any_loss"
         ) from error
 
 

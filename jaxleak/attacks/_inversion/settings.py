@@ -27,13 +27,13 @@ class Settings(NamedTuple):
 
     Attributes:
         candidate: what is searched and how images follow from it: `client_updates.pixels`, or a generator's codes.
-        compare: the data term: `client_updates.Gradients` or `client_updates.RowSpaces`.
+        compare: the data term: `client_updates.Gradients`, `client_updates.AnyLoss` or `client_updates.RowSpaces`.
         optimizer: any of optax, or `client_updates.cma_es`, which searches without gradients.
         iterations: > 0, the length that schedules are made for.
         labels: "given" (granted to the attacker), "joint" (optimised with the images, as distributions over the
-            classes), the name of a rule of `attacks.LABEL_RULES`, or "none", for row spaces only. Rules assume that the
-            loss's gradient by the logits is a multiple of the mean cross-entropy's, (softmax - label) / B: a sum over
-            the batch or slightly smoothed labels will do, and clients with another loss are refused.
+            classes), the name of a rule of `attacks.LABEL_RULES`, or "none", where the data term reads none. Rules
+            assume that the loss's gradient by the logits is a multiple of the mean cross-entropy's, (softmax - label) /
+            B: a sum over the batch or slightly smoothed labels will do, and clients with another loss are refused.
         priors: what is known of images, each with its weight >= 0.
         group: G >= 1 candidates that descend together.
         consistency: weight >= 0 of their distance to their mean; needs G > 1.

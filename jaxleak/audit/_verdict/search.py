@@ -60,6 +60,7 @@ class Case(NamedTuple):
     defended: bool = False  # whether the client has changed its update in a way that equations do not survive
     defense: Defense | None = None  # how, where that is known
     loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
+    unknowns: int = 0  # how many numbers besides the pixels an answer leaves open, by which an unknown loss enters
 
     @property
     def received(self) -> Received:
@@ -90,7 +91,7 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
     x, seen = np.asarray(x, np.float32), case.observation
     relative, cosine = _misfits(case.received, seen, jnp.asarray(x), jnp.asarray(y))
     # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
-    determined = case.received.equations(seen) >= x.size
+    determined = case.received.equations(seen) >= x.size + case.unknowns
     if case.received.undone is not None:
         determined &= bool(cosine < WITHIN_BOUNDS_BELOW)
     return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=determined, **fields)

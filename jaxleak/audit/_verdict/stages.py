@@ -12,6 +12,7 @@ from jaxleak import attacks, objectives
 from jaxleak._base import Attack, Batch, Observation, Share
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import adaptive, presets
+from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss, why_not_any_loss
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.attacks.client_updates import MATCHED_BELOW
@@ -26,7 +27,17 @@ from jaxleak.audit._verdict.search import (
     search,
 )
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, OUTSIDE, PEELED, PEELED_ALONE, Answer, best_of, called
+from jaxleak.audit._verdict.verdict import (
+    AGREE_ABOVE,
+    ALONE,
+    ANY_LOSS,
+    OUTSIDE,
+    PEELED,
+    PEELED_ALONE,
+    Answer,
+    best_of,
+    called,
+)
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -45,7 +56,12 @@ _SHORT_ABOVE = 2.0
 def run_stages(case: Case) -> Iterator[Answer | str]:
     """Answers, and sentences on what was not tried and why."""
     if not case.loss_known:
-        yield from _without_loss(case)
+        certain = False
+        for found in _without_loss(case):
+            certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
+            yield found
+        if not certain:
+            yield from _any_loss(case)
         return
     certain = exact = False
     for found in _equations(case):
@@ -56,7 +72,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         return
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
     searched: list[Answer] = []
-    for found in _gradient_matching(case, briefly=certain):
+    for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain):
         if isinstance(found, Answer):
             certain = certain or bool(found.shown.all())
             searched.append(found)
@@ -125,24 +141,23 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
 
 def _without_loss(case: Case) -> Iterator[Answer | str]:
     """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
-    yield (
-        "The attacks here know cross-entropy alone, and the loss is stated to be another one. What needs neither the "
-        "loss nor the label is for the exact gradient of one sample."
-    )
+    yield "The loss is stated to be no cross-entropy. What is tried needs neither the loss nor the labels."
     if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):
-        yield f"It was not tried: {why}."
+        yield f"Closed forms of one exact gradient were not tried: {why}."
         return
     peeled = _of_one_sample(case)
     if peeled is None:
         yield (
-            "It does not apply: no dense layer has a bias, lets the image pass through it alone, and has a gradient of "
-            "the form that one sample gives."
+            "Dense layers were not peeled off: none has a bias, lets the image pass through it alone, and has a "
+            "gradient of the form that one sample gives."
         )
         return
     solved = _affine(case, peeled)
     if solved is not None:
         yield solved
         return
+    if peeled.layer in case.share.model.head_names and not _why_not_any_loss(case):
+        return  # below the last layer there is no less to search than with it
     # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
     below = case._replace(share=peeled.share, observation=peeled.observation)  # type: ignore[arg-type]
     given = _with_labels(peeled, np.zeros(1, np.int32))
@@ -156,8 +171,30 @@ def _without_loss(case: Case) -> Iterator[Answer | str]:
     if answer.finished:
         case.store.keep(PEELED_ALONE, answer)
     yield answer
-    if not answer.shown.all():
-        yield "No image is certified. The image that is shown may be right all the same."
+
+
+def _any_loss(case: Case) -> Iterator[Answer | str]:
+    """The search for images whose gradient the update is under whatever loss and labels fit the last layer best."""
+    if case.defense is not None:
+        yield f"{called(ANY_LOSS)} was not tried: the client defends its update."
+    elif why := _why_not_any_loss(case):
+        yield f"{called(ANY_LOSS)} was not tried: {why}."
+    else:
+        yield from _gradient_matching(case, (ANY_LOSS,))
+
+
+def _why_not_any_loss(case: Case) -> str:
+    return why_not_any_loss(case.share.model, case.share, case.samples)
+
+
+def _under_any_loss(case: Case) -> Case:
+    """The case in which an answer explains the update if some loss and some labels make it do so."""
+    model = case.share.model
+    return case._replace(
+        share=AnyLossShare(model, case.share.batch_norm),  # type: ignore[arg-type]
+        observation=seen_by_any_loss(model, case.observation),
+        unknowns=case.samples * model.num_classes,
+    )
 
 
 def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
@@ -250,11 +287,22 @@ def _label_rule(case: Case) -> str:
     return "calibrated" if head.bias is not None else "corrected_counts"
 
 
-def _known(case: Case, iterations: int, *, informed: bool) -> tuple[Share, attacks.Settings]:
-    """FedLeak with the homotopy, by an attacker who knows the defense or by one who ignores it."""
+def _by_their_knowledge(case: Case) -> tuple[str, ...]:
+    """The attackers: who knows the loss and the defense, as far as they are stated, and who ignores one of them."""
+    if case.defense is None:
+        # Whatever scales the update, or the gradients of single samples, is to the last one a part of the loss.
+        return ("fedleak", ANY_LOSS) if case.defended and not _why_not_any_loss(case) else ("fedleak",)
+    # What a client of Adam uploads is no gradient, to whoever does not undo the step.
+    return ("fedleak_informed",) if case.received.undone is not None else ("fedleak_informed", "fedleak")
+
+
+def _known(case: Case, name: str, iterations: int) -> tuple[Share, attacks.Settings]:
+    """FedLeak with the homotopy, by an attacker who knows the defense, who ignores it, or who knows no loss."""
+    if name == ANY_LOSS:
+        return case.share, presets.any_loss(iterations)
     model, settings = case.share.model, presets.fedleak(iterations)
     settings = settings._replace(labels=_label_rule(case))
-    if not informed or case.defense is None:
+    if name == "fedleak" or case.defense is None:
         return case.share, settings
     known = adaptive.informed(
         case.defense, model, case.share, settings, batch_size=case.samples, variables=case.observation.params
@@ -262,14 +310,16 @@ def _known(case: Case, iterations: int, *, informed: bool) -> tuple[Share, attac
     return known.share, known.settings
 
 
-def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer | str]:
+def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
     Who knows a defense may ignore it, and finds more that way behind little noise.
+
+    Args:
+        case: the audited update.
+        names: the attackers.
+        briefly: whether the short searches are all.
     """
-    # What a client of Adam uploads is no gradient, to whoever does not undo the step.
-    both = ("fedleak_informed",) if case.received.undone is not None else ("fedleak_informed", "fedleak")
-    names = ("fedleak",) if case.defense is None else both
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated; FedLeak attacks the update as it is."
 
@@ -277,9 +327,10 @@ def _gradient_matching(case: Case, *, briefly: bool = False) -> Iterator[Answer 
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
-        share, settings = _known(case, iterations, informed=name != "fedleak")
+        share, settings = _known(case, name, iterations)
         attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
-        answer, pace = search(case, f"{name}_{iterations}", attack, case.observation)
+        compared_as = _under_any_loss(case) if name == ANY_LOSS else case
+        answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
         return answer, pace

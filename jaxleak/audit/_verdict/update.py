@@ -33,6 +33,8 @@ from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
+    ALONE,
+    PEELED_ALONE,
     Answer,
     Outcome,
     Verdict,
@@ -98,7 +100,7 @@ def update(
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. For
-            the loss "other", which is any but cross-entropy, only what needs neither loss nor label is tried. The
+            the loss "other", which is any but cross-entropy, what needs neither loss nor labels is tried. The
             defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
             `noise_multiplier`; "none"; or "other" for one that no attacker knows.
 
@@ -168,10 +170,11 @@ def update(
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
-    ended = loss_known and any(answer.finished for answer in answers)
+    # What needs neither loss nor label is for one sample alone: where it shows nothing, more remains to be tried.
+    ended = any(answer.finished for answer in answers if loss_known or answer.attack not in (ALONE, PEELED_ALONE))
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
-    if outcome == "not shown to leak" and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
+    if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes

@@ -35,6 +35,8 @@ ALONE = "inputs_alone"
 PEELED_ALONE = "peeling_alone"
 #: Name of the answer of peeling that needed a label.
 PEELED = "peeling"
+#: Name of the search that needs no label and no loss.
+ANY_LOSS = "any_loss"
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
@@ -43,6 +45,7 @@ _CALLED = {
     PEELED: "peeling",
     PEELED_ALONE: "peeling, whatever the loss and the label",
     "fedleak": "FedLeak",
+    ANY_LOSS: "FedLeak without the loss and the labels",
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
 }

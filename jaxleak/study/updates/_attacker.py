@@ -39,6 +39,7 @@ def check(case: Case) -> None:
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
     _validate.one_of(models.CLASSIFIERS, model=case.model)
+    _validate.one_of(objectives.LOSSES, loss=case.loss)
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
         _validate.non_negative(activation_penalty=case.activation_penalty)

@@ -65,6 +65,8 @@ class Case:
     """Client's momentum: that of its local steps, in [0, 1)."""
     estimate: bool = False
     """Averaged steps: attack with the averaged-gradient estimate instead of the unrolled local steps."""
+    loss: str = "cross_entropy"
+    """Loss of the client: cross_entropy, smoothed_cross_entropy, binary_cross_entropy, focal_loss or squared_error."""
     batch_norm: str = "train"
     """Mode of batch norm: train or eval, as the client normalises."""
     labels: str | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxleak import data, defenses, models, protocols
+from jaxleak import data, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
 from jaxleak.study.updates._attacker import resolved
@@ -60,7 +60,7 @@ FRACTION_BITS = 24
 _CLIENT_FIELDS = (
     "model", "activation", "width", "init", "mean", "std", "pool",
     "batch_size", "local_steps", "local_epochs", "reshuffle", "clients", "learning_rate", "momentum", "batch_norm",
-    "defense", "strength",
+    "loss", "defense", "strength",
 )  # fmt: skip
 
 
@@ -112,6 +112,7 @@ def share_of(case: Case, model: models.Classifier) -> protocols.ClientShare:
         momentum=case.momentum,
         clients=case.clients,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
+        loss=objectives.LOSSES[case.loss],
     )
 
 

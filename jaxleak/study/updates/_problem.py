@@ -165,7 +165,7 @@ def asked_for_rivals(
         found: the answer of the attack.
         seed: random seed of the attack.
     """
-    if case.labels == "none" or own_opinion(found)["gradient_matched"] < 1:
+    if _without_labels(case) or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
     rival = audit.rival(share, observation, x, y, key=jax.random.key(seed), undone=undone_by(_known_defense(case)))
@@ -225,7 +225,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
         scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}
         undetermined = None if second.undetermined is None else second.undetermined[order]
         second = audit.Agreement(second.value[order], second.other[order], undetermined)
-    if case.labels != "none":  # an answer without labels has no gradient
+    if not _without_labels(case):  # an answer without labels has no gradient
         simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
         observed = to_explain(undone_by(_known_defense(case)), observation, simulated)
@@ -235,6 +235,12 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
             "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
     return Outcome(images, estimate[order], scores, answer.curve, second)
+
+
+def _without_labels(case: Case) -> bool:
+    """Whether the attack's answer has no labels, so that its gradient cannot be simulated."""
+    settings = resolved(case).iterative
+    return settings is not None and settings.labels == "none"
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:

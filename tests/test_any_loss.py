@@ -1,0 +1,127 @@
+"""Inversion without the loss and the labels: what of a gradient follows from the images alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, Observation, attacks, models, objectives, protocols
+from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion.any_loss import AnyLossShare, output_gradients, seen_by_any_loss, why_not_any_loss
+
+CLASSES, SIZE = 5, 3
+
+
+def _findings(logits, y):
+    """Several findings per image, some of which weigh more: no label (B,) says the same."""
+    findings = jnp.asarray([[1, 0, 1, 0, 0], [0, 1, 1, 0, 1], [1, 1, 0, 0, 0]], jnp.float32)
+    return -jnp.sum((1 + findings) * jax.nn.log_sigmoid((2 * findings - 1) * logits))
+
+
+@pytest.fixture(scope="module", params=["mlp", "convnet, batch statistics"])
+def network(request):
+    if request.param == "mlp":
+        model = models.mlp((4, 4, 1), CLASSES, widths=(6,))
+    else:
+        model = models.convnet((4, 4, 1), CLASSES, channels=(4,), strides=(1,), batch_norm=True)
+    return model, model.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize("loss", [*objectives.LOSSES.values(), _findings])
+def test_the_clients_images_explain_its_update_under_every_loss(network, loss):
+    model, variables = network
+    x = jax.random.uniform(jax.random.key(1), (SIZE, 1, *model.image_shape))
+    batch = Batch(x, jnp.array([0, 3, 3], jnp.int32), jnp.arange(SIZE))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, protocols.ClientShare(model, loss=loss)(variables, batch))
+    share = jax.jit(AnyLossShare(model, "train", ridge=1e-6))
+
+    def distance(images):
+        return float(
+            objectives.cosine(seen.payload, share(seen_by_any_loss(model, seen).params, batch._replace(x=images)))
+        )
+
+    assert distance(x) < 1e-5
+    assert distance(x[::-1]) < 1e-5  # in whatever order
+    assert distance(jax.random.uniform(jax.random.key(2), x.shape)) > 1e-2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_by_the_outputs_are_the_least_squares_solution(bias):
+    rng = np.random.default_rng(0)
+    features, kernel, offset = rng.standard_normal((SIZE, 7)), rng.standard_normal((7, 4)), rng.standard_normal(4)
+    seen = {"kernel": kernel, "bias": offset} if bias else {"kernel": kernel}
+    left = np.vstack([features.T, np.ones((1, SIZE))]) if bias else features.T
+    right = np.vstack([kernel, offset]) if bias else kernel
+    ridge = 0.3
+    weight = (ridge * np.linalg.norm(left)) ** 2 / SIZE
+    expected = np.linalg.solve(left.T @ left + weight * np.eye(SIZE), left.T @ right)
+    found = output_gradients(jnp.asarray(features), jax.tree.map(jnp.asarray, seen), ridge)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_images_with_the_same_features_have_finite_gradients(bias):
+    """As black images behind a layer without bias have, whose equations are all zero."""
+    seen = {"kernel": jnp.ones((7, 4)), "bias": jnp.ones(4)} if bias else {"kernel": jnp.ones((7, 4))}
+    for features in (jnp.zeros((SIZE, 7)), jnp.ones((SIZE, 7))):
+        value, slope = jax.value_and_grad(lambda f: jnp.sum(output_gradients(f, seen, 1e-3) ** 2))(features)
+        assert np.isfinite(value)
+        assert np.isfinite(slope).all()
+
+
+def test_an_answer_has_no_labels_and_the_attack_reads_none(network):
+    model, variables = network
+    x = jax.random.uniform(jax.random.key(1), (SIZE, 1, *model.image_shape))
+    batch = Batch(x, jnp.array([0, 3, 3], jnp.int32), jnp.arange(SIZE))
+    payload = protocols.ClientShare(model, loss=_findings)(variables, batch)
+    attack = attacks.inversion(model, protocols.ClientShare(model), presets.any_loss(2), batch_size=SIZE)
+    state = attack.init(jax.random.key(3), batch)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+    state, _ = jax.jit(attack.step)(jax.random.key(4), state, seen)
+    assert attack.reconstruct(state, seen).y.tolist() == [-1] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "why"),
+    [
+        ({}, {"local_steps": 2, "learning_rate": 0.1}, "every step of every client has derivatives of its own"),
+        ({}, {"local_epochs": 2, "learning_rate": 0.1}, "every step of every client"),
+        ({}, {"clients": 2}, "every step of every client"),
+        ({"widths": (2,)}, {}, "the last dense layer reads 2 features, too few to tell 4 images apart"),
+    ],
+)
+def test_where_the_last_layer_does_not_tell_it_is_refused(model, options, why):
+    model = models.mlp((4, 4, 1), CLASSES, **({"widths": (8,)} | model))
+    share = protocols.ClientShare(model, **options)
+    with pytest.raises(ValueError, match=f"AnyLoss does not apply: {why}"):
+        attacks.inversion(model, share, presets.any_loss(2), batch_size=4)
+
+
+def test_a_network_without_a_last_layer_is_refused():
+    model = models.mlp((4, 4, 1), CLASSES, widths=(8,))
+    unknown = model._replace(head="", head_leaves=())
+    assert (
+        why_not_any_loss(unknown, protocols.ClientShare(unknown), 1)
+        == "the network ends in no dense layer that is known"
+    )
+
+
+def test_the_ridge_is_positive():
+    model = models.mlp((4, 4, 1), CLASSES, widths=(8,))
+    settings = presets.any_loss(2)._replace(compare=client_updates.AnyLoss(objectives.cosine, ridge=0.0))
+    with pytest.raises(ValueError, match="ridge must be > 0"):
+        attacks.inversion(model, protocols.ClientShare(model), settings, batch_size=1)
+
+
+def test_one_logit_is_the_second_of_two():
+    def apply(params, x):
+        return x.reshape(len(x), -1) @ params["head"]["kernel"] + params["head"]["bias"]
+
+    params = {"head": {"kernel": jnp.ones((16, 1)) / 16, "bias": jnp.zeros(1)}}
+    model, variables = models.from_function(apply, params, image_shape=(4, 4, 1), num_classes=2)
+    assert model.one_logit
+    x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
+    batch = Batch(x, jnp.array([0, 1], jnp.int32), jnp.arange(2))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, protocols.ClientShare(model)(variables, batch))
+    own = AnyLossShare(model, "train", ridge=1e-6)(seen_by_any_loss(model, seen).params, batch)
+    assert float(objectives.cosine(seen.payload, own)) < 1e-5
