@@ -114,11 +114,12 @@ def test_the_ridge_is_positive():
 
 
 def test_one_logit_is_the_second_of_two():
-    def apply(params, x):
-        return x.reshape(len(x), -1) @ params["head"]["kernel"] + params["head"]["bias"]
+    def apply(variables, x):
+        head = variables["params"]["head"]
+        return x.reshape(len(x), -1) @ head["kernel"] + head["bias"]
 
-    params = {"head": {"kernel": jnp.ones((16, 1)) / 16, "bias": jnp.zeros(1)}}
-    model, variables = models.from_function(apply, params, image_shape=(4, 4, 1), num_classes=2)
+    start = {"params": {"head": {"kernel": jnp.ones((16, 1)) / 16, "bias": jnp.zeros(1)}}}
+    model, variables = models.from_function(apply, start, image_shape=(4, 4, 1), num_classes=2)
     assert model.one_logit
     x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
     batch = Batch(x, jnp.array([0, 1], jnp.int32), jnp.arange(2))
