@@ -8,15 +8,13 @@
 Every case is attacked from two independent starts, and the SSIM between their images (`agreement`, which an attacker
 can compute) is compared with the SSIM of the answer to the truth (which only a study can). An image counts as right
 where the latter is above .8. All cases count, whether or not their attack succeeds: some are cut short, have kinks that
-nothing smooths, or a network that is not broken here; in others a defense has changed the upload, of which the
-attacker knows nothing. The threshold is chosen on the even seeds of the undefended cases, as the lowest that at most
+nothing smooths, or a defense of which the attacker knows nothing. The threshold is chosen on the even seeds of the undefended cases, as the lowest that at most
 one in twenty wrong images reaches; the odd seeds judge it. The same is counted for images whose gradient is matched,
 for those with both, and at the threshold that `jaxleak audit` uses (`recommended`).
 
-Prints a line per case, the threshold and the rates; draws all images, and the rates along the threshold. MNIST and
-CIFAR-10 are read from JAXLEAK_DATA_DIR. All cases but those of `DEEP` take about half an hour of one core. Finished
-runs are not run again, so the same command goes on where it was; `--fresh` starts over, and `--finished-only` counts
-what is there.
+Prints a line per case, the threshold and the rates; draws all images. MNIST and CIFAR-10 are read from
+JAXLEAK_DATA_DIR. All cases but those of `DEEP` take about half an hour of one core. The same command goes on where it
+was; `--fresh` starts over, and `--finished-only` counts what is there.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +36,7 @@ _MLP = replace(_CONVNET, model="mlp", iterations=500)
 _LENET = replace(_CONVNET, model="lenet", activation="relu", data="mnist", iterations=500)
 _RESNET = replace(_CONVNET, model="resnet10", width=16, batch_size=1, iterations=1000)
 
-#: Cases that take seconds a seed. Those of one model and number of iterations stand together: they share a compilation.
+#: Cases that take seconds a seed; those of one model and number of iterations share a compilation.
 QUICK: dict[str, Case] = {
     "convnet-b4": _CONVNET,
     "convnet-b4-patches": replace(_CONVNET, data="natural_patches"),
@@ -69,6 +67,8 @@ SLOW: dict[str, Case] = {
 DEEP: dict[str, Case] = {
     "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
+    **{f"{name}-any-loss": replace(QUICK[name], attack="any_loss") for name in ("convnet-b4", "mlp-b4", "lenet-b4")},
+    "lenet-sigmoid-b4-any-loss": replace(QUICK["lenet-sigmoid-b4"], attack="any_loss"),
     "resnet10_16-b1-row-space": replace(_RESNET, attack="row_space", iterations=2600),
     "resnet34_16-b1": replace(_RESNET, model="resnet34", iterations=100),
     "densenet121-b1": replace(_RESNET, model="densenet121", width=None, iterations=40, microbatch=1),
@@ -77,7 +77,7 @@ DEEP: dict[str, Case] = {
 CASES = QUICK | SLOW | DEEP
 #: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
 MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | dict.fromkeys(DEEP, 2)
-MOST_SEEDS |= {"convnet-b4": 12, "convnet-b4-patches": 12}
+MOST_SEEDS |= {"convnet-b4": 12, "convnet-b4-patches": 12} | {name: 6 for name in DEEP if "any-loss" in name}
 
 #: Scores of a run that results.json keeps.
 KEPT = ("psnr", "score", "cosine_distance", "gradient_matched")

@@ -14,6 +14,7 @@ from jaxleak import attacks, audit, defenses, metrics, models, objectives, proto
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
+from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss
 from jaxleak.attacks._inversion.gradient_term import to_explain
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
@@ -151,11 +152,16 @@ def attack(
 
 
 def asked_for_rivals(
-    case: Case, second: audit.Agreement, observation: Observation, share: Share, found: Reconstruction, seed: int
+    case: Case,
+    second: audit.Agreement,
+    observation: Observation,
+    share: protocols.ClientShare,
+    found: Reconstruction,
+    seed: int,
 ) -> audit.Agreement:
     """The agreement of two starts, with the images in whose place another one explains the update as well.
 
-    It is asked where the answer has labels and its gradient is matched; elsewhere the agreement stays as it is.
+    It is asked where the answer has a gradient and this is matched; elsewhere the agreement stays as it is.
 
     Args:
         case: what is attacked.
@@ -165,10 +171,11 @@ def asked_for_rivals(
         found: the answer of the attack.
         seed: random seed of the attack.
     """
-    if _without_labels(case) or own_opinion(found)["gradient_matched"] < 1:
+    explaining = _explaining(case, share, observation)
+    if explaining is None or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
-    rival = audit.rival(share, observation, x, y, key=jax.random.key(seed), undone=undone_by(_known_defense(case)))
+    rival = audit.rival(*explaining, x, y, key=jax.random.key(seed), undone=undone_by(_known_defense(case)))
     return second._replace(undetermined=rival.undetermined)
 
 
@@ -225,22 +232,35 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
         scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}
         undetermined = None if second.undetermined is None else second.undetermined[order]
         second = audit.Agreement(second.value[order], second.other[order], undetermined)
-    if not _without_labels(case):  # an answer without labels has no gradient
-        simulated = jax.jit(share)(observation.params, Batch(found.x, found.y, jnp.arange(case.images)))
+    if (explaining := _explaining(case, share, observation)) is not None:
+        simulate, seen = explaining
+        simulated = jax.jit(simulate)(seen.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
         observed = to_explain(undone_by(_known_defense(case)), observation, simulated)
         scores |= {
             "cosine_distance": float(objectives.cosine(observed, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
-            "label_accuracy": metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y)),
         }
+    if not _without_labels(case):
+        accuracy = metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y))
+        scores |= {"label_accuracy": accuracy}
     return Outcome(images, estimate[order], scores, answer.curve, second)
 
 
 def _without_labels(case: Case) -> bool:
-    """Whether the attack's answer has no labels, so that its gradient cannot be simulated."""
+    """Whether the attack's answer has no labels."""
     settings = resolved(case).iterative
     return settings is not None and settings.labels == "none"
+
+
+def _explaining(case: Case, share: protocols.ClientShare, observation: Observation) -> tuple[Share, Observation] | None:
+    """What simulates the update of the answer, and what it reads; None for an answer that has no gradient."""
+    if not _without_labels(case):
+        return share, observation
+    if not isinstance(resolved(case).settings.compare, client_updates.AnyLoss):
+        return None
+    model = share.model
+    return AnyLossShare(model, share.batch_norm), seen_by_any_loss(model, observation)
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
