@@ -7,11 +7,10 @@
 
 Every case is attacked from two independent starts, and the SSIM between their images (`agreement`, which an attacker
 can compute) is compared with the SSIM of the answer to the truth (which only a study can). An image counts as right
-where the latter is above .8. All cases count, whether or not their attack succeeds: some are cut short, have kinks that
-nothing smooths, or a defense of which the attacker knows nothing. The threshold is chosen on the even seeds of the
-undefended cases, as the lowest that at most one in twenty wrong images reaches; the odd seeds judge it. The same is
-counted for images whose gradient is matched, for those with both, and at the threshold that `jaxleak audit` uses
-(`recommended`).
+where the latter is above .8. All cases count: some are cut short, have kinks that nothing smooths, or a defense of
+which the attacker knows nothing. The threshold is chosen on the even seeds of the undefended cases, as the lowest that
+at most one in twenty wrong images reaches; the odd seeds judge it. The same is counted for images whose gradient is
+matched, for those with both, and at the threshold that `jaxleak audit` uses (`recommended`).
 
 Prints a line per case, the threshold and the rates; draws all images. MNIST and CIFAR-10 are read from
 JAXLEAK_DATA_DIR. All cases but those of `DEEP` take about half an hour of one core. The same command goes on where it
