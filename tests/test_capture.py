@@ -1,7 +1,10 @@
 """Update files: what one framework wrote another reads, and what nobody should trust is refused in one line."""
 
 import dataclasses
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -13,6 +16,7 @@ from flax import nnx
 from jaxleak import capture
 from jaxleak.capture import _arrays
 from jaxleak.capture._names import matching
+from jaxleak.defenses import CLIENT_DEFENSES
 
 ARRAYS = {"conv": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}, "head": {"bias": np.ones(3, np.float32)}}
 
@@ -24,13 +28,31 @@ def _names(path):
 def test_a_pytorch_modules_gradients_are_read_with_their_names_and_facts(tmp_path):
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"1\.weight has no gradient"):
+    with pytest.raises(ValueError, match=r"1\.weight has no gradient: call loss.backward\(\) before, and zero_grad"):
         capture.save(tmp_path / "u", net)
     net(torch.ones(2, 2, 2)).sum().backward()
     capture.save(tmp_path / "u", net, batch_size=2, reduction="sum")
     update = capture.load(tmp_path / "u")
     np.testing.assert_array_equal(update.arrays["1.weight"], net[1].weight.grad.numpy())
     assert (update.facts.framework, update.facts.batch_size, update.facts.reduction) == ("torch", 2, "sum")
+
+
+def test_a_pytorch_modules_weights_are_its_state_dict_and_not_its_gradients(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    net(torch.ones(2, 4)).sum().backward()
+    facts = {"kind": "weights", "learning_rate": 0.1, "batch_size": 2}
+    capture.save(tmp_path / "module", net, **facts)
+    capture.save(tmp_path / "dict", net.state_dict(), **facts)
+    module, plain = capture.load(tmp_path / "module"), capture.load(tmp_path / "dict")
+    assert module.arrays.keys() == plain.arrays.keys() >= {"0.weight", "1.running_mean", "2.weight"}
+    for name, array in plain.arrays.items():
+        np.testing.assert_array_equal(module.arrays[name], array)
+    assert (module.facts.frozen, module.facts.framework) == (("0.weight", "0.bias"), "torch")
+    with pytest.raises(ValueError, match=r"got difference: .* a dictionary of names with the weights after minus"):
+        capture.save(tmp_path / "u", net, kind="difference", learning_rate=0.1)
+    assert not (tmp_path / "u").exists()
 
 
 def test_equinox_and_nnx_gradients_keep_the_names_of_their_attributes(tmp_path):
@@ -121,6 +143,36 @@ def test_what_a_module_does_not_train_is_named_in_the_header(tmp_path):
 def test_an_unknown_fact_is_named_with_those_that_there_are(tmp_path):
     with pytest.raises(TypeError, match=r"^batchsize is not a fact about a client; they are kind, .*batch_size"):
         capture.save(tmp_path / "u", ARRAYS, batchsize=1)
+    with pytest.raises(
+        TypeError, match=r'^weight_decay is not .*loss="other" \(another loss.*defense="other" \(an upd'
+    ):
+        capture.save(tmp_path / "u", ARRAYS, weight_decay=1e-4)
+
+
+def test_a_loss_or_a_defense_that_no_audit_takes_is_refused_at_capture_and_may_be_corrected_in_a_file(tmp_path):
+    for loss in capture.LOSSES:
+        assert capture.as_update(ARRAYS, loss=loss).facts.loss == loss
+    with pytest.raises(ValueError, match=r"loss must be cross_entropy, or other .*; got 'BCEWithLogitsLoss'"):
+        capture.save(tmp_path / "u", ARRAYS, loss="BCEWithLogitsLoss")
+    for defense in ("none", "other", *CLIENT_DEFENSES):
+        assert capture.as_update(ARRAYS, defense=defense).facts.defense == defense
+    with pytest.raises(ValueError, match=r"defense must be .*dp_update.*, none, or other .*; got 'clip'"):
+        capture.save(tmp_path / "u", ARRAYS, defense="clip", clip=1.0)
+    assert not (tmp_path / "u").exists()
+    # An older file is read, so that the auditor's own options can say what is right.
+    capture.save(tmp_path / "u", ARRAYS, loss="other")
+    whole = (tmp_path / "u").read_bytes()
+    (tmp_path / "u").write_bytes(whole.replace(b"other", b"focal"))
+    assert capture.load(tmp_path / "u").facts.loss == "focal"
+
+
+def test_a_client_of_pytorch_states_its_defense_without_importing_jax():
+    program = (
+        "import sys; from jaxleak.capture import Facts; Facts.of(defense='dp_update', clip=1.0); print(*sys.modules)"
+    )
+    folder = Path(capture.__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    assert not {"jax", "optax", "flax"} & set(ran.stdout.split())
 
 
 @pytest.mark.parametrize(("kind", "sign"), [("difference", -1), ("weights", -1)])

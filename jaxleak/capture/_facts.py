@@ -1,7 +1,10 @@
 """What is known of how a client computed its update."""
 
+import ast
 import dataclasses
+import functools
 import json
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from jaxleak import _validate
@@ -10,6 +13,9 @@ from jaxleak import _validate
 #: after the local steps.
 Kind = Literal["gradient", "difference", "weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+#: Losses that a client can state: the one that all attacks know, and any other.
+LOSSES = ("cross_entropy", "other")
 
 _REDUCTIONS = ("mean", "sum")
 _MODES = ("train", "eval")
@@ -80,16 +86,30 @@ class Facts:
 
     @staticmethod
     def of(**facts: Any) -> "Facts":
-        """Facts by name.
+        """Facts by name, which an audit takes as they are; those of a file may need its options.
 
         Raises:
             TypeError: naming a fact that there is not, and those that there are.
-            ValueError: as `Facts`.
+            ValueError: as `Facts`, and on a loss or a defense that no audit knows.
         """
         known = [field.name for field in dataclasses.fields(Facts)]
         if unknown := sorted(facts.keys() - set(known)):
-            raise TypeError(f"{unknown[0]} is not a fact about a client; they are {', '.join(known)}")
-        return Facts(**facts)
+            raise TypeError(
+                f"{unknown[0]} is not a fact about a client; they are {', '.join(known)}. State what has no name there "
+                'as loss="other" (another loss or scale, such as label smoothing) or as defense="other" (an update '
+                "that was changed after it was computed, such as by weight decay)"
+            )
+        stated = Facts(**facts)
+        if stated.loss not in (None, *LOSSES):
+            raise ValueError(
+                f"loss must be cross_entropy, or other for any loss but the plain cross-entropy; got {stated.loss!r}"
+            )
+        if stated.defense not in (None, "none", "other", *_defenses()):
+            raise ValueError(
+                f"defense must be one that an attacker can know ({', '.join(_defenses())}), none, or other for any "
+                f"other; got {stated.defense!r}"
+            )
+        return stated
 
     def as_text(self) -> str:
         """The facts that are known, as JSON."""
@@ -109,3 +129,16 @@ class Facts:
         if unknown := sorted(given.keys() - known):
             raise ValueError(f"the header has unknown fields: {', '.join(unknown[:3])}")
         return Facts(**given)
+
+
+@functools.cache
+def _defenses() -> tuple[str, ...]:
+    """The keys of `jaxleak.defenses.CLIENT_DEFENSES`, off its source: a client of PyTorch has no need to import JAX."""
+    source = Path(__file__).parents[1] / "defenses/_client_defenses.py"
+    (registry,) = (
+        node.value
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CLIENT_DEFENSES"
+    )
+    assert isinstance(registry, ast.Dict)
+    return tuple(map(ast.literal_eval, filter(None, registry.keys)))

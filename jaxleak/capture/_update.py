@@ -12,7 +12,7 @@ import safetensors.numpy
 from jaxleak._base import PyTree
 from jaxleak._steps import weight_of_steps
 from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
-from jaxleak.capture._facts import Facts
+from jaxleak.capture._facts import Facts, Kind
 from jaxleak.capture._names import fit
 
 _HEADER = "jaxleak"
@@ -31,18 +31,20 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
     """Write an update file, from whichever framework the client uses.
 
     In PyTorch, after `loss.backward()`: `capture.save("update.safetensors", net, batch_size=4, reduction="mean")`, or
-    with a state dict, `kind="weights"`. In JAX, with the tree of gradients that `jax.grad` gave.
+    after the local steps, with `kind="weights"`. In JAX, with the tree of gradients that `jax.grad` gave.
 
     Args:
         path: the file to write; an existing one is replaced once the new one is complete.
-        update: a PyTorch module, whose parameters' `.grad` are written, and in the header the names of those that do
-            not require one (`frozen`); a dictionary of names with tensors or arrays, which may be nested; a list of
-            arrays, as Flower sends it; or any PyTree of arrays, such as those of Flax and Equinox.
+        update: a PyTorch module, whose parameters' `.grad` are written, or for `kind="weights"` its state dict, and in
+            the header the names of the parameters that require no gradient (`frozen`); a dictionary of names with
+            tensors or arrays, which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such
+            as those of Flax and Equinox.
         facts: what is known of the client, the fields of `Facts`.
 
     Raises:
         TypeError: on a fact that `Facts` does not have, which it names.
-        ValueError: on a fact out of its range, or if there are no arrays, or a module's gradients are missing.
+        ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
+            `kind="difference"`, or if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **{"framework": _framework(update), **facts})
     path = Path(path)
@@ -63,10 +65,11 @@ def as_update(update: Any, **facts: Any) -> Update:
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: as `save`.
     """
-    arrays = named_arrays(update)
+    stated = Facts.of(**{"frozen": _frozen(update), **facts})
+    arrays = named_arrays(update, kind=stated.kind)
     if not arrays:
         raise ValueError("update must hold arrays, got none")
-    return Update(arrays, Facts.of(**{"frozen": _frozen(update), **facts}))
+    return Update(arrays, stated)
 
 
 def load(path: str | Path) -> Update:
@@ -146,16 +149,30 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor | torch.nn.Module)
 
 
-def named_arrays(update: Any) -> dict[str, np.ndarray]:
-    """What `save` would write of an update: arrays by name; of a PyTorch module, without what it does not train.
+def named_arrays(update: Any, *, kind: Kind = "gradient") -> dict[str, np.ndarray]:
+    """What `save` would write of an update: arrays by name.
+
+    Args:
+        update: as in `save`.
+        kind: what is taken of a PyTorch module: "gradient" takes the gradients of what it trains, and "weights" takes
+            its state dict, with running statistics. Other updates hold what they are.
 
     Raises:
-        ValueError: if a parameter of a PyTorch module requires a gradient and has none, or an entry is no array.
+        ValueError: if a parameter of a PyTorch module requires a gradient and has none, if a difference is asked of a
+            module, or if an entry is no array.
     """
+    if hasattr(update, "named_parameters") and kind == "difference":
+        raise ValueError(
+            "kind must be gradient or weights with a module, got difference: a module holds no weights of before its "
+            'steps. Give kind="weights" with the module, or a dictionary of names with the weights after minus those '
+            "before"
+        )
+    if hasattr(update, "named_parameters") and kind == "weights":
+        return {name: tensor_to_numpy(value) for name, value in update.state_dict().items() if _is_torch(value)}
     if hasattr(update, "named_parameters"):
         gradients = {name: p.grad for name, p in update.named_parameters() if p.requires_grad}
         if missing := [name for name, gradient in gradients.items() if gradient is None]:
-            raise ValueError(f"{missing[0]} has no gradient: call loss.backward() before")
+            raise ValueError(f"{missing[0]} has no gradient: call loss.backward() before, and zero_grad() after")
         return {name: tensor_to_numpy(gradient) for name, gradient in gradients.items()}
     import jax
 
