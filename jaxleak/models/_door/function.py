@@ -119,7 +119,8 @@ def check_sizes(image_shape: tuple[int, ...], num_classes: int | None) -> tuple[
     if num_classes == 1:
         raise RefusedError(
             f"num_classes must be in [2, {10**6}], got 1: a network with one logit z has the two classes 0 and 1, "
-            "and its logit is read as the two logits (0, z)"
+            "and its logit is read as the two logits (0, z). A regression with one output is stated as --classes 2 "
+            "--loss other"
         )
     if num_classes is not None:
         _validate.in_range(2, 10**6, num_classes=num_classes)
