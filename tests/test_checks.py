@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._checks import check_known_images, contents, equations, failed, head, laws, symmetry
+from jaxleak.audit._checks import check_known_images, contents, equations, failed, head, laws, predicted, symmetry
 from jaxleak.audit._checks import client as client_checks
 from jaxleak.audit._checks.client import _explained, _furthest
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import labels_of
+from jaxleak.audit._checks.precision import Precision
 
 
 class Client:
@@ -153,6 +155,8 @@ def test_one_samples_equations_give_the_scale_and_the_weights():
     scaled = failed(client.check(jax.tree.map(lambda g: 0.01 * g, client.gradient)))
     assert [finding.name for finding in scaled] == ["one sample's equations"]
     assert "0.01 times" in scaled[0].cause
+    norm = np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(client.gradient)))
+    assert scaled[0].option.startswith(f"--defense dp_update --clip {0.01 * norm:.4g} --noise-multiplier 0 (clipping")
     other = client.model.init(jax.random.key(9))
     assert {"one sample's equations"} <= {f.name for f in failed(client.check(variables=other))}
 
@@ -261,7 +265,9 @@ def test_a_batch_size_that_is_too_small_is_one_mistake(plain, stated):
 
 def test_a_sum_over_the_batch_is_one_mistake(plain):
     (wrong,) = (f for f in plain.check(jax.tree.map(lambda g: 4 * g, plain.gradient)) if f.cause)
-    assert (wrong.name, wrong.option) == ("mean over the batch", "--reduction sum, --learning-rate, --local-steps")
+    assert wrong.name == "mean over the batch"
+    assert wrong.option == f"--reduction sum (of images), {LOSS_OTHER}, --learning-rate, --local-steps"
+    assert "added up over several micro-batches without dividing" in wrong.cause
 
 
 def test_one_samples_factor_is_said_where_its_gradient_is_too_large():
@@ -448,7 +454,7 @@ class TestHead:
     )
     def test_one_sample_tells_the_scale(self, scale, cause):
         # Of a reversed gradient the smallest entry is another one than the label's.
-        found = equations._one_sample(self.of_batch([1], scale))
+        found = predicted.check_one_sample(self.of_batch([1], scale))
         if scale < 0:
             assert found.cause.startswith("weights of another round")
             return
@@ -456,12 +462,45 @@ class TestHead:
         assert cause in found.cause
         assert f"the factor {scale:.4g}" in found.evidence
 
+    @pytest.mark.parametrize("of_weights", [True, False])
+    @pytest.mark.parametrize("scale", [0.5, 1.5])
+    def test_the_likelier_cause_of_a_factor_comes_first(self, scale, of_weights):
+        gradient = self.of_batch([1], scale)
+        found = predicted.check_one_sample(gradient._replace(precision=Precision(of_weights=of_weights)), 0.25)
+        _, causes = found.cause.split(": ")
+        clipping, rate = "--defense dp_update --clip 0.25 --noise-multiplier 0", "--learning-rate, --local-steps"
+        expected = ([clipping] if scale < 1 else []) + ([rate, LOSS_OTHER] if of_weights else [LOSS_OTHER, rate])
+        places = [found.option.index(option) for option in [*expected, DEFENSE_OTHER]]
+        assert places == sorted(places)
+        assert (clipping in found.option) == causes.startswith("clipping, ") == (scale < 1)
+        assert "focal loss" in causes
+        assert (causes.index("a learning rate") < causes.index("another loss")) == of_weights
+
+    def test_sums_over_classes_of_a_gradient_are_of_another_loss_and_others_were_changed_later(self):
+        """A squared error of one logit has the rank of its samples, and noise has all ranks."""
+        right = self.of_batch([0, 1])
+        slope = np.array([[1.0, 0, 0, 0], [0, 0, 0.5, 0]])
+        features = np.random.default_rng(2).random((2, 6))
+        other = right._replace(kernel_gradient=features.T @ slope, bias_gradient=slope.sum(axis=0))
+        found = equations._sums_over_classes(other, 2)
+        assert (found.status, found.option) == ("failed", f"{LOSS_OTHER}, or {DEFENSE_OTHER}")
+        assert found.cause.startswith("a loss that is no cross-entropy, noise")
+        noisy = right.kernel_gradient + 0.1 * np.random.default_rng(3).standard_normal((6, 4))
+        found = equations._sums_over_classes(right._replace(kernel_gradient=noisy), 2)
+        assert (found.status, found.option) == ("failed", f"{DEFENSE_OTHER}, or {LOSS_OTHER}")
+        assert found.cause.startswith("noise, pruning")
+        # Two visits of either sample may give twice the rank.
+        names = {f.name: f for f in equations.check_head(other, 1, epochs=2)}
+        assert names["sums over classes"].option.startswith("--loss other")
+
     def test_one_sample_tells_other_weights(self):
-        found = equations._one_sample(self.of_batch([1], kernel=self.KERNEL + 0.1 * self.KERNEL[::-1]))
+        found = predicted.check_one_sample(self.of_batch([1], kernel=self.KERNEL + 0.1 * self.KERNEL[::-1]))
         assert found.status == "failed"
         assert found.cause.startswith("weights of another round")
         nothing = self.of_batch([1])._replace(bias_gradient=np.zeros(4))
-        assert equations._one_sample(nothing).status == equations.check_counts(nothing, 2).status == "not applicable"
+        assert (
+            predicted.check_one_sample(nothing).status == predicted.check_counts(nothing, 2).status == "not applicable"
+        )
 
     @pytest.mark.parametrize(
         ("outside", "samples", "status"),
@@ -470,7 +509,7 @@ class TestHead:
     @pytest.mark.parametrize("below", [True, False])
     def test_counts_of_many_samples_tell_nothing_unless_they_are_impossible(self, outside, samples, status, below):
         least = -outside if below else samples + outside
-        found = equations._range_of_counts(np.array([least, samples - least, 0.0, 0.0]), samples)
+        found = predicted._range_of_counts(np.array([least, samples - least, 0.0, 0.0]), samples)
         assert found.status == status
         assert (found.option.startswith("--reduction sum")) == (status == "suspicious")
         assert "whole numbers" in found.evidence
@@ -481,35 +520,35 @@ class TestHead:
         slope = p - np.bincount(labels, minlength=4) / 8
         for times, status in ((1, "not applicable"), (8, "suspicious")):
             of_eight = head.Head(times * np.outer(features, slope), times * slope, self.KERNEL, None)
-            assert equations.check_counts(of_eight, 8).status == status
+            assert predicted.check_counts(of_eight, 8).status == status
 
     def test_counts_are_whole_numbers(self):
         """Equal features make the equation exact."""
         features, labels = np.full(6, 0.4), [0, 0, 2]
         for scale, cause in ((1, ""), (3, "the loss is a sum over the batch"), (1 / 3, "divided by the batch size")):
-            found = equations.check_counts(self.of_batch(labels, scale, features), 3)
+            found = predicted.check_counts(self.of_batch(labels, scale, features), 3)
             assert (found.status == "passed") == (not cause)
             assert cause in found.cause
-        assert "0.00 from whole numbers" in equations.check_counts(self.of_batch(labels, 1, features), 3).evidence
-        odd = equations.check_counts(self.of_batch(labels, 0.55, features), 3)
+        assert "0.00 from whole numbers" in predicted.check_counts(self.of_batch(labels, 1, features), 3).evidence
+        odd = predicted.check_counts(self.of_batch(labels, 0.55, features), 3)
         assert odd.status == "suspicious"
         assert "momentum, a wrong learning rate" in odd.cause
-        turned = equations.check_counts(self.of_batch(labels, -1, features), 3)
+        turned = predicted.check_counts(self.of_batch(labels, -1, features), 3)
         assert (turned.status, turned.cause) == ("suspicious", "the sign of the update is reversed")
         assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
         # Of twice as many samples as classes, mean features say too little.
-        assert equations.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "not applicable"
+        assert predicted.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "not applicable"
 
     def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
         """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""
         right, turned = (self.of_batch([0, 0, 2], scale) for scale in (1, -1))
-        assert equations.reversed_fits(turned, 3)
-        assert not equations.reversed_fits(right, 3)
-        if equations.check_counts(turned, 3).status == "suspicious":
+        assert predicted.reversed_fits(turned, 3)
+        assert not predicted.reversed_fits(right, 3)
+        if predicted.check_counts(turned, 3).status == "suspicious":
             assert not labels_of(turned, 3).proven.any()
         assert labels_of(right, 3).proven.any()
-        assert not equations.reversed_fits(right._replace(bias_gradient=None), 3)
-        assert not equations.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
+        assert not predicted.reversed_fits(right._replace(bias_gradient=None), 3)
+        assert not predicted.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
 
 
 class TestContents:
@@ -561,7 +600,22 @@ class TestContents:
         some = contents._zeros({"a": one, "b": zero, "c": zero})
         assert (some.status, some.evidence) == ("suspicious", "2 of 3 leaves are zero throughout, such as b.")
         assert contents._zeros({"a": zero, "b": zero}).status == "failed"
+        assert some.option.startswith("--frozen b c, ")
         assert "left out every entry" in contents._zeros({"a": zero}, left_out=True).cause
+
+    @pytest.mark.parametrize(
+        ("zero", "layers"),
+        [
+            ("", []),
+            ("a/0/kernel a/0/bias", ["a.0"]),
+            ("a/0/bias b", ["a.0.bias", "b"]),
+            ("a/0/kernel a/0/bias a/1/kernel ab/kernel", ["a", "ab.kernel"]),
+        ],
+    )
+    def test_layers_of_zeros_are_named_as_high_as_they_are_whole(self, zero, layers):
+        names = ("a/0/kernel", "a/0/bias", "a/1/kernel", "ab/kernel", "ab/bias", "b")
+        leaves = {name: np.zeros(2) if name in zero.split() else np.array([0.0, 1.0]) for name in names}
+        assert contents.zero_layers(leaves) == layers
 
 
 class TestLaws:
@@ -663,5 +717,24 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
     payload = jax.tree.map(lambda leaf: scale * leaf, expected)
     assert cause in _explained(payload, expected, rounding, 3)[0]
     assert "weights of another round" in _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)[0]
+    said = _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)
+    assert "images that were normalised in another way" in said[0]
+    assert said[1] == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
     one = _explained(expected, expected, rounding, 1)[0]
     assert one == "the update is 1 times the gradient"  # of a single sample, a sum is a mean
+
+
+@pytest.mark.parametrize(
+    ("scale", "samples", "cause", "option"),
+    [
+        (2.0, 4, "2 times the gradient: gradients that were added up over several micro", LOSS_OTHER),
+        (1.4, 4, "1.4 times the gradient", "--reduction, "),
+        (3.0, 2, "3 times the gradient", "--reduction, "),
+        (0.5, 4, "0.5 times the gradient: clipping", "--defense dp_update --clip 0.25 --noise-multiplier 0 "),
+        (-0.5, 4, "-0.5 times the gradient", "--reduction, "),
+    ],
+)
+def test_a_multiple_of_the_gradient_of_known_images_has_a_likely_cause(scale, samples, cause, option):
+    found = client_checks._multiple(scale, samples, 0.25)
+    assert found[0].startswith(f"the update is {cause}")
+    assert found[1].startswith(option)

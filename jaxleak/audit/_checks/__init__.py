@@ -4,6 +4,7 @@ import jax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak._tree import norm
 from jaxleak.audit._checks.adam import check_not_adam, nearest_to_zero
 from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents, check_rounding
@@ -97,7 +98,9 @@ def checked_update(
         evidence = f"All numbers are those of {precision.name}. What the checks allow is widened by its rounding."
         findings.append(Finding("precision", "passed", evidence))
     findings += check_rounding(precision, payload, variables)
-    equations = check_head(head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven)
+    equations = check_head(
+        head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven, norm=float(norm(payload))
+    )
     key = jax.random.key(0) if key is None else key
     equations += check_symmetries(share, variables, payload, batch_size, key, precision)
     # First, since it explains the others. An update that obeys them is a gradient, whatever the sizes of its entries.

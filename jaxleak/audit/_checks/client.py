@@ -8,9 +8,17 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import Batch, BatchNormMode, PyTree
-from jaxleak._tree import named_leaves
+from jaxleak._tree import named_leaves, norm
 from jaxleak.audit._checks.contents import check_contents
-from jaxleak.audit._checks.finding import Finding, Status, failed
+from jaxleak.audit._checks.finding import (
+    ADDED_UP,
+    DEFENSE_OTHER,
+    LOSS_OTHER,
+    Finding,
+    Status,
+    failed,
+    only_clipped,
+)
 from jaxleak.audit._checks.precision import FULL, Precision, precision_of
 from jaxleak.audit._checks.symmetry import other_layouts
 from jaxleak.models import Classifier
@@ -36,9 +44,9 @@ _AT_MOST = 0.3
 _NAME = "known images"
 #: Cause and option of a difference that nothing else explains.
 _UNEXPLAINED = (
-    "weights of another round or model, another loss, other images than those of the update, a defense, or mixed "
-    "precision",
-    "--weights, or --defense other",
+    "weights of another round or model, images that were normalised in another way, another loss, other images than "
+    "those of the update, a defense, or mixed precision",
+    f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
 )
 #: The cause of a difference that rounding the factors of products explains, and for which no audit needs to stop.
 _ROUNDED_PRODUCTS = (
@@ -138,7 +146,8 @@ def _compared(
         if _furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             cause = f'the client normalised in mode "{other}"'
             return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
-    cause, option = _explained(payload, expected, rounding, len(x), precision, params)
+    clip = float(norm(payload)) / parts if share.total_steps == 1 else None
+    cause, option = _explained(payload, expected, rounding, len(x), precision, params, clip)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
     if cause == _UNEXPLAINED[0]:
         coarse = jax.tree.map(jnp.subtract, _scaled(sent(*_coarse(variables, batch)), parts), expected)
@@ -191,17 +200,28 @@ def _explained(
     samples: int,
     precision: Precision = FULL,
     params: PyTree | None = None,
+    clip: float | None = None,
 ) -> tuple[str, str]:
+    """Cause and option of a difference; `clip` is the norm of an update that is one gradient."""
     inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
     scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
     if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
-        return f"the update is {scale:.4g} times the gradient", "--reduction, --learning-rate, --local-steps, --kind"
+        return _multiple(scale, samples, clip)
     for leaf, layout, changed in other_layouts(expected, payload):
         if _furthest(changed, expected, rounding, precision, params)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     return _UNEXPLAINED
+
+
+def _multiple(scale: float, samples: int, clip: float | None) -> tuple[str, str]:
+    cause, option = f"the update is {scale:.4g} times the gradient", "--learning-rate, --local-steps, --kind"
+    if 1.5 < scale < samples and np.isclose(scale, round(scale), rtol=1e-3):
+        return f"{cause}: {ADDED_UP}, a learning rate or a number of steps", f"{LOSS_OTHER}, --reduction, {option}"
+    if 0 < scale < 1:
+        return f"{cause}: clipping, a learning rate or a number of steps", f"{only_clipped(clip)}, {option}"
+    return cause, f"--reduction, {option}"
 
 
 def _coarse(variables: PyTree, batch: Batch) -> tuple[PyTree, Batch]:

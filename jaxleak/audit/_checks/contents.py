@@ -1,5 +1,8 @@
 """Checks of the arrays themselves: names, shapes, values, and whether they look like a gradient at all."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from jaxleak._base import PyTree
@@ -7,6 +10,7 @@ from jaxleak._tree import named_leaves
 from jaxleak.attacks._observed import check_shapes
 from jaxleak.audit._checks.finding import Finding
 from jaxleak.audit._checks.precision import Precision
+from jaxleak.capture._names import dotted
 from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import Replayed
 
@@ -78,6 +82,19 @@ def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> 
     return [Finding("precision of weights", "suspicious", evidence, cause, "an update that is a gradient")]
 
 
+def zero_layers(leaves: Mapping[str, Any]) -> list[str]:
+    """The layers, or parameters of other layers, that are zero throughout, with a dot between the parts of a name."""
+    zero = {dotted(name): not np.any(leaf) for name, leaf in leaves.items()}
+    layers: dict[str, None] = {}
+    for name in (name for name, nothing in zero.items() if nothing):
+        parts = name.split(".")
+        above = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        layers[
+            next(top for top in above if all(zero[below] for below in zero if f"{below}.".startswith(f"{top}.")))
+        ] = None
+    return list(layers)
+
+
 def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
     dead = [name for name, leaf in leaves.items() if not leaf.any()]
     if len(dead) == len(leaves):
@@ -90,7 +107,8 @@ def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
         if left_out:
             return Finding("zeros", "passed", f"{evidence} The defense that is stated leaves entries out.")
         cause = "frozen layers, a layer that was not recorded, or a defense that leaves entries out"
-        return Finding("zeros", "suspicious", evidence, cause, "--update, --frozen, --defense")
+        option = f"--frozen {' '.join(zero_layers(leaves))}, --update, --defense"
+        return Finding("zeros", "suspicious", evidence, cause, option)
     return Finding("zeros", "passed", "No leaf is zero throughout.")
 
 

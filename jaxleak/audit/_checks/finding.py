@@ -5,6 +5,21 @@ from typing import Literal, NamedTuple
 #: "failed": no client of the stated kind could have sent this. "suspicious": hardly any could.
 Status = Literal["passed", "failed", "suspicious", "not applicable"]
 
+#: What the general options are for: every check that names one says so.
+LOSS_OTHER = "--loss other (another loss or scale)"
+DEFENSE_OTHER = "--defense other (an update that was changed after it was computed)"
+REVERSED = "the sign of the update is reversed"
+#: The options that reverse the sign of a gradient.
+TURN = "--kind difference --learning-rate 1"
+#: A cause of an update that is too large.
+ADDED_UP = "gradients that were added up over several micro-batches without dividing"
+
+
+def only_clipped(norm: float | None = None) -> str:
+    """The option of a client that clips its update and adds no noise; `norm` is that of the update, where known."""
+    clip = "C" if norm is None else f"{norm:.4g}"
+    return f"--defense dp_update --clip {clip} --noise-multiplier 0 (clipping at the norm {clip})"
+
 
 class Finding(NamedTuple):
     """The answer of one check.

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxleak.audit._checks.defended import certain
-from jaxleak.audit._checks.equations import check_counts, many, reversed_fits, shows_sign
 from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
+from jaxleak.audit._checks.predicted import check_counts, many, reversed_fits, shows_sign
 from jaxleak.defenses import Defense
 
 #: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
