@@ -9,6 +9,8 @@ import pytest
 
 from jaxleak import models, protocols
 from jaxleak.audit._checks import laws, symmetry
+from jaxleak.audit._checks.finding import DEFENSE_OTHER
+from jaxleak.audit._checks.precision import FULL, Precision
 
 KEY = jax.random.key(0)
 
@@ -110,24 +112,20 @@ def test_leaves_that_vanish_by_running_statistics_too_do_not_tell_the_mode(monke
     assert symmetry._mode(known, None, ["a"]).status == "not applicable"
 
 
-@pytest.mark.parametrize("decay", [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 3.3e-3, -3.3e-3, None])
-@pytest.mark.parametrize("guessed", [True, False])
-def test_the_decay_is_guessed_or_one_of_the_usual(monkeypatch, decay, guessed):
-    """Laws that are broken by as much as the decay, of which a guess needs norms that do not change with it."""
-
-    def against(_, variables, tree):
-        broken = 1e7 * abs(float(tree["law"][0])) / np.hypot(*(float(tree[name][0]) for name in ("law", "rest")))
-        surely = 2 * (decay is None)
-        return SimpleNamespace(worst=broken * (1 if tree is not variables["params"] or guessed else 3) + surely)
-
-    monkeypatch.setattr(symmetry, "against", against)
-    variables = {"params": {"law": jnp.ones(1), "rest": jnp.full(1, 3.0)}}
-    payload = {"law": jnp.full(1, decay or 0.0), "rest": jnp.full(1, 2.0)}
-    found = symmetry._weight_decay(None, variables, payload)
-    if decay is None or (not guessed and abs(decay) == 3.3e-3):
-        assert found is None
-    else:
-        assert found == pytest.approx(decay, abs=1e-6)
+@pytest.mark.parametrize("decay", [1e-5, 5e-4, 1.23e-3, 1.23456e-3, 0.5])
+def test_the_decay_is_the_roundest_that_mends_all_laws(decay):
+    variables, share, gradient = _small()
+    found = laws.find_laws(share, variables, 2, jax.random.key(1))
+    payload = jax.tree.map(lambda g, w: g + decay * w, gradient, variables["params"])
+    assert symmetry._weight_decay(found, variables, payload) == pytest.approx(decay, rel=1e-3, abs=1e-7)
+    if decay == 1.23e-3:
+        assert symmetry._weight_decay(found, variables, payload) == decay
+    one = found._replace(combinations=found.combinations[:, :1], tolerances=found.tolerances[:1])
+    assert (symmetry._weight_decay(one, variables, payload) is None) == (decay in (1.23e-3, 1.23456e-3))
+    negative = jax.tree.map(lambda g, w: g - decay * w, gradient, variables["params"])
+    assert symmetry._weight_decay(found, variables, negative) is None
+    noisy = jax.tree.map(lambda g: g + 0.1 * jax.random.normal(KEY, g.shape), payload)
+    assert symmetry._weight_decay(found, variables, noisy) is None
 
 
 def test_other_layouts_exchange_equal_axes_or_count_channels_first():
@@ -150,7 +148,7 @@ def test_other_layouts_exchange_equal_axes_or_count_channels_first():
 
 
 @pytest.mark.parametrize(("batch_norm", "other"), [("train", "eval"), ("eval", "train")])
-@pytest.mark.parametrize("mends", ["mode", "layout", "decay", "nothing"])
+@pytest.mark.parametrize("mends", ["mode", "frozen", "layout", "decay", "nothing"])
 def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_norm, other, mends):
     worst = {"mode": 1.01, "layout": 1.01}  # so little is no excuse
     worst |= {mends: 1.0} if mends in worst else {}
@@ -169,13 +167,21 @@ def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_n
     monkeypatch.setattr(symmetry, "against", against)
     monkeypatch.setattr(symmetry, "other_layouts", lambda *_: iter([("head/kernel", "transposed", "changed")]))
     monkeypatch.setattr(symmetry, "_weight_decay", lambda *_: 2e-3 if mends == "decay" else None)
+    monkeypatch.setattr(symmetry, "_not_trained", lambda *_: ["conv_0", "head.bias"] if mends == "frozen" else [])
     variables = {"params": {}, "batch_stats": {"mean": 1}}
     cause, option = symmetry._cause(own, variables, "sent", 2, KEY)
     assert asked == [other]
     expected = {
         "mode": (f'the client normalised in mode "{other}"', f"--batch-norm {other}"),
+        "frozen": (
+            "the client did not train the layers conv_0, head.bias, in which the update is zero throughout",
+            "--frozen conv_0 head.bias",
+        ),
         "layout": ("the update's head/kernel is stored in another layout: transposed", "--update"),
-        "decay": ("the client's optimiser adds weight decay of 0.002", "--update without the decay"),
+        "decay": (
+            "the client's optimiser adds weight decay of 0.002",
+            f"--update minus 0.002 times the weights, or {DEFENSE_OTHER}",
+        ),
     }
     assert (cause, option) == expected.get(mends, (cause, "--weights"))
     assert mends != "nothing" or cause.startswith("weights of another round")
@@ -183,3 +189,44 @@ def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_n
         asked.clear()
         symmetry._cause(own, {"params": {}}, "sent", 2, KEY)
         assert not asked
+
+
+def _small():
+    """A small network of ReLUs, its client, and the gradient of two samples."""
+    model = models.mlp((4, 4, 1), 5, widths=(6, 6))
+    variables, share = jax.jit(model.init)(KEY), protocols.ClientShare(model)
+    return variables, share, laws._simulated(share, variables, 2, jax.random.key(5))
+
+
+def _found(variables, share, payload):
+    return symmetry.check_symmetries(share, variables, payload, 2, jax.random.key(1))[-1]
+
+
+def test_layers_that_only_the_optimizer_left_out_are_named_unless_the_weights_are_wrong_too():
+    variables, share, gradient = _small()
+    zero = jax.tree.map(jnp.zeros_like, gradient["dense_0"])
+    found = _found(variables, share, {**gradient, "dense_0": zero})
+    assert (found.status, found.option) == ("failed", "--frozen dense_0")
+    assert found.cause.startswith("the client did not train the layers dense_0, ")
+    other = jax.jit(share.model.init)(jax.random.key(9))
+    found = _found(other, share, {**gradient, "dense_0": zero})
+    assert (found.status, found.option) == ("failed", "--weights")
+
+
+@pytest.mark.parametrize(
+    ("steps", "precision", "option"),
+    [
+        (1, FULL, "--update minus 0.002 times the weights, or "),
+        (1, Precision(scale=10.0, of_weights=True), "--update plus 0.0002 times the weights before the step, or "),
+        (2, FULL, ""),
+    ],
+)
+def test_a_decay_is_taken_off_by_the_server_who_knows_the_weights(steps, precision, option):
+    share = protocols.ClientShare(models.mlp((4, 4, 1), 5, widths=(6,)), local_steps=steps)
+    assert symmetry._without_decay(share, 2e-3, precision) == option + DEFENSE_OTHER
+
+
+def test_the_number_that_is_named_takes_the_decay_off():
+    variables, share, gradient = _small()
+    found = _found(variables, share, jax.tree.map(lambda g, w: g + 1.23e-3 * w, gradient, variables["params"]))
+    assert (found.status, found.option) == ("failed", f"--update minus 0.00123 times the weights, or {DEFENSE_OTHER}")

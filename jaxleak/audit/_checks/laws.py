@@ -165,10 +165,23 @@ def _slopes(
     return jax.lax.map(row, jax.random.split(key, len(directions) + _MORE_ROWS))
 
 
+def slopes_along(laws: Laws, variables: PyTree, payload: PyTree) -> np.ndarray:
+    """(laws,): the payload along each law, which is linear in the payload, over the law's tolerance."""
+    return _along(laws.directions, laws.combinations, variables, payload)[0] / laws.tolerances
+
+
 def _violations(
     directions: tuple[tuple[str, int], ...], combinations: np.ndarray, variables: PyTree, payload: PyTree
 ) -> np.ndarray:
     """(laws,): the payload along each law, over the norms of the leaves that the law combines."""
+    along, total = _along(directions, combinations, variables, payload)
+    return np.abs(along) / np.maximum(total, 1e-30)
+
+
+def _along(
+    directions: tuple[tuple[str, int], ...], combinations: np.ndarray, variables: PyTree, payload: PyTree
+) -> tuple[np.ndarray, np.ndarray]:
+    """(laws,) each: the payload along each law, and the norm of the leaves that the law combines."""
     weights, gradients = named_leaves(variables["params"]), named_leaves(payload)
     along, norms = np.zeros(len(directions)), np.zeros(len(directions))
     for k, (name, axis) in enumerate(directions):
@@ -176,8 +189,7 @@ def _violations(
         gradient, size = np.asarray(gradients[name], np.float64), np.linalg.norm(direction)
         along[k] = np.vdot(direction, gradient) / size if size else 0.0
         norms[k] = np.linalg.norm(gradient)
-    total = np.sqrt((combinations**2).T @ norms**2)
-    return np.abs(combinations.T @ along) / np.maximum(total, 1e-30)
+    return combinations.T @ along, np.sqrt((combinations**2).T @ norms**2)
 
 
 def _clients(share: ClientShare, variables: PyTree, samples: int, keys: Any, precision: Precision) -> list[PyTree]:

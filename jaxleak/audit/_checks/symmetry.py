@@ -1,15 +1,16 @@
 """The check of the conservation laws, and which mistake restores them where they are broken."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxleak._base import BatchNormMode, PyTree
-from jaxleak._tree import named_leaves
-from jaxleak.audit._checks.finding import Finding, Status
+from jaxleak._tree import named_leaves, replaced
+from jaxleak.audit._checks.contents import zero_layers
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, Finding, Status
 from jaxleak.audit._checks.laws import (
     VANISHING_BELOW,
     Laws,
@@ -17,9 +18,12 @@ from jaxleak.audit._checks.laws import (
     find_laws,
     find_sizes,
     shares_of_norm,
+    slopes_along,
     vanishing,
 )
 from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.capture._names import matching
+from jaxleak.models import freeze
 from jaxleak.protocols import ClientShare
 
 #: Name of the finding on the network's symmetries.
@@ -119,12 +123,15 @@ def _cause(
             there = find_laws(share.in_mode(other), variables, batch_size, key, precision)
             if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
                 return f'the client normalised in mode "{other}"', f"--batch-norm {other}"
+    if layers := _not_trained(laws, variables, payload, batch_size, key, precision):
+        cause = f"the client did not train the layers {', '.join(layers)}, in which the update is zero throughout"
+        return cause, f"--frozen {' '.join(layers)}"
     for leaf, layout, changed in other_layouts(variables["params"], payload):
         if against(laws, variables, changed).worst <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     decay = _weight_decay(laws, variables, payload)
     if decay is not None:
-        return f"the client's optimiser adds weight decay of {decay:.3g}", "--update without the decay"
+        return f"the client's optimiser adds weight decay of {decay:.6g}", _without_decay(share, decay, precision)
     return (
         "weights of another round (saved after the step, for example) or of another model, a layout of several layers, "
         "noise or another defense",
@@ -132,20 +139,42 @@ def _cause(
     )
 
 
+def _not_trained(
+    laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array, precision: Precision
+) -> list[str]:
+    """The layers in which the update is zero, if all laws hold of a network in which they are constants."""
+    layers = zero_layers(named_leaves(payload))
+    if not layers:
+        return []
+    names = matching(layers, list(named_leaves(payload)), what="frozen")
+    share = copy.copy(laws.share)
+    share.model, trained = freeze(share.model, variables, names)
+    there = find_laws(share, trained, batch_size, key, precision)
+    return layers if against(there, trained, replaced(payload, dict.fromkeys(names))).worst <= 1 else []
+
+
+def _without_decay(share: ClientShare, decay: float, precision: Precision) -> str:
+    """How to take the decay off: the server knows the weights at which the client began."""
+    if share.total_steps > 1:
+        return DEFENSE_OTHER
+    if precision.of_weights:
+        return f"--update plus {decay / precision.scale:.6g} times the weights before the step, or {DEFENSE_OTHER}"
+    return f"--update minus {decay:.6g} times the weights, or {DEFENSE_OTHER}"
+
+
 def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | None:
-    """The multiple of the weights that, taken off, mends all laws."""
+    """The multiple of the weights that, taken off, mends all laws; None if there is none."""
     params = variables["params"]
 
     def worst(decay: float) -> float:
         return against(laws, variables, jax.tree.map(lambda g, w: g - decay * w, payload, params)).worst
 
-    # What breaks the laws is linear in the decay, up to its sign and norms that hardly change with it.
-    here, unit = worst(0.0), against(laws, variables, params).worst
-    norms = [np.sqrt(sum(float(jnp.vdot(x, x)) for x in jax.tree.leaves(tree))) for tree in (payload, params)]
-    guess = here / max(unit, 1e-30) * norms[0] / max(norms[1], 1e-30)
-    candidates = [guess * factor for factor in (1.0, -1.0)] + [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2]
-    mended = [decay for decay in candidates if worst(decay) <= 1]
-    return mended[0] if mended else None
+    # The slopes are linear in the decay, and zero without it.
+    slopes, unit = (slopes_along(laws, variables, tree) for tree in (payload, params))
+    guess = float(slopes @ unit) / max(float(unit @ unit), 1e-300)
+    # A round one first. A single law is mended by some decay whatever broke it, but hardly by a round one.
+    candidates = [float(f"{guess:.{digits}g}") for digits in ((1, 3, 6) if len(unit) > 1 else (1,))]
+    return next((decay for decay in candidates if decay > 0 and worst(decay) <= 1), None)
 
 
 def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:
