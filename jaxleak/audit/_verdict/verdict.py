@@ -9,6 +9,7 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 
@@ -249,7 +250,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
         f"{_listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the answer", "suspicious", evidence, cause, "--loss other, or --defense other")]
+    return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
 
 
 def decide(
