@@ -196,14 +196,16 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
 def any_loss(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
     """FedLeak as we recommend it, without the loss and without labels (ours): see `client_updates.AnyLoss`.
 
-    For one gradient of one client. The answer has no labels.
+    For one gradient of one client. The answer has no labels. Steps twice as long as those of `fedleak`
+    did better on four images behind a ConvNet.
 
     Args:
-        iterations: as in `fedleak`.
+        iterations: steps of Adam at 0.1 with cosine decay; otherwise as in `fedleak`.
         homotopy: as in `fedleak`.
     """
     known = fedleak(iterations, homotopy=homotopy)
-    return known._replace(compare=AnyLoss(known.gradients.distance), labels="none")
+    optimizer = cosine_decay_adam(0.1, iterations)
+    return known._replace(compare=AnyLoss(known.gradients.distance), labels="none", optimizer=optimizer)
 
 
 def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
