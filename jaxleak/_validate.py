@@ -5,7 +5,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -47,9 +47,15 @@ def seeds(**named: int | Collection[int]) -> None:
         for seed in several:
             if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
                 raise ValueError(f"{name} must be whole numbers in [0, 2^32), got {seed!r}")
-        twice = [seed for seed in dict.fromkeys(several) if several.count(seed) > 1]
+        once("a seed", **{name: several})
+
+
+def once(what: str, **named: Sequence[Any]) -> None:
+    """Raise `ValueError` if a list holds something twice; `what` says what its members are."""
+    for name, several in named.items():
+        twice = [value for value in dict.fromkeys(several) if several.count(value) > 1]
         if twice:
-            raise ValueError(f"{name} must not hold a seed twice, got {twice[0]} {several.count(twice[0])} times")
+            raise ValueError(f"{name} must not hold {what} twice, got {twice[0]} {several.count(twice[0])} times")
 
 
 def non_negative(**named: float) -> None:
@@ -87,6 +93,15 @@ def one_of(allowed: Collection[Any], **named: Any) -> None:
             raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
+def some_of(allowed: Collection[str], **named: Collection[str]) -> None:
+    """Raise `ValueError` unless every value lists one or more of the `allowed` names, which the message names."""
+    for name, value in named.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} must be a list of names, such as ({value!r},), got a text")
+        if not value or set(value) - set(allowed):
+            raise ValueError(f"{name} must be some of {', '.join(allowed)}, got {', '.join(value) or 'none'}")
+
+
 def _in_some_range(name: str, value: Any) -> bool:
     """Whether a number is any but NaN, which is in no range; raise `ValueError` if it is no number."""
     try:
@@ -103,11 +118,17 @@ def _not_too_large(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and at most {LARGEST:.2e}, got {value}")
 
 
+def integer_labels(rule: str, dtype: Any) -> None:
+    """Raise `ValueError` with the broken `rule` unless labels of this dtype are integers."""
+    if not np.issubdtype(dtype, np.integer):
+        hint = "; regression is not supported: make classes of a target that is a number, such as by its quantiles"
+        raise ValueError(f"{rule}, got dtype {dtype}{hint if np.issubdtype(dtype, np.floating) else ''}")
+
+
 def labels_in_range(y: Any, num_classes: int) -> None:
     """Raise `ValueError` unless `y` holds integers in [0, num_classes)."""
     y = np.asarray(y)
-    if not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"y must hold integer labels, got dtype {y.dtype}")
+    integer_labels("y must hold integer labels", y.dtype)
     if y.size and (y.min() < 0 or y.max() >= num_classes):
         raise ValueError(f"y must be in [0, {num_classes}), got labels from {y.min()} to {y.max()}")
 
@@ -126,8 +147,8 @@ def batch_labels(y: Any, samples: int, num_classes: int, *, distributions: bool 
             f"labels must have shape ({samples},), one per sample, or ({samples}, {num_classes}) if they are soft, "
             f"got {tuple(y.shape)}"
         )
-    if y.ndim == 1 and not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"labels must be integers, got dtype {y.dtype}")
+    if y.ndim == 1:
+        integer_labels("labels must be integers", y.dtype)
     if isinstance(y, jax.core.Tracer):
         return
     values = np.asarray(y)

@@ -110,8 +110,10 @@ def test_bad_tables(tmp_path, monkeypatch):
         data.load_table(saved(x_num=np.ones(5), y=TABLE.y))
     with pytest.raises(ValueError, match=r"categorical columns must have shape \(5, F\), got \(4, 2\)"):
         data.load_table(saved(x_cat=CATEGORICAL[:4], y=TABLE.y))
-    with pytest.raises(ValueError, match="only numeric columns may hold missing values"):
+    with pytest.raises(ValueError, match=r"only numeric columns may hold missing values .* a code of their own$"):
         data.load_table(saved(x_cat=np.full((5, 1), np.nan), y=TABLE.y))
+    with pytest.raises(ValueError, match=r"categorical columns must hold whole numbers as codes, got 1\.5$"):
+        data.load_table(saved(x=np.full((5, 2), 1.5), y=TABLE.y, is_categorical=np.array([False, True])))
     with pytest.raises(ValueError, match="numeric columns must have shape"):
         data.load_table(saved(x=np.ones((4, 2)), y=TABLE.y))
     with pytest.raises(ValueError, match="infinite"):
@@ -211,8 +213,11 @@ def test_slices_are_made_of_finite_numbers():
     table = np.arange(12.0).reshape(2, 6)
     for bad in (np.nan, np.inf):
         table[1, 4] = bad
-        with pytest.raises(ValueError, match=f"x must be finite, got {bad} in row 1, column 4"):
+        with pytest.raises(ValueError, match=f"x must be finite, got {bad} in row 1, column 4$"):
             data.party_slices(table, [[0], [1]])
+    table[:, 4] = np.nan
+    with pytest.raises(ValueError, match=r"row 0, column 4: a constant column has no deviation to divide by$"):
+        data.party_slices(table, [[0], [1]])
     for x, message in (
         (np.array([["f", "3"]]), "x must hold numbers, got dtype <U1: encode text columns as codes"),
         (np.array([["f", 3]], object), "x must hold numbers, got dtype object"),

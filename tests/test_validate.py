@@ -56,6 +56,15 @@ def test_seeds_are_words_of_32_bits_and_all_different():
     refused(_validate.seeds, (1, 2, 1, 1), "must not hold a seed twice, got 1 3 times")
 
 
+def test_lists_of_names_are_of_those_that_exist_and_once():
+    _validate.some_of(("a", "b"), x=("b",), y=["a", "b"])
+    refused(_validate.some_of, ("b", "c"), "must be some of a, b, got b, c$", ("a", "b"))
+    refused(_validate.some_of, (), "must be some of a, b, got none$", ("a", "b"))
+    refused(_validate.some_of, "a", r"must be a list of names, such as \('a',\), got a text$", ("a", "b"))
+    _validate.once("a name", x=("a", "b"), y=())
+    refused(_validate.once, ("a", "b", "b"), "must not hold a name twice, got b 2 times$", "a name")
+
+
 def test_numbers_that_may_be_zero():
     _validate.non_negative(x=0, y=0.0, z=_validate.LARGEST)
     for value in (-1e-300, NAN):
@@ -109,8 +118,12 @@ def test_labels_are_below_the_number_of_classes():
     for y in ([0, 3], [-1, 2]):
         with pytest.raises(ValueError, match=rf"y must be in \[0, 3\), got labels from {y[0]} to {y[1]}"):
             _validate.labels_in_range(y, 3)
-    with pytest.raises(ValueError, match="y must hold integer labels, got dtype float64"):
+    with pytest.raises(
+        ValueError, match=r"^y must hold integer labels, got dtype float64; regression is not supported"
+    ):
         _validate.labels_in_range([0.0, 1.0], 3)
+    with pytest.raises(ValueError, match=r"^y must hold integer labels, got dtype <U1$"):
+        _validate.labels_in_range(["a"], 3)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
         ({"setup": SplitSetup(fields=("weights",))}, "fields must be some of"),
         ({"setup": SplitSetup(fields=())}, "fields must be some of"),
         ({"shadow_init": ()}, "shadow_init must name at least one"),
+        ({"data": ("digits", "digits")}, "data must not hold a name twice, got digits 2 times"),
         ({"seeds": (-1,)}, "seeds must be"),
         ({"budget": 0.0}, "budget must be > 0"),
         ({"setup": SplitSetup(strength=-1.0)}, "strength must be >= 0"),

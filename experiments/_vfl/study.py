@@ -38,7 +38,8 @@ BESIDE_COLUMNS["records"] = lambda row: (
 )
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
-    "the samples that took part. Own features alone are what the attacker could say without any gradient."
+    "the samples that took part. Own features alone are what the attacker could say without any gradient. A missing "
+    "value of a numeric column counts as 0, the column's least value."
 )
 
 
@@ -60,11 +61,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     _validate.count(**{name: number for name, number in asked.items() if number is not None})
     _validate.positive(budget=args.budget)
     setup.check_strength()
-    unknown = set(setup.fields) - set(party_records.FIELDS)
-    if unknown or not setup.fields:
-        raise ValueError(
-            f"fields must be some of {', '.join(party_records.FIELDS)}, got {', '.join(setup.fields) or 'none'}"
-        )
+    _validate.some_of(party_records.FIELDS, fields=setup.fields)
+    _validate.once("a name", data=args.data)
     if not args.shadow_init:
         raise ValueError(f"shadow_init must name at least one of {', '.join(party_records.SHADOW_INITS)}")
     names = args.data or DEMO_DATA

@@ -78,8 +78,7 @@ def checked_labels(y: np.ndarray, samples: int, where: str) -> np.ndarray:
     Raises:
         ValueError: if the labels are not integers of shape (samples,) in [0, 65536).
     """
-    if not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"{where}: labels must be integers, got dtype {y.dtype}")
+    _validate.integer_labels(f"{where}: labels must be integers", y.dtype)
     if y.shape != (samples,):
         raise ValueError(f"{where}: labels must have shape ({samples},), one per sample, got {y.shape}")
     if y.min() < 0:

@@ -184,7 +184,12 @@ def _npz_table(spec: str) -> Table:
         if part.ndim != 2 or len(part) != samples:
             raise ValueError(f"{path}: {name} must have shape ({samples}, F), got {part.shape}")
     if np.isinf(numeric).any() or not np.isfinite(categorical).all():
-        raise ValueError(f"{path}: only numeric columns may hold missing values (NaN), and none may be infinite")
+        raise ValueError(
+            f"{path}: only numeric columns may hold missing values (NaN), and none may be infinite: give the missing "
+            "values of a categorical column a code of their own"
+        )
+    if (broken := categorical[categorical % 1 != 0]).size:
+        raise ValueError(f"{path}: categorical columns must hold whole numbers as codes, got {broken[0]}")
     labels = checked_labels(members["y"], samples, str(path))
     return _table(numeric.astype(np.float64), categorical.astype(np.int64), labels, spec)
 

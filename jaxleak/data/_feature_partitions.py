@@ -109,7 +109,8 @@ def _finite_table(x: np.ndarray) -> np.ndarray:
     wrong = np.argwhere(~np.isfinite(table))
     if len(wrong):
         row, column = wrong[0]
-        raise ValueError(f"x must be finite, got {table[row, column]} in row {row}, column {column}")
+        hint = ": a constant column has no deviation to divide by" if np.isnan(table[:, column]).all() else ""
+        raise ValueError(f"x must be finite, got {table[row, column]} in row {row}, column {column}{hint}")
     return table
 
 
