@@ -10,6 +10,7 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from jaxleak import metrics
 from jaxleak.attacks import party_records
 
 TEMPERATURES, SMOOTHINGS = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0), (0.01, 0.05, 0.2)
@@ -46,6 +47,21 @@ def test_the_label_baseline_is_the_candidate_of_the_least_log_loss(telling):
     raw = np.pad(candidates[best[0]].fit(x, y).predict_proba(others), ((0, 0), (0, 1)))
     np.testing.assert_allclose(found.log_proba(others), _calibrated(raw, *best[1:], shares))
     np.testing.assert_array_equal(found.predict(others), found.log_proba(others).argmax(axis=1))
+    even = (np.exp(found.log_proba(others)) / shares).argmax(axis=1)
+    np.testing.assert_array_equal(found.predict(others, balanced=True), even)
+
+
+def test_a_rare_class_is_answered_where_classes_count_alike():
+    """With eight times as many of one class, features that speak for the other a little never outweigh that."""
+    y = np.arange(270) % 9 == 0
+    x = np.random.default_rng(0).standard_normal((270, 1)) + y[:, None]
+    found = party_records.fit_label_baseline(x.tolist(), y.astype(int).tolist(), 2)
+    plain, even = (
+        metrics.balanced_label_accuracy(y.astype(int), found.predict(x, balanced=balanced))
+        for balanced in (False, True)
+    )
+    assert plain < 0.55
+    assert even > 0.6
 
 
 @pytest.mark.parametrize("telling", ["linear", "step", "nothing"])
@@ -65,9 +81,39 @@ def test_the_feature_baseline_is_the_candidate_of_the_least_error(telling):
     found = party_records.fit_feature_baseline(x, target, seed=3)
     name = min(errors, key=lambda name: errors[name])
     assert found.name == name == {"linear": "ridge 1.0", "step": "trees"}.get(telling, name)
-    assert found.mse == pytest.approx(errors[name])
+    assert found.mse == pytest.approx(errors[name]) == pytest.approx(found.errors.mean())
     others = 3 * rng.standard_normal((7, 3))
     np.testing.assert_allclose(found.predict(others), clip(candidates[name].fit(x, target).predict(others)))
+
+
+def test_another_time_judges_the_records_that_are_held_out():
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((30, 2)), rng.random((30, 1))
+    found = party_records.fit_feature_baseline(target, target, again=x[:, :1])
+    assert found.name == "ridge 1000000.0"  # what tells everything, and nothing another time
+    assert party_records.fit_feature_baseline(target, target).mse < 0.1 * found.mse
+    for again, message in (
+        (x, r"again must have the shape of x, \(30, 1\), got \(30, 2\)"),
+        (x[0], r"again must be \(n, d\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            party_records.fit_feature_baseline(target, target, again=again)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": np.full((6, 1), np.nan)}, "x must be finite, and is not in row 0"),
+        ({"x": np.full((6, 1), "1")}, "x must hold numbers, got dtype <U1"),
+        ({"seed": -1}, r"seed must be whole numbers in \[0, 2\^32\), got -1"),
+    ],
+)
+def test_what_no_model_can_be_fitted_on_is_refused_by_name(changed, message):
+    given = {"x": np.arange(6.0)[:, None], "seed": 0} | changed
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        party_records.fit_label_baseline(given["x"], [0, 1] * 3, 2, seed=given["seed"])
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        party_records.fit_feature_baseline(given["x"], np.arange(6.0), seed=given["seed"])
 
 
 @pytest.mark.parametrize(

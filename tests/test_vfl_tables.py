@@ -413,6 +413,18 @@ def test_the_baseline_has_batches_of_the_default_size_unless_there_are_fewer_rec
     assert asked == SplitCase("breast_cancer", shadow_records=shadow, victim_records=victim, batch_size=wanted)
 
 
+def test_the_mean_over_classes_stands_beside_a_baseline_that_answers_for_it():
+    """The second sample is more probably of the frequent class, but less so than most are."""
+    victim, shadow = SimpleNamespace(y=np.array([0, 1])), SimpleNamespace(y=np.array([0, 0, 0, 0, 1]))
+    problem = SimpleNamespace(victim=victim, shadow=shadow, own=lambda _: np.zeros((2, 1)))
+    proba, shares = np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0.8, 0.2])
+    labels = own.party_records.LabelBaseline(lambda _: np.log(proba), "trees", 0.0, shares)
+    truth = parties_runs.Truth(problem, np.array([[0, 1]]))
+    scores = own.OwnFeatures(labels, None, {"labels": lambda record: proba}).scores(truth)
+    assert scores["label_balanced_baseline"] == scores["label_balanced_most_frequent"] == 0.5
+    assert scores["label_balanced_baseline_even"] == 1.0
+
+
 @pytest.mark.parametrize("features", [True, False])
 def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatch, features):
     trained = []

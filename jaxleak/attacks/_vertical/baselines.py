@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxleak import _validate
 
@@ -25,10 +26,19 @@ class LabelBaseline(NamedTuple):
     log_proba: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, C), finite
     name: str  # which candidate won
     log_loss: float  # cross-validated log-loss, by which this baseline won
+    shares: np.ndarray  # (C,) shares of the classes among the records, each class counted once more than it occurs
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Labels (n,) int32."""
-        return self.log_proba(x).argmax(axis=1).astype(np.int32)
+    def predict(self, x: ArrayLike, *, balanced: bool = False) -> np.ndarray:
+        """Labels (n,) int32, each the most probable class.
+
+        Args:
+            x: (n, d) the features that the baseline was fitted on.
+            balanced: whether classes count as equally frequent. Answer so where the score is the mean over the classes
+                (`metrics.balanced_label_accuracy`): otherwise a rare class is hardly ever answered, and the baseline
+                looks weaker than it is.
+        """
+        log_proba = self.log_proba(np.asarray(x))
+        return (log_proba - balanced * np.log(self.shares)).argmax(axis=1).astype(np.int32)
 
 
 class FeatureBaseline(NamedTuple):
@@ -37,9 +47,10 @@ class FeatureBaseline(NamedTuple):
     predict: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, d_victim), clipped to the range seen when fitted
     name: str
     mse: float  # cross-validated
+    errors: np.ndarray  # (n,) mean squared error of every record while it was held out
 
 
-def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: int = 0) -> LabelBaseline:
+def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: int = 0) -> LabelBaseline:
     """The X_adv-only baseline for labels (VFLRecon, section IV-C).
 
     Candidates are logistic regressions of three strengths and extremely randomised trees. The lowest cross-validated
@@ -53,9 +64,10 @@ def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: 
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if there are too few records or classes, or y holds anything but integers in [0, C).
+        ValueError: if there are too few records or classes, x is not finite, y holds anything but integers in [0, C),
+            or the seed is negative.
     """
-    _check(x, y)
+    x, y = _checked(seed, x=x, y=y)
     _validate.count(num_classes=num_classes)
     _validate.labels_in_range(y, num_classes)
     if len(np.unique(y)) < 2:
@@ -93,21 +105,28 @@ def fit_label_baseline(x: np.ndarray, y: np.ndarray, num_classes: int, *, seed: 
     assert best is not None
     loss, name, temperature, smoothing = best
     fitted = _fit(candidates[name](), x, y)
-    return LabelBaseline(lambda x: calibrated(probabilities(fitted, x), temperature, smoothing), name, loss)
+    return LabelBaseline(lambda x: calibrated(probabilities(fitted, x), temperature, smoothing), name, loss, shares)
 
 
-def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) -> FeatureBaseline:
+def fit_feature_baseline(
+    x: ArrayLike, target: ArrayLike, *, again: ArrayLike | None = None, seed: int = 0
+) -> FeatureBaseline:
     """The X_adv-only baseline for features: the mean, ridge regressions and extremely randomised trees, as above.
 
     Args:
         x: (n, d) what the attacker has of its shadow records, n >= 3.
         target: (n, d_victim) the victims' features of these records.
+        again: (n, d) what the attacker has of these records another time, by which candidates are judged in the folds
+            where a record is held out; None judges by `x`.
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if there are too few records, or shapes do not fit.
+        ValueError: if there are too few records, shapes do not fit, values are not finite, or the seed is negative.
     """
-    _check(x, target)
+    x, target = _checked(seed, x=x, target=target)
+    judged = x if again is None else _checked(seed, again=again, target=target)[0]
+    if judged.shape != x.shape:
+        raise ValueError(f"again must have the shape of x, {x.shape}, got {judged.shape}")
     candidates: dict[str, Callable[[], Any]] = {f"ridge {a}": functools.partial(_ridge, a) for a in (1.0, 100.0, 1e6)}
     candidates["trees"] = lambda: _trees("ExtraTreesRegressor", _TREES // 2, seed)
     low, high = target.min(axis=0), target.max(axis=0)
@@ -115,20 +134,20 @@ def fit_feature_baseline(x: np.ndarray, target: np.ndarray, *, seed: int = 0) ->
     def predict(fitted: Any, x: np.ndarray) -> np.ndarray:
         return np.clip(fitted.predict(x).reshape(len(x), -1), low, high)
 
-    losses = {
-        name: float(
-            np.mean(
-                [
-                    ((predict(_fit(make(), x[train], target[train]), x[test]) - target[test]) ** 2).mean()
-                    for train, test in _folds(len(x), seed)
-                ]
-            )
-        )
-        for name, make in candidates.items()
-    }
+    def held_out(make: Callable[[], Any]) -> np.ndarray:
+        errors = np.zeros(len(x))
+        for train, test in folds:
+            off = predict(_fit(make(), x[train], target[train]), judged[test]) - target[test].reshape(len(test), -1)
+            errors[test] = (off**2).mean(axis=1)
+        return errors
+
+    folds = _folds(len(x), seed)
+    errors = {name: held_out(make) for name, make in candidates.items()}
+    # Folds of unequal size count alike.
+    losses = {name: float(np.mean([error[test].mean() for _, test in folds])) for name, error in errors.items()}
     name = min(losses, key=lambda name: losses[name])
     fitted = _fit(candidates[name](), x, target)
-    return FeatureBaseline(lambda x: predict(fitted, x), name, losses[name])
+    return FeatureBaseline(lambda x: predict(fitted, np.asarray(x)), name, losses[name], errors[name])
 
 
 # scikit-learn is imported where it is used: it takes a quarter of a second that no other attack has to wait for.
@@ -172,8 +191,17 @@ def _fit(model: Any, x: np.ndarray, y: np.ndarray) -> Any:
         return model.fit(x, y)
 
 
-def _check(x: np.ndarray, target: np.ndarray) -> None:
-    if x.ndim != 2 or len(x) != len(target):
-        raise ValueError(f"x must be (n, d) with a target per row, got {x.shape} and {target.shape}")
+def _checked(seed: int, **named: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and what is learned of them, as arrays; raise `ValueError` if they do not fit or are not finite."""
+    _validate.seeds(seed=seed)
+    x, target = (np.asarray(given) for given in named.values())
+    if x.ndim != 2 or target.ndim == 0 or len(x) != len(target):
+        raise ValueError(f"{next(iter(named))} must be (n, d) with a target per row, got {x.shape} and {target.shape}")
     if len(x) < _FOLDS:
         raise ValueError(f"a baseline needs at least {_FOLDS} shadow records, got {len(x)}")
+    for name, array in zip(named, (x, target), strict=True):
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite, and is not in row {np.argwhere(~np.isfinite(array))[0][0]}")
+    return x, target

@@ -21,6 +21,7 @@ _MEASURED = {
 _COMPARED = {
     "fu_free_top": "direct attack of Fu et al. on an undefended run, a top model without parameters",
     "fu_completion": "passive attack of Fu et al. on an undefended run, a completed bottom model",
+    "baseline_even": "own features alone, the best of several models, classes taken for equally frequent",
     "most_frequent": "always the attacker's most frequent class",
     "li_norm": "norms of gradients, Li et al.",
     "li_direction": "directions of gradients, Li et al., beside the surest positive",

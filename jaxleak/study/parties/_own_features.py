@@ -33,6 +33,7 @@ class OwnFeatures(NamedTuple):
         scores = {
             **truth.label_scores("most_frequent", np.full(len(own), np.bincount(truth.problem.shadow.y).argmax())),
             **truth.label_scores("baseline", self.labels.predict(own)),
+            "label_balanced_baseline_even": truth.balanced(self.labels.predict(own, balanced=True)),
             **truth.label_scores("baseline_network", np.asarray(self.networks["labels"](record)).argmax(axis=1)),
         }
         if self.features is not None:

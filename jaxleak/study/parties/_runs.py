@@ -51,9 +51,10 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         The scores are `label_accuracy_<attack>` in [0, 1], its mean over classes `label_balanced_<attack>`,
         `feature_mse_<attack>`, `feature_variance`, and those of `task_scores`. The attacks are `most_frequent` (always
         the attacker's most frequent class), the starts of the shadow run (`shared`, `own_bottom`, `independent`),
-        `free`, `baseline` (tuned models of the attacker's own features) and `baseline_network` (the paper's network R
-        on the same features). Against a defense every start has a second score, `..._adaptive`, for a shadow run with
-        the same defense. Errors are mean squared errors per feature on the scale of the encoding.
+        `free`, `baseline` (tuned models of the attacker's own features), `baseline_even` (the same, with classes taken
+        for equally frequent; only its mean over classes is scored) and `baseline_network` (the paper's network R on the
+        same features). Against a defense every start has a second score, `..._adaptive`, for a shadow run with the same
+        defense. Errors are mean squared errors per feature on the scale of the encoding.
 
         The array `right_<attack>` (rounds, batch) says which labels of every step are right. If features are
         reconstructed, four arrays hold the n samples that took part: the adversary's features `own` (n, d), the

@@ -28,8 +28,12 @@ class Truth:
         found = labels[self.took_part]
         return {
             f"label_accuracy_{attack}": metrics.label_accuracy(self.y, found),
-            f"label_balanced_{attack}": metrics.balanced_label_accuracy(self.y, found),
+            f"label_balanced_{attack}": self.balanced(labels),
         }
+
+    def balanced(self, labels: np.ndarray) -> float:
+        """The mean over the classes of the share of an attack's `labels` (N,) that are the true ones."""
+        return metrics.balanced_label_accuracy(self.y, labels[self.took_part])
 
     def right(self, labels: np.ndarray) -> np.ndarray:
         """Which of `labels` (N,) are the true ones: booleans (rounds, batch), by step and by place in the batch."""
