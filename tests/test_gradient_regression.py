@@ -1,5 +1,6 @@
 """A regression on cut gradients tells features that the attacker's own do not, and says so without the truth."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,28 @@ def run(seed, samples=120, epochs=2, batch=8, secret=True):
     return Observation(jnp.arange(len(index)), index=jnp.asarray(index), party=record), own, features
 
 
+def alone(samples):
+    """What was fitted on the own features of so many records: an answer of ones."""
+    return party_records.FeatureBaseline(lambda own: np.ones((len(own), 1)), "own", 1.0, np.ones(samples))
+
+
+@pytest.mark.parametrize(("gain", "error", "gains"), [(2.1, 1.0, True), (1.9, 1.0, False), (0.0, 0.0, False)])
+def test_a_gain_within_twice_its_error_is_none(gain, error, gains):
+    assert party_records.GradientRegression(alone(3), alone(3), gain, error).gains is gains
+
+
+def test_rows_that_are_not_those_of_the_samples_are_refused():
+    seen, own, features = run(0, samples=16)
+    for rows, of_own, message in (
+        (15, 15, "every sample of the run, got 15 and a sample 15"),
+        (32, 16, "each record of own, 16, got 32"),
+    ):
+        with pytest.raises(ValueError, match=f"^features must have a row for {message}$"):
+            party_records.fit_gradient_regression(seen, np.resize(features, (rows, 1)), alone(of_own))
+    with pytest.raises(ValueError, match=r"^own must have a row for every sample of the run, got 15 and a sample 15$"):
+        party_records.GradientRegression(alone(16), alone(16), 0.0, 1.0).predict(seen, own[:15])
+
+
 @pytest.mark.parametrize("secret", [True, False])
 def test_gradients_are_read_if_they_tell_more_than_own_features(secret):
     shadow, own, features = run(0, secret=secret)
@@ -32,6 +55,17 @@ def test_gradients_are_read_if_they_tell_more_than_own_features(secret):
     errors = [((answer - features) ** 2).mean() for answer in (found.predict(seen, own), known.predict(own))]
     assert found.gains is secret
     assert errors[0] < 0.1 * errors[1] if secret else errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_a_second_shadow_run_shows_what_was_learned_of_the_first_one_only(gains):
+    """The second run's steps come in another order, and its gradients may not say what those of the first one said."""
+    shadow, own, features = run(0)
+    known = party_records.fit_feature_baseline(own, features)
+    again = jax.tree.map(lambda leaf: leaf[14:4:-1], run(0, secret=gains)[0])
+    found = party_records.fit_gradient_regression(shadow, features, known, again=again)
+    assert found.gains is gains
+    assert len(found.seen.errors) == 80  # the records that both runs visit
 
 
 def test_a_sample_that_no_step_visited_is_predicted_from_own_features():
@@ -52,20 +86,24 @@ def _first(record):
 
 
 def test_the_first_epoch_of_the_shadow_run_is_read_and_the_first_visit_of_the_real_run(monkeypatch):
-    fitted = []
+    fitted, errors = [], {5: np.zeros(16), 2: np.tile([1.0, 3.0], 8)}  # by the width of what is read
 
-    def fit(rows, target, *, seed):
+    def fit(rows, target, *, again, seed):
         fitted.append((rows, target, seed))
-        return party_records.FeatureBaseline(lambda rows: rows[:, -1:], "lengths", 0.0)
+        np.testing.assert_array_equal(again, rows)
+        return party_records.FeatureBaseline(lambda rows: rows[:, -1:], "lengths", 0.0, errors[rows.shape[1]])
 
     monkeypatch.setattr(gradient_regression, "fit_feature_baseline", fit)
     shadow, own, features = run(0, samples=16, epochs=3)
-    worse = party_records.FeatureBaseline(lambda own: np.ones((len(own), 1)), "own", 1.0)
-    found = party_records.fit_gradient_regression(shadow, features, worse, seed=4)
-    ((rows, target, seed),) = fitted
+    found = party_records.fit_gradient_regression(shadow, features, alone(16), seed=4)
     first = np.asarray(shadow.index)[:2].ravel()
-    assert seed == 4
-    np.testing.assert_array_equal(target, features[first])
+    for _, target, seed in fitted:
+        assert seed == 4
+        np.testing.assert_array_equal(target, features[first])
+    rows, of_own = (read for read, *_ in fitted)
+    np.testing.assert_array_equal(of_own, rows[:, :2])
+    assert found.gain == 2.0
+    assert found.gain_error == pytest.approx(1 / 15**0.5)
     np.testing.assert_allclose(rows[:, :2], own[first], rtol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(rows[:, 2:4], axis=1), 1.0, rtol=1e-6)
     np.testing.assert_allclose(rows[:, 4], 0.0, atol=1e-6)  # the length is 1 in the first epoch
@@ -75,13 +113,15 @@ def test_the_first_epoch_of_the_shadow_run_is_read_and_the_first_visit_of_the_re
 def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
     """In two folds it would tell itself, and gradients would seem to tell what they do not."""
     fitted = []
-    own = party_records.FeatureBaseline(None, "own", 0.0)
-    monkeypatch.setattr(
-        gradient_regression, "fit_feature_baseline", lambda rows, target, *, seed: fitted.append(target)
-    )
+
+    def fit(rows, target, **_):
+        fitted.append(target)
+        return alone(len(rows))
+
+    monkeypatch.setattr(gradient_regression, "fit_feature_baseline", fit)
     shadow, _, features = run(0, samples=16, epochs=2)
     twice = shadow._replace(index=jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 0]] * 4))
-    party_records.fit_gradient_regression(twice, features, own)
+    party_records.fit_gradient_regression(twice, features, alone(16))
     np.testing.assert_array_equal(fitted[0], features[:7])
 
 

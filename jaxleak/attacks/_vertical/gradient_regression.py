@@ -14,11 +14,19 @@ class GradientRegression(NamedTuple):
 
     seen: FeatureBaseline  # reads own features, and the directions and lengths of cut gradients
     own: FeatureBaseline  # reads own features alone
+    gain: float  # by how much less `seen` is off than a regression on own features, held out, on the same records
+    gain_error: float  # standard error of `gain` over these records
 
     @property
     def gains(self) -> bool:
-        """Whether gradients tell features, by cross-validation on the attacker's own records: no truth is needed."""
-        return self.seen.mse < self.own.mse
+        """Whether gradients tell features of the shadow run: whether the gain is above twice its standard error.
+
+        It is measured on the attacker's own records, and no truth is needed. Within one shadow run it is often wrong;
+        `again` of `fit_gradient_regression` judges better. Neither sees that a real run's gradients differ from those
+        of shadow runs, since it starts from other parameters or has a defense which they lack. There the answer may be
+        worse than that of own features alone.
+        """
+        return self.gain > 2 * self.gain_error
 
     def predict(self, observations: Observation, own: np.ndarray) -> np.ndarray:
         """The victims' features of all samples of a real run.
@@ -33,42 +41,84 @@ class GradientRegression(NamedTuple):
             gained.
 
         Raises:
-            ValueError: if the threat withholds the sample ids or the party's record.
+            ValueError: if the threat withholds the sample ids or the party's record, or `own` lacks a sample.
         """
+        index, rows = _directions(observations)
+        _rows_for(index, own=own)
         estimate = self.own.predict(own)
         if self.gains:
-            index, rows = _directions(observations)
             samples, first = np.unique(index, return_index=True)
             estimate[samples] = self.seen.predict(rows[first])
         return estimate
 
 
 def fit_gradient_regression(
-    shadow: Observation, features: np.ndarray, own: FeatureBaseline, *, seed: int = 0
+    shadow: Observation,
+    features: np.ndarray,
+    own: FeatureBaseline,
+    *,
+    again: Observation | None = None,
+    seed: int = 0,
 ) -> GradientRegression:
     """Learn from a shadow run what cut gradients tell of the other parties' features (ours).
 
     It takes the place of VFLRecon's network, and often finds more. The regression reads the party's own features, and
     the direction and the logarithm of the length of the cut gradient. Its strength is chosen by cross-validation on the
-    first visits in the shadow run's first epoch, so that whole records are held out.
+    first visits in the shadow run's first epoch, so that whole records are held out. A regression on own features alone
+    is fitted to the same records in the same folds, for `GradientRegression.gains`.
 
-    The shadow run must start from the parameters of the real run (`shadow_params`, "shared"). From another start the
-    gradients have other directions, which cross-validation on the shadow run does not show.
+    One shadow run is one path of the parameters, and the real run takes another. What is learned by heart of that path
+    looks like a gain. A second shadow run in another order shows it: give it as `again`, and held-out records are
+    judged by their gradients there.
+
+    Shadow runs must start from the parameters of the real run (`shadow_params`, "shared"), and have its defense, if
+    there is one (`adaptive.informed_party`). Otherwise the gradients have other directions, which cross-validation on
+    shadow runs does not show.
 
     Args:
         shadow: what the party saw of its shadow run, (T, B, ...).
         features: (n, d_victim) the victims' features of the shadow records, `victims_features(model, shadow.x, party)`.
         own: `fit_feature_baseline` of the party's own features of these records.
+        again: what the party saw of a second shadow run of the same records from the same parameters, in another order;
+            its first epoch is read. None judges within the one run.
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if the threat withholds the sample ids or the party's record, or there are too few records.
+        ValueError: if the threat withholds the sample ids or the party's record, there are too few records, or
+            `features` are not those of the records that `own` was fitted on.
     """
-    index, rows = _directions(shadow)
-    size = len(index) // len(shadow.round)
+    if len(features) != len(own.errors):
+        raise ValueError(f"features must have a row for each record of own, {len(own.errors)}, got {len(features)}")
+    records, rows = _first_visits(shadow, features)
+    judged = rows
+    if again is not None:
+        others, seen_again = _first_visits(again, features)
+        _, here, there = np.intersect1d(records, others, return_indices=True)
+        records, rows, judged = records[here], rows[here], seen_again[there]
+    target, width = features[records], shadow.party.x.shape[-1]  # type: ignore[union-attr]
+    seen = fit_feature_baseline(rows, target, again=judged, seed=seed)
+    beside = fit_feature_baseline(rows[:, :width], target, again=judged[:, :width], seed=seed)
+    gained = beside.errors - seen.errors
+    return GradientRegression(seen, own, float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5))
+
+
+def _first_visits(run: Observation, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers and rows of the records that the first epoch of a shadow run visits, in the order of the visits."""
+    index, rows = _directions(run)
+    _rows_for(index, features=features)
+    size = len(index) // len(run.round)
     # A record that was drawn again would be learned in one fold and tested in another.
     first = np.sort(np.unique(index[: len(features) // size * size], return_index=True)[1])
-    return GradientRegression(fit_feature_baseline(rows[first], features[index[first]], seed=seed), own)
+    return index[first], rows[first]
+
+
+def _rows_for(index: np.ndarray, **named: np.ndarray) -> None:
+    """Raise `ValueError` unless an array has a row for every sample that took part."""
+    for name, array in named.items():
+        if len(array) <= index.max():
+            raise ValueError(
+                f"{name} must have a row for every sample of the run, got {len(array)} and a sample {index.max()}"
+            )
 
 
 def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
