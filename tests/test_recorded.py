@@ -9,7 +9,7 @@ from jaxleak.attacks import party_records
 def arrays(steps=3, batch=2):
     rng = np.random.default_rng(0)
     return {
-        "index": rng.integers(0, 9, (steps, batch)),
+        "index": np.arange(steps * batch).reshape(steps, batch) % 4,
         "own": rng.normal(size=(steps, batch, 4)),
         "cut_gradients": rng.normal(size=(steps, batch, 5)),
     }
@@ -17,14 +17,36 @@ def arrays(steps=3, batch=2):
 
 def test_records_are_what_attacks_read():
     given = arrays()
-    seen = party_records.recorded(**given, outputs=2 * given["cut_gradients"])
+    after = 3 * given["cut_gradients"]
+    seen = party_records.recorded(**given, outputs=2 * given["cut_gradients"], outputs_after=after)
     index, own, gradients = party_records.flat_observations(seen)
     np.testing.assert_array_equal(index, given["index"].ravel())
     np.testing.assert_allclose(own, given["own"].reshape(-1, 4), rtol=1e-6)
     np.testing.assert_allclose(gradients, given["cut_gradients"].reshape(-1, 5), rtol=1e-6)
     np.testing.assert_allclose(seen.party.output, 2 * given["cut_gradients"], rtol=1e-6)
+    np.testing.assert_allclose(seen.party.output_after, after, rtol=1e-6)
     np.testing.assert_array_equal(seen.round, [0, 1, 2])
     assert party_records.recorded(**given).party.output is None
+
+
+def test_a_sample_may_be_drawn_twice_in_a_step():
+    given = arrays()
+    given["own"][1, 1] = given["own"][1, 0]
+    given["index"][1] = 5
+    np.testing.assert_array_equal(party_records.recorded(**given).index[1], [5, 5])
+
+
+class Tensor:
+    """Stands in for a tensor of PyTorch that cannot become an array."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __array__(self, *_, **__):
+        raise self.error
+
+
+GOOD = np.ones((3, 2, 5))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +62,17 @@ def test_records_are_what_attacks_read():
         ),
         ({"own": np.full((3, 2, 4), "a")}, "own must hold numbers"),
         ({"cut_gradients": np.full((3, 2, 5), np.nan)}, "cut_gradients must be finite, and is not in step 0"),
-        ({"outputs": np.zeros((3, 2, 4))}, r"outputs must have the shape of cut_gradients, got \(3, 2, 4\)"),
-        ({"outputs": np.full((3, 2, 5), np.inf)}, "outputs must be finite"),
+        (
+            {"outputs": np.zeros((3, 2, 4)), "outputs_after": GOOD},
+            r"outputs must have the shape of .*, got \(3, 2, 4\)",
+        ),
+        ({"outputs": GOOD, "outputs_after": GOOD[:2]}, "outputs_after must have one row for each entry of index"),
+        ({"outputs": GOOD, "outputs_after": np.inf * GOOD}, "outputs_after must be finite"),
+        ({"outputs": GOOD}, "outputs and outputs_after must both be given or neither"),
+        ({"outputs_after": GOOD}, "outputs and outputs_after must both be given or neither"),
+        ({"index": [[0, 1], [2, 3], [4, 4]]}, "index must number the samples: step 2 has sample 4 twice"),
+        ({"own": Tensor(RuntimeError())}, r"own must be an array that NumPy reads: .*detach\(\)\.cpu\(\)"),
+        ({"index": Tensor(TypeError())}, "index must be an array that NumPy reads"),
     ],
 )
 def test_what_is_no_record_is_refused(changed, match):

@@ -11,8 +11,7 @@ import pytest
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
-from jaxleak.attacks._vertical import reconstruction_net
-from jaxleak.attacks._vertical import vflrecon as vflrecon_module
+from jaxleak.attacks._vertical import reconstruction_net, record_fields
 from jaxleak.threats import party_view
 
 THREAT = party_view(0)
@@ -133,11 +132,32 @@ def test_records_hold_the_fields_in_order():
     b, theta = np.ones((3, 2)), {"w": jnp.full((2, 2), 5.0)}
     seen = PartyRecord(7 * b, theta, jax.tree.map(lambda leaf: leaf + 1, theta), None, 2 * b, 4 * b, 3 * b)
     seen = jax.tree.map(jnp.asarray, seen)
-    from jaxleak.attacks._vertical.vflrecon import Record
-
-    row = np.asarray(Record(("gradient", "outputs", "parameters", "inputs", "differences"))(seen))
+    row = np.asarray(record_fields.Record(("gradient", "outputs", "parameters", "inputs", "differences"))(seen))
     expected = [3, 3, 2, 2, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 2, 2]
     np.testing.assert_array_equal(row, [expected] * 3)
+
+
+@pytest.mark.parametrize("scales", ["item", "entry"])
+def test_a_record_without_what_a_field_reads_is_refused(setting, scales):
+    model, shadow, *_, seen = setting
+    bare = seen._replace(party=seen.party._replace(output_after=None, params=None))
+    message = "fields must be some of what the record holds, gradient, inputs, got outputs, parameters, differences"
+    with pytest.raises(ValueError, match=f"(?m)^{message}$"):
+        attacks.train_vflrecon(
+            jax.random.key(0), bare, shadow, model, party=0, task="labels", scales=scales,
+            fields=("outputs", "gradient", "parameters", "inputs", "differences"),
+        )  # fmt: skip
+
+
+def test_samples_beyond_the_last_and_parties_without_others_are_refused(setting):
+    model, _, victim, _, seen, _ = setting
+    rounds = jax.tree.map(lambda leaf: leaf[:12], seen)
+    attack = attacks.vflrecon(model, party=0, num_samples=95, labels=_train(setting, "labels", hidden=(2,), epochs=1))
+    state, _ = audit.replay(attack, rounds, audit.template_of(victim), key=jax.random.key(4))
+    with pytest.raises(ValueError, match=r"^num_samples must be above the number of every sample, got 95 and 95$"):
+        attack.reconstruct(state, None)
+    with pytest.raises(ValueError, match=r"^model must have at least 2 parties, .* got 1$"):
+        party_records.victims_features(models.bottom_top((2,), 3), victim.x[:, :1], 0)
 
 
 def test_shadow_parameters_share_what_they_say(setting):
@@ -393,7 +413,7 @@ def test_items_are_those_of_the_record():
     b, theta = np.ones((1, 3, 2)), {"w": jnp.ones((1, 2, 5)), "b": jnp.ones((1, 5))}
     steps = jax.tree.map(jnp.asarray, PartyRecord(np.ones((1, 3, 4)), theta, theta, None, b, b, b))
     fields = ("gradient", "outputs", "parameters", "inputs")
-    assert vflrecon_module._item_widths(steps, fields) == (2, 2, 2, 15, 15, 4)  # the paper's six
+    assert record_fields.item_widths(steps, fields) == (2, 2, 2, 15, 15, 4)  # the paper's six
 
 
 def test_a_record_that_is_not_finite_gives_no_answer(setting):

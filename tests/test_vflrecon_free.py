@@ -149,6 +149,26 @@ def test_bad_input():
 
 
 @pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"index": np.arange(-1, 9)}, r"index must hold integers in .* = \[0, 10\), got int64 from -1 to 8"),
+        ({"index": np.arange(10.0)}, r"index must hold integers in .* = \[0, 10\), got float64 from 0.0 to 9.0"),
+        ({"num_samples": 9}, r"index must hold integers in \[0, num_samples\) = \[0, 9\), got int64 from 0 to 9"),
+        (
+            {"log_prior": np.full((10, 2), 0.5)},
+            "log_prior must hold logarithms of probabilities, got probabilities: .*",
+        ),
+        ({"seed": -1}, r"seed must be whole numbers in \[0, 2\^32\), got -1"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(changed, message):
+    given = {"gradients": np.zeros((10, 3)), "index": np.arange(10), "log_prior": np.zeros((10, 2)), "num_samples": 10}
+    party_records.free_labels(**given)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        party_records.free_labels(**given | changed)
+
+
+@pytest.mark.parametrize(
     ("rows", "sizes"), [(7, [7]), (8, [8]), (15, [15]), (16, [8, 8]), (17, [8, 9]), (23, [8, 15]), (24, [8, 8, 8])]
 )
 def test_what_is_left_of_the_windows_joins_the_last_one(monkeypatch, rows, sizes):

@@ -8,11 +8,10 @@ from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, 
 from jaxleak.attacks._vertical.gradient_regression import GradientRegression, fit_gradient_regression
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
+from jaxleak.attacks._vertical.record_fields import FIELDS, PAPER_FIELDS
 from jaxleak.attacks._vertical.recorded import recorded
 from jaxleak.attacks._vertical.selection import FIELD_CANDIDATES, FieldSelection, select_fields
 from jaxleak.attacks._vertical.vflrecon import (
-    FIELDS,
-    PAPER_FIELDS,
     SHADOW_INITS,
     ShadowInit,
     flat_observations,

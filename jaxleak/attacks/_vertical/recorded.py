@@ -9,26 +9,37 @@ from jaxleak._precision import settle_products
 
 
 def recorded(
-    index: ArrayLike, own: ArrayLike, cut_gradients: ArrayLike, *, outputs: ArrayLike | None = None
+    index: ArrayLike,
+    own: ArrayLike,
+    cut_gradients: ArrayLike,
+    *,
+    outputs: ArrayLike | None = None,
+    outputs_after: ArrayLike | None = None,
 ) -> Observation:
     """What one party saw of T steps of a split training loop, in any framework, as the attacks here read it.
 
     Args:
-        index: (T, B) integers >= 0, which samples took part in each step.
+        index: (T, B) integers >= 0, which samples took part in each step: their numbers in the data, and not their
+            places in the batch.
         own: (T, B, d) the party's own features of these samples.
         cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. Any constant
             factor, such as B for a sum in place of a mean, changes no attack.
-        outputs: (T, B, e) these outputs, for records that hold them; None where no attack is to read them.
+        outputs: (T, B, e) these outputs; None, with `outputs_after`, where no attack is to read them.
+        outputs_after: (T, B, e) the outputs for the same samples after the step.
 
     Returns:
         Observations that `flat_observations`, `fit_gradient_regression`, `attacks.train_vflrecon` and `audit.replay`
-        take. A record has neither parameters nor outputs after the step, so that `fields` must name neither.
+        take. The `fields` of a record are "gradient" and "inputs", and with outputs also "outputs" and "differences".
 
     Raises:
-        ValueError: if shapes do not fit together, as with a last batch that is smaller, or values are not finite.
+        ValueError: if shapes do not fit together, as with a last batch that is smaller, values are not finite, one of
+            the outputs is given without the other, or one step has a sample twice with different features.
     """
     settle_products()
-    given = {"own": own, "cut_gradients": cut_gradients, **({} if outputs is None else {"outputs": outputs})}
+    if (outputs is None) != (outputs_after is None):
+        raise ValueError("outputs and outputs_after must both be given or neither: no attack reads one alone")
+    both = {} if outputs is None or outputs_after is None else {"outputs": outputs, "outputs_after": outputs_after}
+    given = {"own": own, "cut_gradients": cut_gradients, **both}
     ids = _array("index", index, 2)
     if not np.issubdtype(ids.dtype, np.integer) or ids.min(initial=0) < 0:
         raise ValueError(f"index must hold the numbers >= 0 of samples, got {ids.dtype} from {ids.min(initial=0)}")
@@ -38,15 +49,30 @@ def recorded(
             raise ValueError(f"{name} must have one row for each entry of index, {ids.shape}, got {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite, and is not in step {np.argwhere(~np.isfinite(array))[0][0]}")
-    if outputs is not None and arrays["outputs"].shape != arrays["cut_gradients"].shape:
-        raise ValueError(f"outputs must have the shape of cut_gradients, got {arrays['outputs'].shape}")
+        if name in both and array.shape != arrays["cut_gradients"].shape:
+            raise ValueError(f"{name} must have the shape of cut_gradients, got {array.shape}")
+    _same_sample_same_features(ids, arrays["own"])
+    floats = {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
     record = PartyRecord(
-        x=jnp.asarray(arrays["own"], jnp.float32), params=None, params_after=None, params_gradient=None,
-        output=None if outputs is None else jnp.asarray(arrays["outputs"], jnp.float32),  # type: ignore[arg-type]
-        output_after=None,  # type: ignore[arg-type]
-        output_gradient=jnp.asarray(arrays["cut_gradients"], jnp.float32),
+        x=floats["own"], params=None, params_after=None, params_gradient=None,
+        output=floats.get("outputs"),  # type: ignore[arg-type]
+        output_after=floats.get("outputs_after"),  # type: ignore[arg-type]
+        output_gradient=floats["cut_gradients"],
     )  # fmt: skip
     return Observation(jnp.arange(len(ids)), index=jnp.asarray(ids, jnp.int32), party=record)
+
+
+def _same_sample_same_features(ids: np.ndarray, own: np.ndarray) -> None:
+    """Raise `ValueError` if a step has rows of one sample with different features: `ids` then number something else."""
+    order = np.argsort(ids, axis=1, kind="stable")
+    sorted_ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(own, order[:, :, None], 1)
+    wrong = np.argwhere((np.diff(sorted_ids, axis=1) == 0) & (np.diff(rows, axis=1) != 0).any(axis=2))
+    if len(wrong):
+        step, place = wrong[0]
+        raise ValueError(
+            f"index must number the samples: step {step} has sample {sorted_ids[step, place]} twice, with other own "
+            "features"
+        )
 
 
 def _array(name: str, given: ArrayLike, axes: int) -> np.ndarray:
@@ -55,6 +81,8 @@ def _array(name: str, given: ArrayLike, axes: int) -> np.ndarray:
         array = np.asarray(given)
     except ValueError as error:  # rows of several lengths
         raise ValueError(f"{name} must have shape {shape}; leave out a last batch that is smaller") from error
+    except (RuntimeError, TypeError) as error:  # a tensor of PyTorch with a graph, or on an accelerator
+        raise ValueError(f"{name} must be an array that NumPy reads: give tensors as tensor.detach().cpu()") from error
     if array.ndim != axes or not array.size or array.dtype.kind not in "iuf":
         raise ValueError(f"{name} must hold numbers of shape {shape}, got {array.dtype} of shape {array.shape}")
     return array

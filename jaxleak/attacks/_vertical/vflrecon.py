@@ -7,8 +7,7 @@ from what it would have seen to what it wants to know, and applies R to the real
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,12 @@ from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
+from jaxleak.attacks._vertical.record_fields import FIELDS, PAPER_FIELDS, Record, item_widths
 from jaxleak.models import BottomTopModel
 
 Scales = Literal["entry", "item"]
 ShadowInit = Literal["shared", "own_bottom", "independent"]
 SHADOW_INITS: tuple[ShadowInit, ...] = ("shared", "own_bottom", "independent")
-
-#: What a record may hold; "differences" is b' - b, the paper's six items are the other four.
-FIELDS = ("gradient", "outputs", "parameters", "inputs", "differences")
-PAPER_FIELDS: Final = ("gradient", "outputs", "parameters", "inputs")
 
 # One object, so that every network trained with it shares one compilation.
 _ADAM = optax.adam(1e-3)
@@ -76,37 +72,6 @@ def shadow_params(
     return params
 
 
-@dataclass(frozen=True)
-class Record:
-    """The input of R as a function of a party's record; equal fields compile once."""
-
-    fields: tuple[str, ...]
-
-    def __call__(self, seen: PartyRecord) -> jax.Array:
-        """(B, width); parameters are repeated for every sample."""
-        return jnp.concatenate(_items(seen, self.fields), axis=1)
-
-
-def _items(seen: PartyRecord, fields: Sequence[str]) -> list[jax.Array]:
-    """The items of a record side by side, (B, width) each."""
-    batch = seen.x.shape[0]
-    parts = []
-    for field in fields:
-        if field == "gradient":
-            parts.append(seen.output_gradient)
-        elif field == "outputs":
-            parts += [seen.output, seen.output_after]
-        elif field == "differences":
-            parts.append(seen.output_after - seen.output)
-        elif field == "inputs":
-            parts.append(seen.x)
-        else:
-            for params in (seen.params, seen.params_after):
-                flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)])
-                parts.append(jnp.broadcast_to(flat, (batch, flat.size)))
-    return parts
-
-
 def train_vflrecon(
     key: jax.Array,
     shadow: Observation,
@@ -149,16 +114,15 @@ def train_vflrecon(
         or within [0, 1] where that is wider.
 
     Raises:
-        ValueError: on unknown fields, scales or task, a shadow run without this party's record or with another party's,
-            a party, records or labels that do not fit the model or the run, or if `held_out` does not fit or leaves
-            nothing to learn.
+        ValueError: on fields that are unknown or that the record lacks, an unknown scale or task, a shadow run without
+            this party's record or with another party's, a party, records or labels that do not fit the model or the
+            run, or if `held_out` does not fit or leaves nothing to learn.
         FloatingPointError: if the loss is not finite.
     """
     _validate.one_of(("labels", "features"), task=task)
     _validate.one_of(("entry", "item"), scales=scales)
     _validate.count(epochs=epochs, steps_per_batch=steps_per_batch)
-    if not fields or set(fields) - set(FIELDS):
-        raise ValueError(f"fields must be some of {', '.join(FIELDS)}, got {', '.join(fields) or 'none'}")
+    _validate.some_of(FIELDS, fields=fields)
     seen = require(shadow, Reads("train_vflrecon", index=True, party=True))
     _check_shadow(model, seen.party, seen.index, private, party)
     samples = len(private.x)
@@ -182,7 +146,7 @@ def train_vflrecon(
         steps_per_batch=steps_per_batch,
         optimizer=_ADAM if optimizer is None else optimizer,
         weights=None if held_out is None else (~held_out)[seen.index].astype(jnp.float32),
-        items=_item_widths(seen.party, tuple(fields)) if scales == "item" else None,
+        items=item_widths(seen.party, tuple(fields)) if scales == "item" else None,
     )
     return dataclasses.replace(net, party=party)
 
@@ -223,11 +187,6 @@ def refuse_stranger(who: str, another: jax.Array, party: int) -> None:
         )
 
 
-def _item_widths(steps: PartyRecord, fields: tuple[str, ...]) -> tuple[int, ...]:
-    shapes = jax.eval_shape(lambda seen: _items(jax.tree.map(lambda leaf: leaf[0], seen), fields), steps)
-    return tuple(item.shape[1] for item in shapes)
-
-
 def join_runs(runs: Sequence[Observation]) -> Observation:
     """Several stacked runs as one, along the axis of steps.
 
@@ -259,8 +218,14 @@ def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Arr
 
     Returns:
         (N, sum of the others' d_p), in the unit of `x`, as `assemble_victims` takes them.
+
+    Raises:
+        ValueError: if there is no other party.
     """
-    return jnp.concatenate([x_p for p, x_p in enumerate(model.slices(x)) if p != party], axis=1)
+    others = [x_p for p, x_p in enumerate(model.slices(x)) if p != party]
+    if not others:
+        raise ValueError("model must have at least 2 parties, so that others have features, got 1")
+    return jnp.concatenate(others, axis=1)
 
 
 def assemble_victims(model: BottomTopModel, own: jax.Array, victims: jax.Array, party: int) -> jax.Array:
@@ -288,6 +253,7 @@ class VflreconState(NamedTuple):
     seen: jax.Array  # (N,) int32, sightings
     guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
     another: jax.Array  # () bool, whether a record was of another party
+    last: jax.Array  # () int32, the largest number of a sample
 
 
 def vflrecon(
@@ -316,7 +282,7 @@ def vflrecon(
 
     Raises:
         ValueError: if neither network is given, the party does not exist or a network is another party's; and in
-            `reconstruct`, if the records were another party's.
+            `reconstruct`, if the records were another party's or hold a sample beyond the last.
     """
     _validate.count(num_samples=num_samples)
     _validate.in_range(0, model.parties - 1, party=party)
@@ -340,6 +306,7 @@ def vflrecon(
             jnp.zeros(num_samples, jnp.int32),
             jax.random.randint(key, (num_samples,), 0, model.num_classes),
             jnp.zeros((), bool),
+            jnp.zeros((), jnp.int32),
         )
 
     def step(
@@ -362,12 +329,17 @@ def vflrecon(
             own=state.own.at[index].set(seen.x),
             seen=state.seen.at[index].add(1),
             another=state.another | of_another(seen, party),
+            last=jnp.maximum(state.last, index.max()),
         )
         return state, {"confidence": confidence, "samples_seen": jnp.sum(state.seen > 0)}
 
     def reconstruct(state: VflreconState, observation: Observation) -> Reconstruction:
         del observation
         refuse_stranger(reads.who, state.another, party)
+        if not isinstance(state.last, jax.core.Tracer) and state.last >= num_samples:
+            raise ValueError(
+                f"num_samples must be above the number of every sample, got {num_samples} and {state.last}"
+            )
         count = jnp.maximum(state.seen, 1)[:, None]
         probability = jax.nn.softmax(state.log_probability / count)
         # A record that is not finite, of a stored run, leaves its samples without an answer.

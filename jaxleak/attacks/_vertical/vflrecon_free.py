@@ -26,7 +26,7 @@ class FreeLabels(NamedTuple):
     """Labels of all samples, and what the attacker knows about their quality."""
 
     labels: np.ndarray  # (N,) int32, -1 for a sample that never took part
-    confidence: np.ndarray  # (N,) posterior probability of the label in [0, 1]
+    confidence: np.ndarray  # (N,) in [0, 1], of the label among the clusters' names; not the chance that it is right
     log_probability: np.ndarray  # (N, C), rows of samples that never took part are zero
     windows: list[DirectionLabels]  # per window, with its objective and its classes' separation
 
@@ -52,24 +52,41 @@ def free_labels(
     also from the classes of the one before. A sample that was seen more often adds up its posteriors without counting
     the prior again.
 
+    `FreeLabels.confidence` is the posterior of the label under the mixture of clusters, as if every cluster had its
+    right name and directions were as the mixture supposes. It is no estimate of how many labels are right: it is near
+    one where two classes have exchanged their names, which few labelled records can cause, and where gradients of
+    many entries are nothing but noise. Only a comparison with known labels tells that.
+
+    Under a defense that turns directions anew in every step, one window over many steps finds no clusters. An attacker
+    should try several windows, down to the batch size, as one that holds the rows of one step.
+
     Args:
         gradients: (n, e) gradients at the attacker's bottom output, one row per sample and sighting, finite.
-        index: (n,) which sample, in [0, N).
-        log_prior: (n, C) log-probabilities of the X_adv-only baseline for the same rows, finite.
+        index: (n,) which sample, integers in [0, N).
+        log_prior: (n, C) log-probabilities of the X_adv-only baseline for the same rows, finite; they need not be
+            normalised, but probabilities in their place are refused.
         num_samples: N.
         window: rows per window, >= 2 C; None is `default_window`; a remainder joins the last one.
         restarts: starts of k-means in each window, >= 1.
         seed: random seed of k-means.
 
     Raises:
-        ValueError: if shapes do not fit or values are not finite.
+        ValueError: if shapes do not fit, values are not finite, or an argument is out of its range.
     """
     rows, classes = log_prior.shape
     if gradients.ndim != 2 or len(gradients) != rows or index.shape != (rows,):
         raise ValueError(f"rows must agree, got {gradients.shape}, {index.shape} and {log_prior.shape}")
     if not (np.isfinite(gradients).all() and np.isfinite(log_prior).all()):
         raise ValueError("gradients and log_prior must be finite")
-    _validate.positive(num_samples=num_samples, restarts=restarts)
+    _validate.count(num_samples=num_samples, restarts=restarts)
+    _validate.seeds(seed=seed)
+    if not np.issubdtype(index.dtype, np.integer) or index.min(initial=0) < 0 or index.max(initial=0) >= num_samples:
+        raise ValueError(
+            f"index must hold integers in [0, num_samples) = [0, {num_samples}), got {index.dtype} from {index.min()} "
+            f"to {index.max()}"
+        )
+    if (log_prior >= 0).all() and np.allclose(log_prior.sum(axis=1), 1, atol=_validate.SUM_ROUNDING):
+        raise ValueError("log_prior must hold logarithms of probabilities, got probabilities: rows that sum to one")
     window = default_window(classes) if window is None else window
     _validate.in_range(2 * classes, 10**9, window=window)
     borders = [*range(0, max(rows - window, 0) + 1, window), rows]
@@ -136,7 +153,7 @@ def vflrecon_free(
         seed: see `free_labels`.
 
     Returns:
-        An `Attack`; its score is one minus the posterior of the label, 1 for a sample that never took part. Victims'
+        An `Attack`; its score is one minus `FreeLabels.confidence`, 1 for a sample that never took part. Victims'
         features are answered with zeros.
 
     Raises:

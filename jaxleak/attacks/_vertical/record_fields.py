@@ -1,0 +1,62 @@
+"""What a record of one step may hold, and how it becomes the input of the reconstruction network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak._base import PartyRecord
+
+#: What a record may hold, and what of a `PartyRecord` each field reads. "differences" is b' - b.
+_READS = {
+    "gradient": ("output_gradient",),
+    "outputs": ("output", "output_after"),
+    "parameters": ("params", "params_after"),
+    "inputs": ("x",),
+    "differences": ("output", "output_after"),
+}
+FIELDS = tuple(_READS)
+#: The paper's six items.
+PAPER_FIELDS: Final = ("gradient", "outputs", "parameters", "inputs")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The input of R as a function of a party's record; equal fields compile once."""
+
+    fields: tuple[str, ...]
+
+    def __call__(self, seen: PartyRecord) -> jax.Array:
+        """(B, width); parameters are repeated for every sample."""
+        return jnp.concatenate(_items(seen, self.fields), axis=1)
+
+
+def _items(seen: PartyRecord, fields: Sequence[str]) -> list[jax.Array]:
+    """The items of a record side by side, (B, width) each; raise `ValueError` if it does not hold them all."""
+    held = [field for field in FIELDS if all(getattr(seen, name) is not None for name in _READS[field])]
+    if lacking := [field for field in fields if field not in held]:
+        raise ValueError(f"fields must be some of what the record holds, {', '.join(held)}, got {', '.join(lacking)}")
+    batch = seen.x.shape[0]
+    parts = []
+    for field in fields:
+        if field == "gradient":
+            parts.append(seen.output_gradient)
+        elif field == "outputs":
+            parts += [seen.output, seen.output_after]
+        elif field == "differences":
+            parts.append(seen.output_after - seen.output)
+        elif field == "inputs":
+            parts.append(seen.x)
+        else:
+            for params in (seen.params, seen.params_after):
+                flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)])
+                parts.append(jnp.broadcast_to(flat, (batch, flat.size)))
+    return parts
+
+
+def item_widths(steps: PartyRecord, fields: tuple[str, ...]) -> tuple[int, ...]:
+    """Widths of the items of a record, whose steps have a leading axis."""
+    shapes = jax.eval_shape(lambda seen: _items(jax.tree.map(lambda leaf: leaf[0], seen), fields), steps)
+    return tuple(item.shape[1] for item in shapes)
