@@ -86,6 +86,23 @@ def test_the_feature_baseline_is_the_candidate_of_the_least_error(telling):
     np.testing.assert_allclose(found.predict(others), clip(candidates[name].fit(x, target).predict(others)))
 
 
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 3)), r"x must be \(n, 1\), as wide as what the baseline was fitted on, got \(2, 3\)"),
+        (np.array([[0.0], [np.inf]]), "x must be finite, and is not in row 1"),
+    ],
+)
+def test_rows_that_no_baseline_was_fitted_on_are_refused(x, message):
+    own = np.arange(6.0)[:, None]
+    for answer in (
+        party_records.fit_label_baseline(own, [0, 1] * 3, 2).predict,
+        party_records.fit_feature_baseline(own, own).predict,
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            answer(x)
+
+
 def test_another_time_judges_the_records_that_are_held_out():
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal((30, 2)), rng.random((30, 1))

@@ -23,7 +23,7 @@ _SMOOTHING = (0.01, 0.05, 0.2)
 class LabelBaseline(NamedTuple):
     """A calibrated classifier of one party's features."""
 
-    log_proba: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, C), finite
+    log_proba: Callable[[ArrayLike], np.ndarray]  # (n, d) -> (n, C), finite
     name: str  # which candidate won
     log_loss: float  # cross-validated log-loss, by which this baseline won
     shares: np.ndarray  # (C,) shares of the classes among the records, each class counted once more than it occurs
@@ -37,14 +37,14 @@ class LabelBaseline(NamedTuple):
                 (`metrics.balanced_label_accuracy`): otherwise a rare class is hardly ever answered, and the baseline
                 looks weaker than it is.
         """
-        log_proba = self.log_proba(np.asarray(x))
+        log_proba = self.log_proba(x)
         return (log_proba - balanced * np.log(self.shares)).argmax(axis=1).astype(np.int32)
 
 
 class FeatureBaseline(NamedTuple):
     """A regression of the other parties' features on what the attacker has."""
 
-    predict: Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n, d_victim), clipped to the range seen when fitted
+    predict: Callable[[ArrayLike], np.ndarray]  # (n, d) -> (n, d_victim), clipped to the range seen when fitted
     name: str
     mse: float  # cross-validated
     errors: np.ndarray  # (n,) mean squared error of every record while it was held out
@@ -105,7 +105,12 @@ def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: in
     assert best is not None
     loss, name, temperature, smoothing = best
     fitted = _fit(candidates[name](), x, y)
-    return LabelBaseline(lambda x: calibrated(probabilities(fitted, x), temperature, smoothing), name, loss, shares)
+    width = x.shape[1]
+
+    def answer(x: ArrayLike) -> np.ndarray:
+        return calibrated(probabilities(fitted, _asked(x, width)), temperature, smoothing)
+
+    return LabelBaseline(answer, name, loss, shares)
 
 
 def fit_feature_baseline(
@@ -147,7 +152,8 @@ def fit_feature_baseline(
     losses = {name: float(np.mean([error[test].mean() for _, test in folds])) for name, error in errors.items()}
     name = min(losses, key=lambda name: losses[name])
     fitted = _fit(candidates[name](), x, target)
-    return FeatureBaseline(lambda x: predict(fitted, np.asarray(x)), name, losses[name], errors[name])
+    width = x.shape[1]
+    return FeatureBaseline(lambda x: predict(fitted, _asked(x, width)), name, losses[name], errors[name])
 
 
 # scikit-learn is imported where it is used: it takes a quarter of a second that no other attack has to wait for.
@@ -200,8 +206,21 @@ def _checked(seed: int, **named: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     if len(x) < _FOLDS:
         raise ValueError(f"a baseline needs at least {_FOLDS} shadow records, got {len(x)}")
     for name, array in zip(named, (x, target), strict=True):
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} must be finite, and is not in row {np.argwhere(~np.isfinite(array))[0][0]}")
+        _finite(name, array)
     return x, target
+
+
+def _asked(x: ArrayLike, width: int) -> np.ndarray:
+    """Rows to predict from; raise `ValueError` unless they are as wide as those that were fitted, and finite."""
+    rows = np.asarray(x)
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise ValueError(f"x must be (n, {width}), as wide as what the baseline was fitted on, got {rows.shape}")
+    _finite("x", rows)
+    return rows
+
+
+def _finite(name: str, array: np.ndarray) -> None:
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite, and is not in row {np.argwhere(~np.isfinite(array))[0][0]}")
