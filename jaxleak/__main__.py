@@ -127,9 +127,9 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
     facts.add_argument(
         "--loss",
-        choices=("cross_entropy", "other"),
+        choices=("cross_entropy", "binary_cross_entropy", "other"),
         metavar="NAME",
-        help="cross_entropy (default), or other for all else",
+        help="cross_entropy (default), binary_cross_entropy, other",
     )
     facts.add_argument(
         "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"

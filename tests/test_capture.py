@@ -152,7 +152,9 @@ def test_an_unknown_fact_is_named_with_those_that_there_are(tmp_path):
 def test_a_loss_or_a_defense_that_no_audit_takes_is_refused_at_capture_and_may_be_corrected_in_a_file(tmp_path):
     for loss in capture.LOSSES:
         assert capture.as_update(ARRAYS, loss=loss).facts.loss == loss
-    with pytest.raises(ValueError, match=r"loss must be cross_entropy, or other .*; got 'BCEWithLogitsLoss'"):
+    with pytest.raises(
+        ValueError, match=r"loss must be cross_entropy, binary_cross_entropy .*, or other .*; got 'BCEWithLogitsLoss'"
+    ):
         capture.save(tmp_path / "u", ARRAYS, loss="BCEWithLogitsLoss")
     for defense in ("none", "other", *CLIENT_DEFENSES):
         assert capture.as_update(ARRAYS, defense=defense).facts.defense == defense

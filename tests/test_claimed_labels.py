@@ -10,7 +10,7 @@ from jaxleak._steps import weight_of_steps
 from jaxleak.audit._checks import failed
 from jaxleak.audit._checks.equations import check_head
 from jaxleak.audit._checks.head import Head, columns_of, head_of
-from jaxleak.audit._checks.labels import labels_of
+from jaxleak.audit._checks.labels import findings_of, labels_of
 from jaxleak.audit._checks.precision import Precision, precision_of
 
 WIDTH = 24
@@ -269,6 +269,19 @@ def test_the_sums_of_one_logit_say_nothing():
     status = {finding.name: finding.status for finding in check_head(of_one_logit([1, 0], 0.4), 2)}
     assert status["sums over classes"] == "not applicable"
     assert "failed" not in status.values()
+
+
+def test_findings_are_those_of_negative_entries_whatever_the_scale_and_the_weights_are():
+    """Entries that rounding may have made negative say nothing, and counts are not claimed."""
+    slope = np.array([[-0.3, 0.2, 1e-9, -1e-9, 0.4], [0.1, 0.1, 0.2, 1e-9, -0.5]])
+    features = np.random.default_rng(0).uniform(size=(2, WIDTH))
+    for scale in (1e-3, 1.0, 50.0):
+        found = findings_of(head(features, scale * slope, np.zeros((WIDTH, 5)), np.zeros(5)), 2)
+        assert found.proven.tolist() == found.if_stated.tolist() == [1, 0, 0, 0, 1]
+        assert found.findings
+        assert found.uncounted
+    without = head(features, slope, np.zeros((WIDTH, 5)), np.zeros(5))._replace(bias_gradient=None)
+    assert not findings_of(without, 2).proven.any()
 
 
 @pytest.mark.parametrize("label", [0, 1])

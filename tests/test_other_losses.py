@@ -81,7 +81,7 @@ def test_what_no_attack_without_the_loss_is_for_is_not_attacked_and_that_is_said
     verdict = audit.update(model, variables, gradient, batch_size=1, loss="other", **facts)
     assert verdict.verdict == "not attacked"
     assert not verdict.answers
-    assert verdict.reasons[0].startswith("The loss is stated to be no cross-entropy.")
+    assert verdict.reasons[0].startswith("The loss is not stated to be the cross-entropy of classes.")
     for reason, what, why in zip(verdict.reasons[1:3], ("Closed forms", "FedLeak without"), whys, strict=True):
         assert reason.startswith(what)
         assert why in reason
@@ -177,7 +177,33 @@ def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolution
     assert wrong > 1.0
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_findings_show_in_the_signs_where_every_output_has_a_binary_cross_entropy(dense, sign):
+    """The equations that simulate the cross-entropy of classes are not asked, and would refuse the update."""
+    model, _, variables, gradient = dense
+    sent = jax.tree.map(lambda g: sign * g, gradient)
+    verdict = audit.update(model, variables, sent, batch_size=1, loss="binary_cross_entropy", minutes=1e-4)
+    has = np.asarray(jax.random.bernoulli(jax.random.key(2), 0.4, (1, FINDINGS)))[0]
+    assert 0 < has.sum() < FINDINGS
+    assert verdict.labels.tolist() == (has if sign == 1 else ~has).astype(int).tolist()
+    assert verdict.headline == "leaks images and labels"
+    named = ", ".join(str(c) for c in np.flatnonzero(verdict.labels))
+    finding = "finding" if verdict.labels.sum() == 1 else "findings"
+    assert f"proves that the batch holds samples with {finding} {named}. How many of each" in verdict.reasons[0]
+    assert verdict.reasons[0].startswith("If the sign of the update is as stated")
+
+
+def test_no_finding_is_claimed_of_a_client_with_a_defense(dense):
+    model, _, variables, gradient = dense
+    facts = {"loss": "binary_cross_entropy", "defense": "other"}
+    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=1e-4, **facts)
+    assert not verdict.labels.any()
+    assert verdict.reasons[-1].startswith("No finding is claimed: the client defends its update")
+
+
 def test_a_loss_is_cross_entropy_or_another(dense):
     model, _, variables, gradient = dense
-    with pytest.raises(ValueError, match="loss must be cross_entropy, or other for any other loss; got 'bce'"):
+    with pytest.raises(
+        ValueError, match=r"loss must be cross_entropy, binary_cross_entropy \(of .*\), or other .*; got 'bce'"
+    ):
         audit.update(model, variables, gradient, batch_size=1, loss="bce")

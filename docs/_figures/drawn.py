@@ -15,6 +15,7 @@ FIGURES = Path(__file__).parents[1] / "figures"
 DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "adam": (fedleak.adam, tuple(fedleak.ADAM)),
     "agreement": (audits.agreement, ("agreement",)),
+    "any_loss": (fedleak.any_loss, tuple(fedleak.ANY_LOSS)),
     "audited": (audits.audited, ("audited",)),
     "baselines": (fedleak.baselines, ("baselines",)),
     "basin": (networks.basin, ("basin", "basin_resnet10", "basin_resnet18", "basin_resnet34", "basin_mobilenet_v2")),

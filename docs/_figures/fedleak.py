@@ -102,6 +102,19 @@ ADAM = {
     "adam_read_b4": "Adam at 0.001, read as a gradient",
 }
 
+#: Losses of clients with four images, each by an attacker who does not know it and by one who does.
+ANY_LOSS = {
+    f"{who}_loss_{loss}_b4": f"{told}: {how}"
+    for loss, told in {
+        "cross_entropy": "cross-entropy",
+        "smoothed_cross_entropy": "with smoothed labels",
+        "focal_loss": "focal loss",
+        "binary_cross_entropy": "binary cross-entropies",
+        "squared_error": "squared error",
+    }.items()
+    for who, how in {"any": "not known", "known": "known, with the labels"}.items()
+}
+
 
 def terms(stored: dict[str, Any], path: Path) -> None:
     """What FedLeak's own terms change, here and in the paper."""
@@ -174,6 +187,11 @@ def _psnr_by(figure: "Figure", axes: "Axes", numbers: Sequence[int], what: str, 
 def adam(*stored: dict[str, Any], path: Path) -> None:
     """What a step of Adam leaves to who undoes it and to who does not, a run for each of `ADAM`."""
     _bars_of_runs(stored, ADAM, "A step of Adam hides little from those who undo it", path)
+
+
+def any_loss(*stored: dict[str, Any], path: Path) -> None:
+    """What four images leak to who knows neither the loss nor the labels, and to who knows both: runs of `ANY_LOSS`."""
+    _bars_of_runs(stored, ANY_LOSS, "Not to know the loss and the labels costs one to two dB", path)
 
 
 def epochs(*stored: dict[str, Any], path: Path) -> None:

@@ -14,8 +14,8 @@ from jaxleak import _validate
 Kind = Literal["gradient", "difference", "weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: Losses that a client can state: the one that all attacks know, and any other.
-LOSSES = ("cross_entropy", "other")
+#: Losses that a client can state: the one that all attacks know, one of which signs tell the labels, and any other.
+LOSSES = ("cross_entropy", "binary_cross_entropy", "other")
 
 _REDUCTIONS = ("mean", "sum")
 _MODES = ("train", "eval")
@@ -28,7 +28,8 @@ class Facts:
     Attributes:
         kind: what the arrays are: "gradient", "difference" (weights after minus weights before) or "weights" (after).
         framework: what wrote the arrays, for example "torch" or "jax".
-        loss: name of the loss function: "cross_entropy", or "other" for one that no attack here knows.
+        loss: name of the loss function: "cross_entropy"; "binary_cross_entropy" of several outputs, each of which is a
+            finding that a sample has or has not; or "other" for all else.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
         local_steps: E >= 1 steps of gradient descent in an epoch, each on samples of its own.
         local_epochs: K >= 1 passes over the same E * B samples.
@@ -102,7 +103,8 @@ class Facts:
         stated = Facts(**facts)
         if stated.loss not in (None, *LOSSES):
             raise ValueError(
-                f"loss must be cross_entropy, or other for any loss but the plain cross-entropy; got {stated.loss!r}"
+                "loss must be cross_entropy, binary_cross_entropy (of several outputs), or other for any other loss; "
+                f"got {stated.loss!r}"
             )
         if stated.defense not in (None, "none", "other", *_defenses()):
             raise ValueError(

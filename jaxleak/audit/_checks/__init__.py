@@ -81,7 +81,7 @@ def checked_update(
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     samples = batch_size * share.local_steps * share.clients
     if not loss_known:
-        why = "The loss is stated to be no cross-entropy, which these equations are of."
+        why = "The loss is not stated to be the cross-entropy of classes, which these equations are of."
         findings.append(Finding(_EQUATIONS, "not applicable", why))
         findings += check_rounding(precision, payload, variables)
         return findings + check_statement(defense, payload, variables, precision, samples=samples), None

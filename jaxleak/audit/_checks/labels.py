@@ -15,6 +15,8 @@ _WEIGHTY = 0.1
 #: Label smoothing up to which an absent class is never taken for one in the batch: it moves its entry of the bias
 #: gradient by as much, over the number of classes.
 _SMOOTHING = 0.1
+#: Share of the largest entry of a bias gradient below which the sign of another one may be rounding.
+_OF_FINDINGS = 1e-4
 _NO_SCALE = "nothing confirms the scale of the update"
 _VISITS = "a sample may have been in several local steps"
 _DEFENDED = "the client's defense breaks the equations that count them"
@@ -36,6 +38,7 @@ class Labels(NamedTuple):
     signed: bool = False  # whether the gradient itself shows that its sign is the stated one
     stated: tuple[str, ...] = ()  # what the client has stated of itself that the proof grants, such as "momentum"
     withheld: str = ""  # why a defense lets no label be claimed, in a sentence
+    findings: bool = False  # whether every output is a finding by itself, of which a sample has none, one or several
 
     @staticmethod
     def none(classes: int) -> "Labels":
@@ -78,6 +81,24 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     stated = max(samples, at_least) if at_least == highest_rank(head, samples) else at_least
     proven = np.where(sure > 0, counted(head, rank_of(head, _WEIGHTY)), 0)
     return Labels(proven, counted(head, stated), samples, "", signed)
+
+
+def findings_of(head: Head, samples: int) -> Labels:
+    """The findings that the bias gradient proves to be in the batch, where every output has a binary cross-entropy.
+
+    The entry of output c is a mean of w (sigmoid(z_c) - t_c) with weights w > 0, such as PyTorch's `pos_weight` and the
+    reduction make them. Only a sample with t_c = 1 makes it negative. How many samples there are of a finding is not
+    claimed, since their weights are not known.
+
+    Args:
+        head: from `head_of`, of a gradient of any positive scale, after any number of steps.
+        samples: n >= 1 that are stated, of all local steps.
+    """
+    if head.bias_gradient is None:
+        return Labels.none(head.kernel.shape[1])
+    lowest = head.bias_rounding + _OF_FINDINGS * float(np.abs(head.bias_gradient).max())
+    present = (head.bias_gradient < -lowest).astype(int)
+    return Labels(present, present, samples, "samples may weigh differently in the loss", findings=True)
 
 
 def defended_labels(head: Head, samples: int, defense: Defense | None) -> Labels:

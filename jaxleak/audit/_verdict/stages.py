@@ -141,7 +141,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
 
 def _without_loss(case: Case) -> Iterator[Answer | str]:
     """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
-    yield "The loss is stated to be no cross-entropy. What is tried needs neither the loss nor the labels."
+    yield "The loss is not stated to be the cross-entropy of classes. What is tried needs neither loss nor labels."
     if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):
         yield f"Closed forms of one exact gradient were not tried: {why}."
         return

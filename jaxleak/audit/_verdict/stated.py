@@ -15,8 +15,8 @@ from jaxleak.protocols import ClientShare
 
 #: What a client states whose defense no attacker here knows.
 OTHER_DEFENSE = "other"
-#: What a client states whose loss is no cross-entropy.
-OTHER_LOSS = "other"
+#: What a client states whose loss is no cross-entropy, and one whose outputs have a binary cross-entropy each.
+OTHER_LOSS, BINARY_LOSS = "other", "binary_cross_entropy"
 
 
 def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
@@ -42,8 +42,11 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
         raise ValueError(
             "batch_size must be given (--batch-size): the update does not say how many samples are behind it"
         )
-    if known.loss not in (None, "cross_entropy", OTHER_LOSS):
-        raise ValueError(f"loss must be cross_entropy, or {OTHER_LOSS} for any other loss; got {known.loss!r}")
+    if known.loss not in (None, *capture.LOSSES):
+        raise ValueError(
+            f"loss must be cross_entropy, {BINARY_LOSS} (of several outputs), or {OTHER_LOSS} for any other loss; got "
+            f"{known.loss!r}"
+        )
     update = update._replace(facts=known)
     if known.kind != "gradient":
         per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays

@@ -14,13 +14,13 @@ from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
 from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
-from jaxleak.audit._checks.head import Head
-from jaxleak.audit._checks.labels import Labels, defended_labels, labels_of
+from jaxleak.audit._checks.head import Head, head_of
+from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
+    BINARY_LOSS,
     OTHER_DEFENSE,
-    OTHER_LOSS,
     is_defended,
     parts_of_a_sum,
     sent_update,
@@ -57,6 +57,8 @@ _RECOGNISED = (
     "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
     "attacker, who has no truth and no certificate for them."
 )
+#: Why no finding is claimed of a client with a defense.
+_NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.
 _NO_LABELS = "No label is claimed: the loss is stated to be no cross-entropy, and only of that do signs prove labels."
 
@@ -100,7 +102,8 @@ def update(
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. For
-            the loss "other", which is any but cross-entropy, what needs neither loss nor labels is tried. The
+            the losses "other", which is any but cross-entropy, and "binary_cross_entropy" of several outputs, what
+            needs neither loss nor labels is tried; of the latter, findings are claimed by signs. The
             defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
             `noise_multiplier`; "none"; or "other" for one that no attacker knows.
 
@@ -142,7 +145,8 @@ def update(
         cause = "weights were rounded to 16 bits before they were sent or saved"
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
         return _inconsistent([found], model, threat)
-    loss_known = known.loss != OTHER_LOSS
+    # A binary cross-entropy of one logit is the cross-entropy of two classes.
+    loss_known = known.loss in (None, "cross_entropy") or (known.loss == BINARY_LOSS and model.one_logit)
     watch = Stopwatch()
     shown("checks", 0, 1, "")
     findings, head = checked_update(
@@ -162,7 +166,11 @@ def update(
     said += _rounded_products()
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
-    labels = _labels(case, head)
+    if known.loss == BINARY_LOSS and not loss_known:
+        head = head_of(model, payload, variables, precision, share.batch_norm)
+        labels = _findings(case, head)
+    else:
+        labels = _labels(case, head)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)
@@ -193,6 +201,16 @@ def _labels(case: Case, head: Head | None) -> Labels:
     else:
         labels = labels_of(head, case.samples, local_steps=case.share.total_steps)
     return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
+
+
+def _findings(case: Case, head: Head | None) -> Labels:
+    """What the head's gradient proves of outputs that have a binary cross-entropy each."""
+    if head is None:
+        return Labels.none(case.share.model.num_classes)
+    if case.defended:
+        return Labels.none(case.share.model.num_classes)._replace(withheld=_NO_FINDINGS)
+    labels = findings_of(head, case.samples)
+    return labels._replace(stated=("momentum",) if case.share.momentum else ())
 
 
 def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:

@@ -311,6 +311,13 @@ def decide(
 
 def _proven(labels: Labels) -> str:
     count = int(labels.proven.sum())
+    if labels.findings:
+        which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
+        return (
+            f"{_SIGN} if every output has a binary cross-entropy whose targets are not smoothed, the head's gradient "
+            f"proves that the batch holds samples with {'finding' if count == 1 else 'findings'} {which}. How many of "
+            f"each is not claimed, since {labels.uncounted}."
+        )
     granted = _granted(labels.stated)
     granted = granted if labels.signed else f"{_SIGN} {granted[0].lower()}{granted[1:]}"
     if not labels.uncounted:
