@@ -191,7 +191,7 @@ def adam(*stored: dict[str, Any], path: Path) -> None:
 
 def any_loss(*stored: dict[str, Any], path: Path) -> None:
     """What four images leak to who knows neither the loss nor the labels, and to who knows both: runs of `ANY_LOSS`."""
-    _bars_of_runs(stored, ANY_LOSS, "Not to know the loss and the labels costs one to two dB", path)
+    _bars_of_runs(stored, ANY_LOSS, "An unknown loss costs one to two dB", path)
 
 
 def epochs(*stored: dict[str, Any], path: Path) -> None:
