@@ -115,7 +115,8 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
     monkeypatch.setattr(stages, "search", search)
     monkeypatch.setattr(stages, "_LATER", (10**9,))  # which no budget has
     audit.update(model, variables, gradient, batch_size=3, **facts)
-    assert asked[-1] == (f"{ANY_LOSS}_400", 3 * FINDINGS)
+    assert asked[-1][0] == f"{ANY_LOSS}_400"
+    assert asked[-1][1] >= 3 * FINDINGS
     first = [] if "loss" in facts else [("fedleak_400", 0)]
     assert asked[:-1] == first
 

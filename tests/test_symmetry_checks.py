@@ -179,8 +179,8 @@ def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_n
         ),
         "layout": ("the update's head/kernel is stored in another layout: transposed", "--update"),
         "decay": (
-            "the client's optimiser adds weight decay of 0.002",
-            f"--update minus 0.002 times the weights, or {DEFENSE_OTHER}",
+            "the client's optimiser adds weight decay of 0.002 to the gradient of the mean loss",
+            f"--update minus 0.002 times the weights (B times as much for a summed loss), or {DEFENSE_OTHER}",
         ),
     }
     assert (cause, option) == expected.get(mends, (cause, "--weights"))
@@ -216,7 +216,7 @@ def test_layers_that_only_the_optimizer_left_out_are_named_unless_the_weights_ar
 @pytest.mark.parametrize(
     ("steps", "precision", "option"),
     [
-        (1, FULL, "--update minus 0.002 times the weights, or "),
+        (1, FULL, "--update minus 0.002 times the weights (B times as much for a summed loss), or "),
         (1, Precision(scale=10.0, of_weights=True), "--update plus 0.0002 times the weights before the step, or "),
         (2, FULL, ""),
     ],
@@ -229,4 +229,8 @@ def test_a_decay_is_taken_off_by_the_server_who_knows_the_weights(steps, precisi
 def test_the_number_that_is_named_takes_the_decay_off():
     variables, share, gradient = _small()
     found = _found(variables, share, jax.tree.map(lambda g, w: g + 1.23e-3 * w, gradient, variables["params"]))
-    assert (found.status, found.option) == ("failed", f"--update minus 0.00123 times the weights, or {DEFENSE_OTHER}")
+    summed = "(B times as much for a summed loss)"
+    assert (found.status, found.option) == (
+        "failed",
+        f"--update minus 0.00123 times the weights {summed}, or {DEFENSE_OTHER}",
+    )

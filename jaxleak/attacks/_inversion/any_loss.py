@@ -6,7 +6,8 @@ reduction enter through the d_b alone. The last dense layer z_b = W^T h_b + c ha
 dc = sum_b d_b. For candidate images, whose h_b follow, these are linear equations for the d_b. Their least-squares
 solution takes the place of the d_b, so that images are all that is searched: Golub and Pereyra, *The differentiation of
 pseudo-inverses and nonlinear least squares problems whose variables separate*, 1973. That an inversion then needs no
-loss and no labels is ours.
+loss and no labels is ours. It must be a loss of the outputs: one that also reads features or weights has a gradient of
+another form.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from jaxleak import _validate
-from jaxleak._base import Batch, BatchNormMode, Observation, PyTree, Share
+from jaxleak._base import Batch, BatchNormMode, Observation, PyTree, Share, TransformedShare
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
 from jaxleak.attacks._inversion.setup import Setup
@@ -141,6 +142,8 @@ def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:
         share: what the client ran.
         batch_size: B >= 1 images.
     """
+    if isinstance(share, TransformedShare):
+        return "it would leave out the defense, or whatever else changes what the client computes"
     if getattr(share, "total_steps", share.local_steps) * share.clients > 1:
         return "every step of every client has derivatives of its own, and the last layer's gradient is their sum"
     if not model.head:

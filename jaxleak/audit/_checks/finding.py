@@ -18,7 +18,7 @@ ADDED_UP = "gradients that were added up over several micro-batches without divi
 def only_clipped(norm: float | None = None) -> str:
     """The option of a client that clips its update and adds no noise; `norm` is that of the update, where known."""
     clip = "C" if norm is None else f"{norm:.4g}"
-    return f"--defense dp_update --clip {clip} --noise-multiplier 0 (clipping at the norm {clip})"
+    return f"--defense dp_update --clip {clip} --noise-multiplier 0 (clipping at a norm of {clip}, of a mean loss)"
 
 
 class Finding(NamedTuple):

@@ -131,7 +131,8 @@ def _cause(
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     decay = _weight_decay(laws, variables, payload)
     if decay is not None:
-        return f"the client's optimiser adds weight decay of {decay:.6g}", _without_decay(share, decay, precision)
+        cause = f"the client's optimiser adds weight decay of {decay:.6g} to the gradient of the mean loss"
+        return cause, _without_decay(share, decay, precision)
     return (
         "weights of another round (saved after the step, for example) or of another model, a layout of several layers, "
         "noise or another defense",
@@ -159,7 +160,7 @@ def _without_decay(share: ClientShare, decay: float, precision: Precision) -> st
         return DEFENSE_OTHER
     if precision.of_weights:
         return f"--update plus {decay / precision.scale:.6g} times the weights before the step, or {DEFENSE_OTHER}"
-    return f"--update minus {decay:.6g} times the weights, or {DEFENSE_OTHER}"
+    return f"--update minus {decay:.6g} times the weights (B times as much for a summed loss), or {DEFENSE_OTHER}"
 
 
 def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | None:

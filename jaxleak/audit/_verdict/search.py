@@ -81,6 +81,11 @@ def _misfits(by: Received, seen: Observation, x: jax.Array, y: jax.Array) -> jax
     return jnp.stack([misfit(explained, own), objectives.cosine(explained, own)])
 
 
+def misfit_of(case: Case, x: np.ndarray, y: np.ndarray) -> float:
+    """The relative misfit of images x (B, H, W, channels) and labels y (B,)."""
+    return float(_misfits(case.received, case.observation, jnp.asarray(x), jnp.asarray(y))[0])
+
+
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
     """An answer with its misfit: x (B, H, W, channels), kept in [0, 1], and labels y (B,)."""
     return graded_inputs(case, name, np.clip(np.asarray(x), 0, 1), y, **fields)

@@ -12,7 +12,7 @@ from jaxleak import attacks, objectives
 from jaxleak._base import Attack, Batch, Observation, Share
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import adaptive, presets
-from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss, why_not_any_loss
+from jaxleak.attacks._inversion.any_loss import why_not_any_loss
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.attacks.client_updates import MATCHED_BELOW
@@ -38,6 +38,7 @@ from jaxleak.audit._verdict.verdict import (
     best_of,
     called,
 )
+from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
@@ -157,7 +158,8 @@ def _without_loss(case: Case) -> Iterator[Answer | str]:
         yield solved
         return
     if peeled.layer in case.share.model.head_names and not _why_not_any_loss(case):
-        return  # below the last layer there is no less to search than with it
+        yield "Peeling was not tried: below the last dense layer it would know less than the search without the loss."
+        return
     # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
     below = case._replace(share=peeled.share, observation=peeled.observation)  # type: ignore[arg-type]
     given = _with_labels(peeled, np.zeros(1, np.int32))
@@ -185,16 +187,6 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
 
 def _why_not_any_loss(case: Case) -> str:
     return why_not_any_loss(case.share.model, case.share, case.samples)
-
-
-def _under_any_loss(case: Case) -> Case:
-    """The case in which an answer explains the update if some loss and some labels make it do so."""
-    model = case.share.model
-    return case._replace(
-        share=AnyLossShare(model, case.share.batch_norm),  # type: ignore[arg-type]
-        observation=seen_by_any_loss(model, case.observation),
-        unknowns=case.samples * model.num_classes,
-    )
 
 
 def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
@@ -287,6 +279,14 @@ def _label_rule(case: Case) -> str:
     return "calibrated" if head.bias is not None else "corrected_counts"
 
 
+def _has_activations(case: Case) -> bool:
+    """Whether the network has a non-linearity; the penalty on their outputs has no meaning elsewhere."""
+    model = case.share.model
+    x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
+    out = jax.eval_shape(lambda v, x: model.apply(v, x, mode=case.share.batch_norm), case.observation.params, x)
+    return bool(jax.tree.leaves(out.activations))
+
+
 def _by_their_knowledge(case: Case) -> tuple[str, ...]:
     """The attackers: who knows the loss and the defense, as far as they are stated, and who ignores one of them."""
     if case.defense is None:
@@ -298,9 +298,12 @@ def _by_their_knowledge(case: Case) -> tuple[str, ...]:
 
 def _known(case: Case, name: str, iterations: int) -> tuple[Share, attacks.Settings]:
     """FedLeak with the homotopy, by an attacker who knows the defense, who ignores it, or who knows no loss."""
+    model, preset = case.share.model, presets.any_loss if name == ANY_LOSS else presets.fedleak
+    settings = preset(iterations)
+    if not _has_activations(case):
+        settings = settings.weighing(activation=0.0)
     if name == ANY_LOSS:
-        return case.share, presets.any_loss(iterations)
-    model, settings = case.share.model, presets.fedleak(iterations)
+        return case.share, settings
     settings = settings._replace(labels=_label_rule(case))
     if name == "fedleak" or case.defense is None:
         return case.share, settings
@@ -321,7 +324,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         briefly: whether the short searches are all.
     """
     if case.defended and case.defense is None:
-        yield "No attack that knows the defense was tried, since none is stated; FedLeak attacks the update as it is."
+        yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
 
     def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
@@ -329,8 +332,11 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             return stored, stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
         attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
-        compared_as = _under_any_loss(case) if name == ANY_LOSS else case
+        compared_as = under_any_loss(case) if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
+        if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
+            dimmer = dimmer_images(compared_as, answer)
+            answer = answer._replace(undetermined=answer.undetermined | dimmer)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
         return answer, pace

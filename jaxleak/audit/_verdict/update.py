@@ -34,6 +34,7 @@ from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,
+    ANY_LOSS,
     PEELED_ALONE,
     Answer,
     Outcome,
@@ -56,6 +57,11 @@ from jaxleak.protocols import ClientShare
 _RECOGNISED = (
     "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
     "attacker, who has no truth and no certificate for them."
+)
+#: Where a search without the loss ends without an explanation of the update.
+_MORE_THAN_OUTPUTS = (
+    "The search without the loss does not explain the update. More time may help. If the loss reads more than the "
+    "network's outputs, such as features or weights, no attack here applies."
 )
 #: Why no finding is claimed of a client with a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
@@ -178,8 +184,14 @@ def update(
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
-    # What needs neither loss nor label is for one sample alone: where it shows nothing, more remains to be tried.
-    ended = any(answer.finished for answer in answers if loss_known or answer.attack not in (ALONE, PEELED_ALONE))
+    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
+    # explains it: a loss may read more than the outputs, such as features or weights.
+    ended = any(
+        answer.finished for answer in answers
+        if loss_known or (answer.matched and answer.attack not in (ALONE, PEELED_ALONE))
+    )  # fmt: skip
+    if not loss_known and not ended and any(answer.attack.startswith(ANY_LOSS) for answer in answers):
+        said.append(_MORE_THAN_OUTPUTS)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
     numbers, ordered = _numbers(outcome, labels, best, checked)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:

@@ -38,6 +38,8 @@ PEELED_ALONE = "peeling_alone"
 PEELED = "peeling"
 #: Name of the search that needs no label and no loss.
 ANY_LOSS = "any_loss"
+#: How many times as large the misfit of such a search counts.
+_FITTED = 2.0
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
@@ -126,8 +128,8 @@ class Verdict(NamedTuple):
     """The answer of an audit.
 
     Attributes:
-        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack, or none knows the loss) or
-            "inputs inconsistent".
+        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack, or none applies without
+            the loss) or "inputs inconsistent".
         reasons: sentences.
         findings: what the checks found.
         answers: what the attacks found, in the order in which they ran.
@@ -166,9 +168,16 @@ class Verdict(NamedTuple):
 
 
 def best_of(answers: list[Answer]) -> Answer | None:
-    """The answer with certified images first, then the one with the least misfit; nothing here knows the truth."""
+    """The answer with certified images first, then the one with the least misfit; nothing here knows the truth.
+
+    The misfit of a search without the loss counts twice, since some numbers were fitted to the update that it compares.
+    """
     finite = [answer for answer in answers if np.isfinite(answer.misfit)]
-    return min(finite, key=lambda answer: (-int(answer.shown.sum()), answer.misfit)) if finite else None
+
+    def counted(answer: Answer) -> float:
+        return answer.misfit * (_FITTED if answer.attack.startswith(ANY_LOSS) else 1.0)
+
+    return min(finite, key=lambda answer: (-int(answer.shown.sum()), counted(answer))) if finite else None
 
 
 def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried: bool = True) -> list[Finding]:

@@ -54,7 +54,9 @@ def check(case: Case) -> None:
         if not first <= last:
             raise ValueError(f"homotopy must not fall, got {first} to {last}")
     if case.attack not in CLOSED_FORM:
-        resolved(case)
+        compared = resolved(case).settings.compare
+        if case.adaptive and isinstance(compared, client_updates.AnyLoss):
+            raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     elif case.images != 1 or case.total_steps != 1:
         behind = f"{case.images} images" if case.images > 1 else f"{case.total_steps} steps"
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {behind}")

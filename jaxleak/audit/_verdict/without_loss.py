@@ -1,0 +1,77 @@
+"""What a search without the loss leaves open, which a certificate must know."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss
+from jaxleak.audit._verdict.search import Case, misfit_of
+from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.models import Classifier
+from jaxleak.models._classifier import BatchNormMode
+
+#: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
+#: among many by as little as a search leaves.
+_DIMMED = 0.5
+#: How many times as large as the answer's the misfit may be of one that explains the update as well, and up to which
+#: misfit it does so in any case.
+_AS_WELL, _IN_ANY_CASE = 2.0, 0.01
+
+
+@functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
+def _share(model: Classifier, batch_norm: BatchNormMode) -> AnyLossShare:
+    return AnyLossShare(model, batch_norm)
+
+
+def under_any_loss(case: Case) -> Case:
+    """The case in which an answer explains the update if some loss and some labels make it do so."""
+    model = case.share.model
+    return case._replace(
+        share=_share(model, case.share.batch_norm),  # type: ignore[arg-type]
+        observation=seen_by_any_loss(model, case.observation),
+        unknowns=case.samples * model.num_classes + dependent(case),
+    )
+
+
+def dependent(case: Case) -> int:
+    """How many numbers of the layers' gradients follow from the others, whatever the images are.
+
+    The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
+    bias is one more input, which is always 1, and inputs or outputs that are dead do not count. With a known loss the
+    rest tells of labels and weights. Without it, mixtures of images have the same gradient of a layer as the images.
+    """
+    model, seen = case.share.model, case.observation
+    x = jax.ShapeDtypeStruct((case.samples, *model.image_shape), jnp.float32)
+    rows = jax.eval_shape(lambda v, x: model.rows(v, x, mode=case.share.batch_norm), seen.params, x)
+    leaves, total = named_leaves(seen.payload), 0
+    for name, read in rows.items():
+        if name in leaves:
+            matrix = np.asarray(model.matrix(name, leaves[name])) != 0
+            inputs, outputs = int(matrix.any(axis=1).sum()), int(matrix.any(axis=0).sum())
+            inputs += model.bias_of(name) in leaves
+            rank = min(read.shape[0], inputs, outputs)
+            total += inputs * outputs - rank * (inputs + outputs - rank)
+    return total
+
+
+def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
+    """(B,) bool: images of half the brightness whose update is explained as well.
+
+    In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient.
+
+    Args:
+        case: from `under_any_loss`.
+        answer: what a search found there.
+    """
+    found = np.zeros(len(answer.x), bool)
+    if case.share.model.mixes_images(case.share.batch_norm):
+        return found  # statistics of the batch hide the brightness from who knows the loss as well
+    least = max(_AS_WELL * answer.misfit, _IN_ANY_CASE)
+    for place in range(len(found)):
+        x = answer.x.copy()
+        x[place] *= _DIMMED
+        found[place] = misfit_of(case, x, answer.y) <= least
+    return found

@@ -1,0 +1,92 @@
+"""What a search without the loss leaves open: mixtures of images, and their brightness."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_updates import answer_of, case_of
+
+from jaxleak import Observation, audit, models, protocols
+from jaxleak._tree import named_leaves
+from jaxleak.audit._verdict import without_loss
+from jaxleak.audit._verdict.without_loss import dependent, dimmer_images, under_any_loss
+
+OUTPUTS, SIDE = 6, 8
+
+
+def network(biases):
+    """Two dense layers behind a ReLU, the head of which has a bias or not, like the first one."""
+    start = {"a": jax.random.normal(jax.random.key(0), (SIDE * SIDE, 20)) / SIDE}
+    start["b"] = jax.random.normal(jax.random.key(1), (20, OUTPUTS)) / 5
+    if biases:
+        start |= {"a0": jnp.full(20, 0.1), "b0": jnp.zeros(OUTPUTS)}
+
+    def apply(variables, x):
+        p = variables["params"]
+        h = jax.nn.relu(x.reshape(len(x), -1) @ p["a"] + p.get("a0", 0.0))
+        return h @ p["b"] + p.get("b0", 0.0)
+
+    return models.from_function(apply, {"params": start}, image_shape=(SIDE, SIDE, 1), num_classes=OUTPUTS)
+
+
+def linear():
+    start = {"w": jax.random.normal(jax.random.key(0), (SIDE * SIDE, OUTPUTS)) / SIDE, "c": jnp.zeros(OUTPUTS)}
+
+    def apply(variables, x):
+        return x.reshape(len(x), -1) @ variables["params"]["w"] + variables["params"]["c"]
+
+    return models.from_function(apply, {"params": start}, image_shape=(SIDE, SIDE, 1), num_classes=OUTPUTS)
+
+
+def sent(model, variables, images):
+    x = jax.random.uniform(jax.random.key(2), (images, *model.image_shape))
+    y = jax.random.bernoulli(jax.random.key(3), 0.5, (images, OUTPUTS)).astype(jnp.float32)
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, x, mode="train").logits
+        return optax.sigmoid_binary_cross_entropy(logits, y).mean()
+
+    return np.asarray(x), jax.grad(loss)(variables["params"])
+
+
+def case_without_loss(model, variables, images):
+    x, gradient = sent(model, variables, images)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    return x, case_of(protocols.ClientShare(model), seen)._replace(samples=images, loss_known=False)
+
+
+def test_a_layer_tells_no_more_than_its_rank():
+    """A matrix r x c of rank n has n (r + c - n) free numbers; r and c are those of inputs and units that are alive."""
+    model, variables = network(biases=True)
+    _, case = case_without_loss(model, variables, 2)
+    gradient = named_leaves(case.observation.payload)
+    alive = int(np.any(np.asarray(gradient["b"]) != 0, axis=1).sum())
+    sizes = ((SIDE * SIDE + 1, int(np.any(np.asarray(gradient["a"]) != 0, axis=0).sum())), (alive + 1, OUTPUTS))
+    assert dependent(case) == sum((r - 2) * (c - 2) for r, c in sizes)
+    assert under_any_loss(case).unknowns == 2 * OUTPUTS + dependent(case)
+
+
+def test_mixtures_behind_a_linear_network_are_not_certified():
+    """They have the same gradient as the images under another loss, and two starts may agree on them."""
+    model, variables = linear()
+    _, gradient = sent(model, variables, 2)
+    verdict = audit.update(model, variables, gradient, batch_size=2, loss="other", minutes=1.0)
+    assert verdict.answers
+    assert not any(answer.determined or answer.shown.any() for answer in verdict.answers)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_the_brightness_is_open_in_a_network_without_biases(biases):
+    model, variables = network(biases)
+    x, case = case_without_loss(model, variables, 2)
+    fitted = under_any_loss(case)
+    answer = answer_of()._replace(x=x, y=np.full(2, -1), misfit=1e-4)
+    assert dimmer_images(fitted, answer).tolist() == [not biases] * 2
+
+
+def test_one_program_serves_all_searches_without_the_loss():
+    model, variables = network(biases=True)
+    _, case = case_without_loss(model, variables, 2)
+    assert under_any_loss(case).share is under_any_loss(case).share
+    assert without_loss._share(model, "train") is not without_loss._share(model, "eval")
