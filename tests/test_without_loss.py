@@ -9,7 +9,9 @@ from small_updates import answer_of, case_of
 
 from jaxleak import Observation, audit, models, protocols
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import without_loss
+from jaxleak.audit._verdict.verdict import decide
 from jaxleak.audit._verdict.without_loss import dependent, dimmer_images, under_any_loss
 
 OUTPUTS, SIDE = 6, 8
@@ -83,6 +85,15 @@ def test_the_brightness_is_open_in_a_network_without_biases(biases):
     fitted = under_any_loss(case)
     answer = answer_of()._replace(x=x, y=np.full(2, -1), misfit=1e-4)
     assert dimmer_images(fitted, answer).tolist() == [not biases] * 2
+
+
+def test_images_whose_brightness_is_open_are_certified_but_for_it():
+    shown = answer_of(agreement=np.ones(2))._replace(undetermined=np.zeros(2, bool), dimmer=np.array([True, False]))
+    outcome, reasons = decide([], Labels.none(OUTPUTS), shown, [], [])
+    assert outcome == "leaks"
+    assert "update apart from dimmer copies of 1, whose brightness is not known, and" in reasons[0]
+    _, reasons = decide([], Labels.none(OUTPUTS), shown._replace(dimmer=np.zeros(2, bool)), [], [])
+    assert "dimmer" not in reasons[0]
 
 
 def test_one_program_serves_all_searches_without_the_loss():

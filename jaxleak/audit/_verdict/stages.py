@@ -335,8 +335,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         compared_as = under_any_loss(case) if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
-            dimmer = dimmer_images(compared_as, answer)
-            answer = answer._replace(undetermined=answer.undetermined | dimmer)
+            answer = answer._replace(dimmer=dimmer_images(compared_as, answer))
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
         return answer, pace

@@ -16,7 +16,7 @@ from jaxleak._lock import lock_folder
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.checkpoint import Checkpoints
 
-_ARRAYS = ("x", "y", "agreement", "undetermined")
+_ARRAYS = ("x", "y", "agreement", "undetermined", "dimmer")
 #: What a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
 _DAMAGED = (
     ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, MemoryError, NotImplementedError,

@@ -90,6 +90,7 @@ class Answer(NamedTuple):
     # they are too far from a gradient that is known between bounds alone.
     determined: bool = True
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
+    dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
     def matched(self) -> bool:
@@ -305,6 +306,8 @@ def decide(
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
         whose = _COMPARED.get(best.attack, "the answer's gradient")
+        if best.dimmer is not None and (best.dimmer & best.shown).any():
+            alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             "from the update."
