@@ -65,7 +65,7 @@ NAMES = {
         Claim Client MISTAKES
     """,
     "jaxleak.capture": """
-        as_update Facts fit flower_mod flower_strategy gradient_of KINDS load LOSSES named_arrays read_arrays
+        as_update Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays
         read_npz_array save Update
     """,
     "jaxleak.checkpoint": """

@@ -16,6 +16,7 @@ from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
+from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
@@ -172,11 +173,8 @@ def update(
     said += _rounded_products()
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
-    if known.loss == BINARY_LOSS and not loss_known:
-        head = head_of(model, payload, variables, precision, share.batch_norm)
-        labels = _findings(case, head)
-    else:
-        labels = _labels(case, head)
+    binary = known.loss == BINARY_LOSS and not loss_known
+    labels = _findings(case, precision) if binary else _labels(case, head)
     best = best_of(answers)
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(model.num_classes)
@@ -184,15 +182,7 @@ def update(
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
-    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
-    # explains it: a loss may read more than the outputs, such as features or weights.
-    ended = any(
-        answer.finished for answer in answers
-        if loss_known or (answer.matched and answer.attack not in (ALONE, PEELED_ALONE))
-    )  # fmt: skip
-    if not loss_known and not ended and any(answer.attack.startswith(ANY_LOSS) for answer in answers):
-        said.append(_MORE_THAN_OUTPUTS)
-    outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended)
+    outcome, reasons = decide(findings, labels, best, tried, said, attacked=_ended(answers, loss_known))
     numbers, ordered = _numbers(outcome, labels, best, checked)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
@@ -215,8 +205,21 @@ def _labels(case: Case, head: Head | None) -> Labels:
     return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
 
 
-def _findings(case: Case, head: Head | None) -> Labels:
+def _ended(answers: list[Answer], loss_known: bool) -> bool:
+    """Whether an attack that may say something of the update has come to its end."""
+    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
+    # explains it: a loss may read more than the outputs, such as features or weights.
+    return any(
+        answer.finished
+        for answer in answers
+        if loss_known or (answer.matched and answer.attack not in (ALONE, PEELED_ALONE))
+    )
+
+
+def _findings(case: Case, precision: Precision) -> Labels:
     """What the head's gradient proves of outputs that have a binary cross-entropy each."""
+    seen = case.observation
+    head = head_of(case.share.model, seen.payload, seen.params, precision, case.share.batch_norm)
     if head is None:
         return Labels.none(case.share.model.num_classes)
     if case.defended:
@@ -267,6 +270,9 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
                 raise SpentError
     except SpentError:
         said.append("The time was spent; a longer --minutes goes on from here.")
+    searched = any(answer.attack.startswith(ANY_LOSS) for answer in answers)
+    if searched and not case.loss_known and not _ended(answers, case.loss_known):
+        said.append(_MORE_THAN_OUTPUTS)
     case.store.note()
     return answers, said
 
