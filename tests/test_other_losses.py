@@ -8,7 +8,7 @@ import pytest
 from small_updates import answer_of
 
 from jaxleak import audit, metrics, models
-from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict import one_sample, stages, without_loss
 from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE
 
 FINDINGS = 5
@@ -124,12 +124,12 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
 @pytest.fixture
 def peeled(monkeypatch):
     """A network whose last layer no attack knows how to read, so that only what lies below a dense layer is left."""
-    monkeypatch.setattr(stages, "why_not_any_loss", lambda *_: "the network ends in no dense layer that is known")
+    monkeypatch.setattr(without_loss, "why_not_any_loss", lambda *_: "the network ends in no dense layer that is known")
 
 
 def test_an_update_is_not_called_safe_where_peeling_alone_was_tried(convolutional, peeled, monkeypatch):
     model, _, variables, gradient = convolutional
-    monkeypatch.setattr(stages, "_PEELED", 4)
+    monkeypatch.setattr(one_sample, "_PEELED", 4)
     verdict = audit.update(model, variables, gradient, batch_size=1, loss="other")
     assert [answer.attack for answer in verdict.answers] == [PEELED_ALONE]
     assert verdict.answers[0].finished
@@ -162,17 +162,17 @@ def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolution
     def off(tree, name):
         return {**tree, name: -tree[name]}
 
-    of_one_sample = stages._of_one_sample
+    of_one_sample = one_sample._of_one_sample
 
     def changed(given):
         peeled = of_one_sample(given)
         (below,) = (name for name in peeled.observation.payload if "kernel" in name)
-        payload = off(peeled.observation.payload, stages.CUT if part == "inputs" else below)
+        payload = off(peeled.observation.payload, one_sample.CUT if part == "inputs" else below)
         return peeled._replace(observation=peeled.observation._replace(payload=payload))
 
-    monkeypatch.setattr(stages, "search", search)
+    monkeypatch.setattr(one_sample, "search", search)
     right = audit.update(model, variables, gradient, batch_size=1, loss="other").best.cosine_distance
-    monkeypatch.setattr(stages, "_of_one_sample", changed)
+    monkeypatch.setattr(one_sample, "_of_one_sample", changed)
     wrong = audit.update(model, variables, gradient, batch_size=1, loss="other").best.cosine_distance
     assert right < 1e-5
     assert wrong > 1.0

@@ -9,7 +9,7 @@ import pytest
 from small_updates import answer_of, case_of
 
 from jaxleak import Observation, defenses, protocols
-from jaxleak.audit._verdict import search, stages
+from jaxleak.audit._verdict import one_sample, search, stages
 from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
@@ -189,7 +189,7 @@ class TestStages:
             seen.append("row space")
             yield "row space"
 
-        monkeypatch.setattr(stages, "_closed_forms", lambda case: iter(closed))
+        monkeypatch.setattr(one_sample, "_closed_forms", lambda case: iter(closed))
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
         share, known = SimpleNamespace(total_steps=1), {"loss_known": True}

@@ -1,53 +1,33 @@
 """The attacks of an audit in the order of their cost, and which of them apply."""
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxleak import attacks, objectives
-from jaxleak._base import Attack, Batch, Observation, Share
-from jaxleak._tree import named_leaves
+from jaxleak import attacks
+from jaxleak._base import Share
 from jaxleak.attacks import adaptive, presets
-from jaxleak.attacks._inversion.any_loss import why_not_any_loss
-from jaxleak.attacks._inversion.patch_embedding import patch_embedding
-from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.attacks.client_updates import MATCHED_BELOW
-from jaxleak.audit._checks.adam import of_one_size
-from jaxleak.audit._invert import invert
+from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
 from jaxleak.audit._verdict.search import (
     WITHIN_BOUNDS_BELOW,
     Case,
     distance_of_truth,
-    graded,
-    graded_inputs,
     search,
 )
-from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import (
     AGREE_ABOVE,
-    ALONE,
     ANY_LOSS,
-    OUTSIDE,
-    PEELED,
-    PEELED_ALONE,
     Answer,
     best_of,
     called,
 )
-from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss
+from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss, why_not
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
-_PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 _ROW_SPACE = 4250
-#: Relative misfit up to which a layer's gradient has the form that one sample gives.
-_ONE_SAMPLE_BELOW = 1e-3
-#: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
-_SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
@@ -58,14 +38,14 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
     """Answers, and sentences on what was not tried and why."""
     if not case.loss_known:
         certain = False
-        for found in _without_loss(case):
+        for found in whatever_the_loss(case):
             certain = certain or (isinstance(found, Answer) and bool(found.shown.all()))
             yield found
         if not certain:
             yield from _any_loss(case)
         return
     certain = exact = False
-    for found in _equations(case):
+    for found in equations(case):
         if isinstance(found, Answer) and found.shown.all():
             certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
         yield found
@@ -84,190 +64,14 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         yield from _short_of_bounds(case, searched)
 
 
-def _equations(case: Case) -> Iterator[Answer | str]:
-    """What equations give, as far as the update keeps them."""
-    if why := _not_of_one_sample(case):
-        yield f"Closed forms of one exact gradient were not tried: {why}."
-    elif not case.defended:
-        yield from _closed_forms(case)
-    elif case.defense is not None:
-        yield "Closed forms of one exact gradient were not tried: the client defends its update."
-    else:
-        found: list[Answer | str] = list(_inputs_alone(case))
-        yield from found or ["No closed form applies that needs neither the loss nor the label."]
-
-
-def _not_of_one_sample(case: Case) -> str:
-    """Why the update is not the gradient of one sample; nothing if it is."""
-    if case.samples > 1:
-        return f"{case.samples} samples are behind it"
-    return "the client took several steps" if case.share.total_steps > 1 else ""
-
-
-def _closed_forms(case: Case) -> Iterator[Answer | str]:
-    model, seen, watch = case.share.model, case.observation, Stopwatch()
-    if not model.head:
-        yield "Closed forms of one exact gradient were not tried: they read the label off a dense layer at the end."
-        yield from _inputs_alone(case)
-        return
-    try:
-        attack = patch_embedding(model)
-    except ValueError:
-        pass  # no vision transformer of this kind
-    else:
-        found, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
-        if found.gradient_matched is not None and found.gradient_matched.all():  # the equations of one image hold
-            image, label, solved = np.asarray(found.x[:, 0]), np.asarray(found.y), bool(found.answered.all())
-            yield graded(case, "patch_embedding", image, label, solved=solved, **watch.spent)
-        if found.answered.all():
-            return
-    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
-    if peeled is None:
-        yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
-        return
-    y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
-    x = affine_solution(peeled)
-    if x is not None:
-        yield graded_inputs(case, "dense_inputs", _without_rounding(x), y, solved=True, **watch.spent)
-        return
-    stored = case.store.answer(PEELED)
-    answer = stored or search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]
-    if answer is None:
-        yield "Peeling was not tried: the time was spent."
-        return
-    if answer.finished:
-        case.store.keep(PEELED, answer)
-    yield answer
-
-
-def _without_loss(case: Case) -> Iterator[Answer | str]:
-    """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
-    yield "The loss is not stated to be the cross-entropy of classes. What is tried needs neither loss nor labels."
-    if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):
-        yield f"Closed forms of one exact gradient were not tried: {why}."
-        return
-    peeled = _of_one_sample(case)
-    if peeled is None:
-        yield (
-            "Dense layers were not peeled off: none has a bias, lets the image pass through it alone, and has a "
-            "gradient of the form that one sample gives."
-        )
-        return
-    solved = _affine(case, peeled)
-    if solved is not None:
-        yield solved
-        return
-    if peeled.layer in case.share.model.head_names and not _why_not_any_loss(case):
-        yield "Peeling was not tried: below the last dense layer it would know less than the search without the loss."
-        return
-    # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
-    below = case._replace(share=peeled.share, observation=peeled.observation)  # type: ignore[arg-type]
-    given = _with_labels(peeled, np.zeros(1, np.int32))
-    answer = case.store.answer(PEELED_ALONE)
-    if answer is None:
-        answer = search(below, PEELED_ALONE, _peeling(peeled), given, y=np.full(1, -1, np.int32))[0]
-        if answer is None:
-            yield "Peeling was not tried: the time was spent."
-            return
-        answer = answer._replace(cosine_distance=_furthest_part(peeled, answer.x))
-    if answer.finished:
-        case.store.keep(PEELED_ALONE, answer)
-    yield answer
-
-
 def _any_loss(case: Case) -> Iterator[Answer | str]:
     """The search for images whose gradient the update is under whatever loss and labels fit the last layer best."""
     if case.defense is not None:
         yield f"{called(ANY_LOSS)} was not tried: the client defends its update."
-    elif why := _why_not_any_loss(case):
+    elif why := why_not(case):
         yield f"{called(ANY_LOSS)} was not tried: {why}."
     else:
         yield from _gradient_matching(case, (ANY_LOSS,))
-
-
-def _why_not_any_loss(case: Case) -> str:
-    return why_not_any_loss(case.share.model, case.share, case.samples)
-
-
-def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
-    """The larger of two cosine distances: of the layer's inputs, and of the gradient below, which is the shorter one.
-
-    In the distance of both together the inputs outweigh the gradient, and alone they do not determine an image.
-    """
-    seen = peeled.observation
-    own = jax.jit(peeled.share)(seen.params, Batch(jnp.asarray(x)[:, None], jnp.zeros(1, jnp.int32), jnp.arange(1)))
-    parts: list[tuple[str, ...]] = [(CUT,), tuple(name for name in own if name != CUT)]
-    return max(
-        float(objectives.cosine({name: seen.payload[name] for name in part}, {name: own[name] for name in part}))
-        for part in parts
-        if part
-    )
-
-
-def _inputs_alone(case: Case) -> Iterator[Answer]:
-    """The image from the first dense layer's gradient alone, which has the same form for every loss and label.
-
-    A client with a loss of its own, or that changed the gradients of other layers, hides nothing by that.
-    """
-    peeled = _of_one_sample(case)
-    solved = None if peeled is None else _affine(case, peeled)
-    if solved is not None:
-        yield solved
-
-
-def _of_one_sample(case: Case) -> Peeled | None:
-    """The network below the first dense layer with a bias, if its gradient has the form that one sample gives."""
-    model, seen = case.share.model, case.observation
-    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
-    if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
-        return None
-    matrix = model.matrix(peeled.layer, named_leaves(seen.payload)[peeled.layer])
-    # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs. So
-    # has a step of Adam, whose entries differ a little.
-    if matrix.shape[1] > 1 and of_one_size(np.asarray(matrix), near=_SIGNS_NEAR, at_least=1) >= _SIGNS_ABOVE:
-        return None
-    return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < _ONE_SAMPLE_BELOW else None
-
-
-def _affine(case: Case, peeled: Peeled) -> Answer | None:
-    """The image whose inputs of the layer these are, where nothing but an affine map comes before it."""
-    watch = Stopwatch()
-    x = affine_solution(peeled)
-    if x is None:
-        return None
-    misfit = misfit_of_one_sample(case.share.model, case.observation.payload, peeled.layer)
-    # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
-    distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
-    spent: dict[str, Any] = watch.spent
-    return Answer(ALONE, _without_rounding(x), np.full(1, -1), misfit, distance, solved=True, **spent)
-
-
-def _without_rounding(x: jax.Array) -> np.ndarray:
-    """An image (1, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in its own unit."""
-    image = np.asarray(x)[None]
-    return np.clip(image, 0, 1) if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else image
-
-
-def _head_bias_gradient(case: Case) -> jax.Array:
-    """The entry of the label is the only negative one; without a bias the column sums of the kernel say the same."""
-    head = case.share.model.head_of(case.observation.payload, gradient=True)
-    return head.kernel.sum(axis=0) if head.bias is None else head.bias
-
-
-def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:
-    return peeled.observation._replace(labels=jnp.asarray(y))
-
-
-def _peeling(peeled: Peeled) -> Attack:
-    settings = (
-        presets.fedleak(_PEELED)
-        ._replace(
-            labels="given",  # the product with dL/dh has no label in it
-            smoothing=attacks.client_updates.smoothing(1.0, _PEELED_SHARPNESS) if peeled.model.has_kinks else None,
-        )
-        .weighing(activation=0.0, tv=_PEELED_TV)
-    )
-    return attacks.inversion(peeled.model, peeled.share, settings, batch_size=1)
 
 
 def _label_rule(case: Case) -> str:
@@ -291,7 +95,7 @@ def _by_their_knowledge(case: Case) -> tuple[str, ...]:
     """The attackers: who knows the loss and the defense, as far as they are stated, and who ignores one of them."""
     if case.defense is None:
         # Whatever scales the update, or the gradients of single samples, is to the last one a part of the loss.
-        return ("fedleak", ANY_LOSS) if case.defended and not _why_not_any_loss(case) else ("fedleak",)
+        return ("fedleak", ANY_LOSS) if case.defended and not why_not(case) else ("fedleak",)
     # What a client of Adam uploads is no gradient, to whoever does not undo the step.
     return ("fedleak_informed",) if case.received.undone is not None else ("fedleak_informed", "fedleak")
 

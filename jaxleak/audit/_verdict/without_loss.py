@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._tree import named_leaves
-from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss
+from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.models import Classifier
@@ -24,6 +24,11 @@ _AS_WELL, _IN_ANY_CASE = 2.0, 0.01
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
 def _share(model: Classifier, batch_norm: BatchNormMode) -> AnyLossShare:
     return AnyLossShare(model, batch_norm)
+
+
+def why_not(case: Case) -> str:
+    """Why no search without the loss applies to the case; nothing if one does."""
+    return why_not_any_loss(case.share.model, case.share, case.samples)
 
 
 def under_any_loss(case: Case) -> Case:
