@@ -140,9 +140,7 @@ def exact_answer(monkeypatch, defense, *, poison):
     return [np.nan_to_num(np.asarray(leaf)) for leaf in jax.tree.leaves(found)]
 
 
-@pytest.mark.parametrize(
-    "defense", slow_but(("none", "fake-repaired", "fake-capped", "fake-paired"), ("none", "fake-repaired"))
-)
+@pytest.mark.parametrize("defense", slow_but(("none", "fake-repaired", "fake-capped", "fake-paired"), ("none",)))
 def test_the_exact_engine_answers_the_same_when_the_truth_is_poisoned(defense, monkeypatch):
     genuine = exact_answer(monkeypatch, defense, poison=False)
     same(genuine, exact_answer(monkeypatch, defense, poison=True))
