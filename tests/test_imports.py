@@ -34,6 +34,7 @@ FLOORS = {
             "_own_keys",
             "_precision",
             "_processes",
+            "_registry",
             "_steps",
             "_tree",
             "_validate",

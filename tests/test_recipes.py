@@ -16,8 +16,8 @@ import pytest
 
 import jaxleak
 from jaxleak._base import Reconstruction
+from jaxleak._registry import names_in
 from jaxleak.defenses.mechanisms import GaussianNoise
-from jaxleak.study.updates._names import names_in
 
 PACKAGE = Path(jaxleak.__file__).parent
 

@@ -9,8 +9,9 @@ from small_updates import answer_of, case_of
 
 from jaxleak import Observation, audit, models, protocols
 from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
-from jaxleak.audit._verdict import stages, without_loss
+from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.verdict import decide
 from jaxleak.audit._verdict.without_loss import dependent, dimmer_images, under_any_loss
 
@@ -101,4 +102,4 @@ def test_one_program_serves_all_searches_without_the_loss():
     model, variables = network(biases=True)
     _, case = case_without_loss(model, variables, 2)
     assert under_any_loss(case).share is under_any_loss(case).share
-    assert without_loss._share(model, "train") is not without_loss._share(model, "eval")
+    assert any_loss_share(model, "train") is not any_loss_share(model, "eval")

@@ -27,6 +27,11 @@ _AS_WELL, _IN_ANY_CASE = 2.0, 0.01
 _RETURNING = 0.25
 
 
+def explains_as_well(misfit: float, answer_misfit: float) -> bool:
+    """Whether other images explain an update as well as an answer: a misfit below 0.01, or at most twice its own."""
+    return misfit <= max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
+
+
 class Rival(NamedTuple):
     """Other images, found from an answer and noise, and how well both explain the update."""
 
@@ -39,7 +44,7 @@ class Rival(NamedTuple):
     @property
     def explains(self) -> bool:
         """Whether the rival's misfit is below 0.01, or at most twice that of the answer."""
-        return self.misfit <= max(_AS_WELL * self.answer_misfit, _IN_ANY_CASE)
+        return explains_as_well(self.misfit, self.answer_misfit)
 
     @property
     def undetermined(self) -> np.ndarray:

@@ -1,6 +1,5 @@
 """What is known of how a client computed its update."""
 
-import ast
 import dataclasses
 import functools
 import json
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from jaxleak import _validate
+from jaxleak._registry import names_in
 
 #: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
 #: after the local steps.
@@ -101,11 +101,7 @@ class Facts:
                 "that was changed after it was computed, such as by weight decay)"
             )
         stated = Facts(**facts)
-        if stated.loss not in (None, *LOSSES):
-            raise ValueError(
-                "loss must be cross_entropy, binary_cross_entropy (of several outputs), or other for any other loss; "
-                f"got {stated.loss!r}"
-            )
+        check_loss(stated.loss)
         if stated.defense not in (None, "none", "other", *_defenses()):
             raise ValueError(
                 f"defense must be one that an attacker can know ({', '.join(_defenses())}), none, or other for any "
@@ -133,14 +129,16 @@ class Facts:
         return Facts(**given)
 
 
+def check_loss(name: str | None) -> None:
+    """Raise `ValueError` unless a loss is one of `LOSSES`, or None where it is not known."""
+    if name not in (None, *LOSSES):
+        raise ValueError(
+            "loss must be cross_entropy, binary_cross_entropy (of several outputs), or other for any other loss; got "
+            f"{name!r}"
+        )
+
+
 @functools.cache
 def _defenses() -> tuple[str, ...]:
-    """The keys of `jaxleak.defenses.CLIENT_DEFENSES`, off its source: a client of PyTorch has no need to import JAX."""
-    source = Path(__file__).parents[1] / "defenses/_client_defenses.py"
-    (registry,) = (
-        node.value
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CLIENT_DEFENSES"
-    )
-    assert isinstance(registry, ast.Dict)
-    return tuple(map(ast.literal_eval, filter(None, registry.keys)))
+    """The keys of `jaxleak.defenses.CLIENT_DEFENSES`; a client of PyTorch has no need to import JAX for them."""
+    return names_in(Path(__file__).parents[1] / "defenses/_client_defenses.py", "CLIENT_DEFENSES")

@@ -130,13 +130,15 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
 
+    fitted = under_any_loss(case) if ANY_LOSS in names else case
+
     def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
         attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
-        compared_as = under_any_loss(case) if name == ANY_LOSS else case
+        compared_as = fitted if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
             answer = answer._replace(dimmer=dimmer_images(compared_as, answer))

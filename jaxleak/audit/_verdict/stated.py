@@ -7,7 +7,7 @@ from typing import Any
 from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
-from jaxleak.capture._facts import LOSSES
+from jaxleak.capture._facts import check_loss
 from jaxleak.capture._names import matching
 from jaxleak.capture._update import per_weight
 from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
@@ -43,11 +43,7 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
         raise ValueError(
             "batch_size must be given (--batch-size): the update does not say how many samples are behind it"
         )
-    if known.loss not in (None, *LOSSES):
-        raise ValueError(
-            f"loss must be cross_entropy, {BINARY_LOSS} (of several outputs), or {OTHER_LOSS} for any other loss; got "
-            f"{known.loss!r}"
-        )
+    check_loss(known.loss)
     update = update._replace(facts=known)
     if known.kind != "gradient":
         per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays

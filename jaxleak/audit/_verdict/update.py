@@ -35,7 +35,6 @@ from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,
-    ANY_LOSS,
     PEELED_ALONE,
     Answer,
     Outcome,
@@ -270,8 +269,7 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
                 raise SpentError
     except SpentError:
         said.append("The time was spent; a longer --minutes goes on from here.")
-    searched = any(answer.attack.startswith(ANY_LOSS) for answer in answers)
-    if searched and not case.loss_known and not _ended(answers, case.loss_known):
+    if any(answer.fitted for answer in answers) and not case.loss_known and not _ended(answers, case.loss_known):
         said.append(_MORE_THAN_OUTPUTS)
     case.store.note()
     return answers, said

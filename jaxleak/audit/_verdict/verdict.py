@@ -93,6 +93,11 @@ class Answer(NamedTuple):
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
+    def fitted(self) -> bool:
+        """Whether numbers of an unknown loss were fitted to the update, so that a small misfit says less."""
+        return self.attack.startswith(ANY_LOSS)
+
+    @property
     def matched(self) -> bool:
         """Whether the answer's gradient is that of the update, without which nothing else about it counts."""
         return self.cosine_distance < MATCHED_BELOW
@@ -176,7 +181,7 @@ def best_of(answers: list[Answer]) -> Answer | None:
     finite = [answer for answer in answers if np.isfinite(answer.misfit)]
 
     def counted(answer: Answer) -> float:
-        return answer.misfit * (_FITTED if answer.attack.startswith(ANY_LOSS) else 1.0)
+        return answer.misfit * (_FITTED if answer.fitted else 1.0)
 
     return min(finite, key=lambda answer: (-int(answer.shown.sum()), counted(answer))) if finite else None
 

@@ -1,29 +1,18 @@
 """What a search without the loss leaves open, which a certificate must know."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._tree import named_leaves
-from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss, why_not_any_loss
+from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
+from jaxleak.audit._rival import explains_as_well
 from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.verdict import Answer
-from jaxleak.models import Classifier
-from jaxleak.models._classifier import BatchNormMode
 
 #: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
 #: among many by as little as a search leaves.
 _DIMMED = 0.5
-#: How many times as large as the answer's the misfit may be of one that explains the update as well, and up to which
-#: misfit it does so in any case.
-_AS_WELL, _IN_ANY_CASE = 2.0, 0.01
-
-
-@functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
-def _share(model: Classifier, batch_norm: BatchNormMode) -> AnyLossShare:
-    return AnyLossShare(model, batch_norm)
 
 
 def why_not(case: Case) -> str:
@@ -35,7 +24,7 @@ def under_any_loss(case: Case) -> Case:
     """The case in which an answer explains the update if some loss and some labels make it do so."""
     model = case.share.model
     return case._replace(
-        share=_share(model, case.share.batch_norm),  # type: ignore[arg-type]
+        share=any_loss_share(model, case.share.batch_norm),  # type: ignore[arg-type]
         observation=seen_by_any_loss(model, case.observation),
         unknowns=case.samples * model.num_classes + dependent(case),
     )
@@ -74,9 +63,8 @@ def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
     found = np.zeros(len(answer.x), bool)
     if case.share.model.mixes_images(case.share.batch_norm):
         return found  # statistics of the batch hide the brightness from who knows the loss as well
-    least = max(_AS_WELL * answer.misfit, _IN_ANY_CASE)
     for place in range(len(found)):
         x = answer.x.copy()
         x[place] *= _DIMMED
-        found[place] = misfit_of(case, x, answer.y) <= least
+        found[place] = explains_as_well(misfit_of(case, x, answer.y), answer.misfit)
     return found

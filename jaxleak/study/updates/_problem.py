@@ -14,7 +14,7 @@ from jaxleak import attacks, audit, defenses, metrics, models, objectives, proto
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
-from jaxleak.attacks._inversion.any_loss import AnyLossShare, seen_by_any_loss
+from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss
 from jaxleak.attacks._inversion.gradient_term import to_explain
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
@@ -259,8 +259,7 @@ def _explaining(case: Case, share: protocols.ClientShare, observation: Observati
         return share, observation
     if not isinstance(resolved(case).settings.compare, client_updates.AnyLoss):
         return None
-    model = share.model
-    return AnyLossShare(model, share.batch_norm), seen_by_any_loss(model, observation)
+    return any_loss_share(share.model, share.batch_norm), seen_by_any_loss(share.model, observation)
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
