@@ -42,7 +42,12 @@ def test_sensitivity_is_the_jacobian_of_the_last_layers_gradient():
 def test_label_rules_are_scored_where_they_apply():
     scores = diagnostics.label_rules(Case(model="mlp", data="digits", batch_size=16), 2, 0)
     assert scores.keys() == {*LABEL_RULES, "distinct"}
-    assert {name for name, value in scores.items() if np.isnan(value)} == {"single_label", "yin", "sum_rule"}
+    assert {name for name, value in scores.items() if np.isnan(value)} == {
+        "single_label",
+        "longest_column",
+        "yin",
+        "sum_rule",
+    }
     assert scores["calibrated"] >= scores["random"]
     assert 0 < scores["distinct"] <= 10 / 16
     with pytest.raises(ValueError, match="1797 samples, fewer than a batch of 1800"):
@@ -52,7 +57,11 @@ def test_label_rules_are_scored_where_they_apply():
 def test_label_rules_are_scored_among_classes_that_the_data_do_not_have():
     case = Case(model="mlp", data="digits", batch_size=16)
     scores = diagnostics.label_rules(case, 2, 0, drawn_classes=100)
-    assert {name for name, value in scores.items() if np.isnan(value)} == {"single_label", "counting_rule"}
+    assert {name for name, value in scores.items() if np.isnan(value)} == {
+        "single_label",
+        "longest_column",
+        "counting_rule",
+    }
     assert 10 / 16 < scores["distinct"] < 1  # more labels than digits have, and a repeat
     assert scores["bias_rule"] > 0.9 > scores["random"]
 

@@ -46,6 +46,23 @@ def test_one_label_is_found_by_every_rule(rule):
         assert _infer(rule, _head([label], seed=label), 1).tolist() == [label]
 
 
+@pytest.mark.parametrize("label", range(3))
+def test_one_label_is_found_without_a_bias_whatever_sign_the_features_have(label):
+    """As behind a layer normalisation. The column sums have the other sign there, and name another class."""
+    slope, *rest = _head([label], classes=3)
+    sums = (-slope).sum(axis=0)
+    assert int(jnp.argmin(sums)) != label
+    assert rules.infer_labels("longest_column", -slope, None, 1).tolist() == [label]
+    assert rules.rule_of_one_sample(None) == "longest_column"
+    assert rules.rule_of_one_sample(rest[0]) == "bias_rule"
+
+
+def test_of_two_classes_the_longer_column_says_nothing():
+    slope = _head([1], classes=2)[0]
+    assert rules.infer_labels("longest_column", slope, None, 1).tolist() == [1]
+    assert rules.infer_labels("longest_column", -slope, None, 1).tolist() == [0]  # features >= 0 are assumed
+
+
 @pytest.mark.parametrize("rule", ["yin", "sum_rule", "fedleak", "corrected_counts", "bias_rule", "calibrated"])
 def test_distinct_labels_are_found(rule):
     assert _infer(rule, _head(DISTINCT), 3).tolist() == sorted(DISTINCT)
@@ -169,7 +186,7 @@ def test_nearest_counts_are_optimal():
 
 @pytest.mark.parametrize("rule", sorted(rules.LABEL_RULES))
 def test_shape_dtype_order_and_jit(rule):
-    batch_size = {"single_label": 1, "counting_rule": 9}.get(rule, 5)
+    batch_size = {"single_label": 1, "longest_column": 1, "counting_rule": 9}.get(rule, 5)
     head = _head(REPEATS)
     labels = jax.jit(_infer, static_argnums=(0, 2))(rule, head, batch_size)
     assert labels.shape == (batch_size,)
@@ -202,10 +219,11 @@ def test_random_labels_follow_the_key():
 
 def test_bad_requests():
     head = _head(DISTINCT)
-    with pytest.raises(ValueError, match=r"rule must be one of single_label, yin, .* got 'guess'"):
+    with pytest.raises(ValueError, match=r"rule must be one of single_label, longest_column, yin, .* got 'guess'"):
         _infer("guess", head, 2)
-    with pytest.raises(ValueError, match="one sample, got batch_size 2"):
-        _infer("single_label", head, 2)
+    for rule in ("single_label", "longest_column"):
+        with pytest.raises(ValueError, match="one sample, got batch_size 2"):
+            _infer(rule, head, 2)
     for rule in ("yin", "sum_rule"):
         with pytest.raises(ValueError, match="batch_size 8 is more than 7 classes"):
             _infer(rule, head, 8)

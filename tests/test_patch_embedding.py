@@ -96,7 +96,10 @@ def smooth_image(side):
 
 
 def foreign(width, side):
-    """A transformer of one block as others write it: width first, a position embedding of that layout, tokens last."""
+    """A transformer of one block as others write it: width first, a position embedding of that layout, tokens last.
+
+    Its head has no bias and reads normalised features, whose sum is zero.
+    """
     keys = iter(jax.random.split(jax.random.key(0), 8))
 
     def draw(*shape):
@@ -105,7 +108,7 @@ def foreign(width, side):
     params = {
         "stem": draw(width, 1, 2, 2), "where": draw(1, width, (side // 2) ** 2 + 1), "summary": draw(1, width, 1),
         "query": draw(width, width) / 5, "key": draw(width, width) / 5, "value": draw(width, width),
-        "out.weight": draw(CLASSES, width), "out.bias": draw(CLASSES),
+        "out.weight": draw(CLASSES, width),
     }  # fmt: skip
 
     def normalised(z):
@@ -122,7 +125,7 @@ def foreign(width, side):
         n = normalised(z)
         q, k, v = (jnp.einsum("ij,bjt->bit", p[name], n) for name in ("query", "key", "value"))
         z = z + jnp.einsum("bit,bst->bis", v, jax.nn.softmax(jnp.einsum("bit,bis->bts", k, q).swapaxes(1, 2)))
-        return normalised(z)[:, :, -1] @ p["out.weight"].T + p["out.bias"]
+        return normalised(z)[:, :, -1] @ p["out.weight"].T
 
     return models.from_function(network, {"params": params}, image_shape=(side, side, 1), num_classes=CLASSES)
 

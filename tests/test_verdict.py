@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_updates import pictures, sent_by
 
-from jaxleak import Batch, Observation, audit, capture, defenses, metrics, models, protocols
+from jaxleak import Batch, audit, capture, defenses, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._verdict.update import _told
@@ -47,22 +47,6 @@ def test_a_file_with_weights_after_a_step_is_an_update(perceptron, tmp_path):
         audit.update(model, variables, gradient, batch_size=1, reductions="sum")
     with pytest.raises(ValueError, match="truth must hold images of shape"):
         audit.update(model, variables, gradient, batch_size=1, truth=(np.zeros((1, 5, 5, 1)), None))
-
-
-@pytest.mark.slow
-def test_peeling_leaves_an_update_of_the_layers_below():
-    from jaxleak.attacks._inversion.peeling import CUT, peel
-
-    model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 2))
-    variables, batch, gradient = sent_by(model)
-    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
-    peeled = peel(model, seen, batch_norm="train", key=jax.random.key(2))
-    simulated = peeled.share(peeled.observation.params, batch)
-    features = model.apply(variables, batch.x[:, 0]).features[0]
-    np.testing.assert_allclose(peeled.observation.payload[CUT], features, rtol=1e-4, atol=1e-6)
-    for name, leaf in peeled.observation.payload.items():
-        np.testing.assert_allclose(simulated[name], leaf, rtol=1e-3, atol=1e-4 * float(jnp.abs(leaf).max()))
-    assert metrics.psnr(features[None], peeled.observation.payload[CUT][None])[0] > 60
 
 
 def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():

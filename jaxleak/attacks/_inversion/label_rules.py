@@ -50,6 +50,22 @@ def single_label(head: HeadGradient, batch_size: int) -> jax.Array:
     return _smallest(head.kernel_gradient.sum(axis=0), 1)
 
 
+def longest_column(head: HeadGradient, batch_size: int) -> jax.Array:
+    """The label of one sample without a bias, whatever sign its features have: the class with the longest column.
+
+    The columns are `f (p_c - [y = c])` and sum to zero, so that the label's is as long as all others together. With two
+    classes both are equally long, and the rule is `single_label`, which needs features >= 0. Ours.
+
+    Raises:
+        ValueError: if the batch size is not 1.
+    """
+    if batch_size != 1:
+        raise ValueError(f"longest_column infers the label of one sample, got batch_size {batch_size}")
+    if head.kernel_gradient.shape[1] == 2:
+        return single_label(head, batch_size)
+    return _smallest(-jnp.linalg.norm(head.kernel_gradient, axis=0), 1)
+
+
 def yin(head: HeadGradient, batch_size: int) -> jax.Array:
     """The B classes whose smallest entry over the features is lowest (Yin et al., *See through gradients*, 2021).
 
@@ -176,6 +192,7 @@ def random(head: HeadGradient, batch_size: int) -> jax.Array:
 
 LABEL_RULES: Mapping[str, LabelRule] = {
     "single_label": single_label,
+    "longest_column": longest_column,
     "yin": yin,
     "sum_rule": sum_rule,
     "counting_rule": counting_rule,
@@ -227,6 +244,11 @@ def infer_labels(
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must have shape {shape} to fit kernel_gradient, got {array.shape}")
     return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), batch_size)
+
+
+def rule_of_one_sample(bias_gradient: jax.Array | None) -> str:
+    """The name of the rule that is exact for the gradient of a single sample, by a head with a bias or without one."""
+    return "longest_column" if bias_gradient is None else "bias_rule"
 
 
 def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._tree import named_leaves
-from jaxleak.attacks._inversion.label_rules import infer_labels
+from jaxleak.attacks._inversion.label_rules import infer_labels, rule_of_one_sample
 from jaxleak.attacks._inversion.rows import sizes_of_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
@@ -68,7 +68,8 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
     that it has no answer (`answered`) when the equations disagree (`gradient_matched`), as those of several local steps
     or of noisy updates do, when the solution is no image in [0, 1], or when they leave more than a twentieth of the
     directions open, as with many more tokens than the width. What they leave open is filled by the smoothest image. The
-    label is that of the rule "bias_rule", which is exact here.
+    label is that of the rule "bias_rule", or of "longest_column" where the head has no bias. Both are exact here, the
+    latter from three classes on.
 
     Args:
         model: any network that reads patches which do not overlap by one linear layer, and adds a learned position
@@ -116,7 +117,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
 
     def reconstruct(state: PatchEmbeddingState, observation: Observation) -> Reconstruction:
         head = model.head_of(observation.payload, gradient=True)
-        y = infer_labels("bias_rule", head.kernel, head.bias, 1)
+        y = infer_labels(rule_of_one_sample(head.bias), head.kernel, head.bias, 1)
         matched = state.misfit < CONSISTENT_BELOW
         answered = matched & (state.fixed >= FIXED_ABOVE) & (state.outside < OUTSIDE_BELOW)
         return Reconstruction(state.x[None, None], y, state.misfit[None], answered[None], matched[None])

@@ -90,11 +90,13 @@ def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMo
         key: random key of the image on which the cut is tried.
 
     Returns:
-        None where no dense layer has a bias, or where none is a cut: more than its inputs reach the layers above.
+        None where no dense layer has a bias whose gradient has an entry other than zero, or where none is a cut: what
+        the layers below it compute reaches the layers above past its inputs.
     """
     variables, payload = observation.params, observation.payload
+    gradients = named_leaves(payload)
     for layer in _dense_layers(model, variables, batch_norm):
-        if model.bias_of(layer) not in named_leaves(payload):
+        if model.bias_of(layer) not in gradients or not jnp.any(_bias(model, gradients, layer)):
             continue
         below = _below(model, variables, layer, batch_norm, key)
         if below is not None:
@@ -135,7 +137,10 @@ def _cut(
 def _below(
     model: Classifier, variables: PyTree, layer: str, mode: BatchNormMode, key: jax.Array
 ) -> tuple[str, ...] | None:
-    """The leaves that the layer's inputs depend on, if the image reaches the loss through these inputs only."""
+    """The leaves that the layer's inputs depend on, if these reach the loss through the layer's inputs only.
+
+    A branch beside the layer that has leaves of its own makes the equations of these leaves no less true.
+    """
     x = jax.random.uniform(key, (1, *model.image_shape))
 
     def loss(params: PyTree) -> jax.Array:

@@ -12,6 +12,7 @@ from jaxleak import attacks, objectives
 from jaxleak._base import Attack, Batch, Observation
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets
+from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.audit._checks.adam import of_one_size
@@ -69,7 +70,8 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if peeled is None:
         yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
         return
-    y = np.asarray(jnp.argmin(_head_bias_gradient(case)), np.int32)[None]
+    head = model.head_of(seen.payload, gradient=True)
+    y = np.asarray(attacks.infer_labels(rule_of_one_sample(head.bias), head.kernel, head.bias, 1))
     x = affine_solution(peeled)
     if x is not None:
         yield graded_inputs(case, "dense_inputs", _without_rounding(x), y, solved=True, **watch.spent)
@@ -149,7 +151,7 @@ def _of_one_sample(case: Case) -> Peeled | None:
     """The network below the first dense layer with a bias, if its gradient has the form that one sample gives."""
     model, seen = case.share.model, case.observation
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
-    if peeled is None or not bool(jnp.any(named_leaves(seen.payload)[model.bias_of(peeled.layer)])):
+    if peeled is None:
         return None
     matrix = model.matrix(peeled.layer, named_leaves(seen.payload)[peeled.layer])
     # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs. So
@@ -176,12 +178,6 @@ def _without_rounding(x: jax.Array) -> np.ndarray:
     """An image (1, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in its own unit."""
     image = np.asarray(x)[None]
     return np.clip(image, 0, 1) if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else image
-
-
-def _head_bias_gradient(case: Case) -> jax.Array:
-    """The entry of the label is the only negative one; without a bias the column sums of the kernel say the same."""
-    head = case.share.model.head_of(case.observation.payload, gradient=True)
-    return head.kernel.sum(axis=0) if head.bias is None else head.bias
 
 
 def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:

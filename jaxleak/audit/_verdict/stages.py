@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxleak import attacks
 from jaxleak._base import Share
 from jaxleak.attacks import adaptive, presets
+from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
 from jaxleak.audit._verdict.search import (
@@ -80,7 +81,9 @@ def _label_rule(case: Case) -> str:
     if not model.head:
         return "joint"
     head = model.head_of(case.observation.payload, gradient=True)
-    return "calibrated" if head.bias is not None else "corrected_counts"
+    if head.bias is not None:
+        return "calibrated"
+    return rule_of_one_sample(None) if case.samples == 1 else "corrected_counts"
 
 
 def _has_activations(case: Case) -> bool:
