@@ -130,7 +130,7 @@ def knowing(kind):
 
 
 GIVEN = Threat(index=False, labels=True)
-SHIFTS = client_updates.Shifts(reach=1, stride=2, tries=2)
+SHIFTS = client_updates.Shifts(reach=1, stride=1, tries=2)
 TINY_GENERATOR = client_updates.generator_weights(channels=4, noise_channels=2, stages=1)
 CASES = {
     "inversion_dlg": client("dlg"),
@@ -153,7 +153,7 @@ CASES = {
         SERVER_WITHOUT_INDICES,
         {
             "name": "row_space",
-            "iterations": 60,
+            "iterations": 120,
             "labels": "bias_rule",
             "shifts": ((0.0, SHIFTS),),
         },

@@ -237,6 +237,7 @@ def _at(attack, problem, x):
         ),
         ({"shifts": ((-0.1, client_updates.Shifts(1, 1)),)}, r"shifts\[0\]\[0\] must be in"),
         ({"shifts": ((0.1, client_updates.Shifts(1, 1, 1)),)}, "tries must be > 1"),
+        ({"shifts": ((0.1, client_updates.Shifts(4, 3)),)}, r"shifts\[0\].stride must divide the reach 4, got 3"),
         (
             {"shifts": ((0.5, client_updates.Shifts(1, 1)), (0.2, client_updates.Shifts(1, 1)))},
             "in the order of their shares",

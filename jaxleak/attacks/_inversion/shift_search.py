@@ -70,7 +70,10 @@ class NoSearch(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """Shifts by up to `reach` pixels either way, every `stride`, each descended from for `tries` iterations."""
+    """Shifts by up to `reach` pixels either way, every `stride`, each descended from for `tries` iterations.
+
+    The stride divides the reach, so that no shift is among them.
+    """
 
     reach: int
     stride: int
@@ -210,6 +213,8 @@ def _check(plan: Sequence[tuple[float, Shifts]]) -> None:
     for i, (share, shifts) in enumerate(plan):
         _validate.in_range(0, 1, **{f"shifts[{i}][0]": share})
         _validate.count(**{f"shifts[{i}].{name}": value for name, value in shifts._asdict().items()})
+        if shifts.reach % shifts.stride:
+            raise ValueError(f"shifts[{i}].stride must divide the reach {shifts.reach}, got {shifts.stride}")
         if shifts.tries < 2:
             raise ValueError(f"shifts[{i}].tries must be > 1, got {shifts.tries}")
     if sorted(plan, key=lambda entry: entry[0]) != list(plan):
