@@ -28,6 +28,16 @@ def positive(**named: float) -> None:
 def count(**named: int) -> None:
     """Raise `ValueError` unless every value is whole, > 0 and fits the int32 counters of a compiled loop."""
     positive(**named)
+    _whole(named)
+
+
+def count_or_zero(**named: int) -> None:
+    """Raise `ValueError` unless every value is whole, >= 0 and fits the int32 counters of a compiled loop."""
+    non_negative(**named)
+    _whole(named)
+
+
+def _whole(named: dict[str, int]) -> None:
     for name, value in named.items():
         if value != int(value):
             raise ValueError(f"{name} must be a whole number, got {value}")

@@ -250,6 +250,7 @@ def test_plans_refuse_what_cannot_work(problem):
     narrow = models.logistic((7,), parties=2, num_classes=3)
     refuses(r"d2=3 < K=6.*Step II needs at least 8 rounds", narrow, feature_rounds=7)
     refuses("multiples of workers=5, got 24 and 6", workers=5)
+    refuses("every worker must have 3 samples or more, got num_samples=24 for workers=12", workers=12, batch_size=12)
     refuses("solver must be one of auto, direct, matrix_free, got 'magic'", solver="magic")
     assert attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K, output_rounds=32).output_rounds == 32
 

@@ -217,7 +217,7 @@ GOOD = {"sampling_rate": 0.1, "steps": 10, "delta": 1e-5}
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "sampling_rate": 0}, "sampling_rate must be > 0"),
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "sampling_rate": 1.5}, "sampling_rate must be <= 1"),
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "steps": 0}, "steps must be > 0"),
-        (epsilon_of, {**GOOD, "noise_multiplier": 1, "steps": 1.5}, "steps must be an integer"),
+        (epsilon_of, {**GOOD, "noise_multiplier": 1, "steps": 1.5}, "steps must be a whole number"),
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "delta": 0}, "delta must be > 0"),
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "delta": 1}, "delta must be < 1"),
         (epsilon_of, {**GOOD, "noise_multiplier": 1, "sampling": "epoch"}, "sampling must be one of"),

@@ -33,6 +33,8 @@ def test_some_iterations_must_be_left_for_sharpening():
     client_updates.smoothing(1.0, 16.0, hold=0.5, finish=0.4)
     with pytest.raises(ValueError, match=r"hold \+ finish must be < 1, got 0.5 \+ 0.5"):
         client_updates.smoothing(1.0, 16.0, hold=0.5, finish=0.5)
+    with pytest.raises(ValueError, match="end must be finite"):
+        client_updates.smoothing(1.0, float("inf"))
 
 
 def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxleak import _validate
+from jaxleak import _validate, defenses, models
 from jaxleak._base import Batch
+from jaxleak.attacks import client_updates
 
 NAN = float("nan")
 BEYOND = 2 * _validate.LARGEST
@@ -45,6 +46,31 @@ def test_counts_are_whole_and_fit_a_counter_of_32_bits():
         refused(_validate.count, value, "must be > 0, got ")
     refused(_validate.count, 1.5, "must be a whole number, got 1.5")
     refused(_validate.count, 2**31, "must be at most 2147483647, got 2147483648")
+
+
+def test_a_count_may_be_zero_where_nothing_is_something_to_ask_for():
+    _validate.count_or_zero(x=0, y=7)
+    refused(_validate.count_or_zero, -1, "must be >= 0, got -1")
+    refused(_validate.count_or_zero, 0.5, "must be a whole number, got 0.5")
+    refused(_validate.count_or_zero, 2**31, "must be at most 2147483647")
+
+
+@pytest.mark.parametrize(
+    ("counted", "name"),
+    [
+        (lambda n: defenses.guardian(1.0, probes=n), "probes"),
+        (lambda n: defenses.fake_gradients(max_redraws=n), "max_redraws"),
+        (lambda n: client_updates.generator_weights(stages=n), "stages"),
+        (lambda n: client_updates.generator_latents(lambda z: z, n), "latent_size"),
+        (lambda n: models.mlp((4, 4, 1), 3, widths=(8, n)), r"widths\[1\]"),
+        (lambda n: models.build("resnet10", (8, 8, 1), 3, width=n), "width"),
+        (lambda n: models.vit((8, 8, 1), 3, patch_size=4, depth=n), "depth"),
+    ],
+)
+def test_halves_of_what_is_counted_are_refused(counted, name):
+    """Halves would end in an obscure error of JAX's much later, or be cut off."""
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 2.5"):
+        counted(2.5)
 
 
 def test_seeds_are_words_of_32_bits_and_all_different():

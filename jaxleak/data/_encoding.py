@@ -103,7 +103,7 @@ def fit_encoding(
     """
     _validate.one_of(("minmax", "quantile"), scaling=scaling)
     _validate.one_of(("hashed", "one_hot"), categories=categories)
-    _validate.positive(max_categories=max_categories)
+    _validate.count(max_categories=max_categories)
     _validate.in_range(2, 2**30, buckets=buckets)
     if len(rows) == 0:
         raise ValueError("rows must not be empty")

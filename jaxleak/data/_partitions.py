@@ -49,7 +49,7 @@ def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True)
             `pad=False`.
     """
     x = _samples(x, 4, "(N, H, W, C)")
-    _validate.positive(parties=parties, multiple=multiple)
+    _validate.count(parties=parties, multiple=multiple)
     rows, columns = _grid(parties)
     height, width, channels = x.shape[1:]
     if rows > height or columns > width:
@@ -116,7 +116,7 @@ def feature_columns(x: ArrayLike, parties: int) -> tuple[np.ndarray, ColumnLayou
         ValueError: if x has another number of axes, or there are more parties than features.
     """
     x = _samples(x, 2, "(N, F)")
-    _validate.positive(parties=parties)
+    _validate.count(parties=parties)
     features = x.shape[1]
     if parties > features:
         raise ValueError(f"parties must be at most the number of features, {features}, got {parties}")

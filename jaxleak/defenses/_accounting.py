@@ -161,17 +161,16 @@ def _one_release(factor: float, epsilon: float, delta: float) -> float:
 
 
 def _check_plan(sampling_rate: float, steps: int, delta: float, sampling: str, examples: int | None) -> None:
-    _validate.positive(sampling_rate=sampling_rate, steps=steps)
+    _validate.positive(sampling_rate=sampling_rate)
+    _validate.count(steps=steps)
     if sampling_rate > 1:
         raise ValueError(f"sampling_rate must be <= 1, got {sampling_rate}")
-    if steps != int(steps):
-        raise ValueError(f"steps must be an integer, got {steps}")
     check_delta(delta)
     _validate.one_of(PRIVACY_SAMPLINGS, sampling=sampling)
     if sampling == "without_replacement":
         if examples is None:
             raise ValueError('sampling="without_replacement" needs examples, the size of the training set')
-        _validate.positive(examples=examples)
+        _validate.count(examples=examples)
 
 
 def _package() -> ModuleType:

@@ -62,7 +62,7 @@ def fake_gradients(
     """
     _validate.count(pool_size=pool_size)
     _validate.positive(variance=variance)
-    _validate.non_negative(max_redraws=max_redraws)
+    _validate.count_or_zero(max_redraws=max_redraws)
     _validate.one_of(READINGS, reading=reading)
     _validate.one_of(SCALES, scale=scale)
     if not threshold > 0:

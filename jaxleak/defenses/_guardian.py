@@ -46,7 +46,7 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
         ValueError: on values out of range; when applied without those keywords.
     """
     _validate.non_negative(beta=beta)
-    _validate.positive(probes=probes)
+    _validate.count(probes=probes)
 
     def update(
         key: jax.Array,

@@ -75,7 +75,7 @@ def conv2d(
         ValueError: if sizes do not fit.
     """
     _validate.one_of(FORMS, form=form)
-    _validate.positive(stride=stride, groups=groups)
+    _validate.count(stride=stride, groups=groups)
     kh, kw, c_group, c_out = kernel.shape
     c_in = x.shape[-1]
     if c_group * groups != c_in or c_out % groups:
@@ -232,7 +232,7 @@ def max_pool(
         ValueError: on sizes out of range.
     """
     stride = window if stride is None else stride
-    _validate.positive(window=window, stride=stride)
+    _validate.count(window=window, stride=stride)
     if sharpness is None and (window, stride, padding) == (2, 2, "SAME"):
         return pool_windows(z).max(axis=3)
     # A maximum over a square is one over its rows, then over columns; so is a logarithm of a sum of exponentials.

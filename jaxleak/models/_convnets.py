@@ -88,8 +88,8 @@ def convnet(
     """
     if not channels or len(channels) != len(strides):
         raise ValueError(f"channels and strides must be equally many, got {tuple(channels)} and {tuple(strides)}")
-    _validate.positive(pool_window=pool_window, **{f"channels[{i}]": c for i, c in enumerate(channels)})
-    _validate.positive(**{f"strides[{i}]": s for i, s in enumerate(strides)})
+    _validate.count(pool_window=pool_window, **{f"channels[{i}]": c for i, c in enumerate(channels)})
+    _validate.count(**{f"strides[{i}]": s for i, s in enumerate(strides)})
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window must be odd, got {window}")
     for i in pool_after:
@@ -121,7 +121,7 @@ def convnet_ig(
 
     The paper's has `width` 64. Arguments and errors as in `convnet`; raises `ValueError` on `width` < 1.
     """
-    _validate.positive(width=width)
+    _validate.count(width=width)
     multiples = (1, 2, 2, 4, 4, 4, 4, 4)
     return convnet(
         image_shape,
@@ -152,7 +152,7 @@ def lenet(
     attack was shown. Arguments and errors as in `convnet`; `channels` is that of every convolution, and raises
     `ValueError` below 1.
     """
-    _validate.positive(channels=channels)
+    _validate.count(channels=channels)
     return convnet(
         image_shape,
         num_classes,
@@ -185,6 +185,6 @@ def mlp(
     Raises:
         ValueError: on sizes out of range or unknown names.
     """
-    _validate.positive(**{f"widths[{i}]": w for i, w in enumerate(widths)})
+    _validate.count(**{f"widths[{i}]": w for i, w in enumerate(widths)})
     module = Perceptron(num_classes, Style(activation, init), tuple(widths))
     return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head")

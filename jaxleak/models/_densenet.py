@@ -84,7 +84,7 @@ def densenet121(
     Raises:
         ValueError: on sizes out of range or unknown names.
     """
-    _validate.positive(growth=growth, **{f"blocks[{i}]": n for i, n in enumerate(blocks)})
+    _validate.count(growth=growth, **{f"blocks[{i}]": n for i, n in enumerate(blocks)})
     style = Style(activation, init)
     module = DenseNet(num_classes, style, tuple(blocks), growth, is_small(image_shape, stem))
     return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head", form=form)

@@ -254,4 +254,4 @@ def logistic(slice_shape: tuple[int, ...], *, parties: int = 1, num_classes: int
 def _image_slice(shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
         raise ValueError(f"slice_shape must be (height, width, channels), got {tuple(shape)}")
-    _validate.positive(height=shape[0], width=shape[1], channels=shape[2])
+    _validate.count(height=shape[0], width=shape[1], channels=shape[2])

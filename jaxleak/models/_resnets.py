@@ -110,8 +110,8 @@ def resnet(
     Raises:
         ValueError: on sizes out of range or unknown names.
     """
-    _validate.positive(width=width, width_multiplier=width_multiplier)
-    _validate.positive(**{f"blocks[{i}]": n for i, n in enumerate(blocks)})
+    _validate.count(width=width, width_multiplier=width_multiplier)
+    _validate.count(**{f"blocks[{i}]": n for i, n in enumerate(blocks)})
     module = ResNet(
         num_classes,
         Style(activation, init),

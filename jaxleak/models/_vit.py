@@ -101,7 +101,7 @@ def vit(
     side = max(image_shape[:2])
     if patch_size is None:
         patch_size = 4 if side <= 32 else 8 if side <= 64 else 16
-    _validate.positive(patch_size=patch_size, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
+    _validate.count(patch_size=patch_size, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
     if any(n % patch_size for n in image_shape[:2]):
         raise ValueError(f"patch_size must divide height and width of {tuple(image_shape)}, got {patch_size}")
     if width % heads:

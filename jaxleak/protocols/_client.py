@@ -228,7 +228,7 @@ def client(
     """
     own_size = share.clients * share.local_steps * batch_size
     _validate.count(num_samples=num_samples, batch_size=batch_size)
-    _validate.non_negative(neighbours=neighbours)
+    _validate.count_or_zero(neighbours=neighbours)
     per_round = (1 + neighbours) * own_size
     counted = "clients * local_steps * batch_size" + (" * (1 + neighbours)" if neighbours else "")
     _validate.in_range(1, num_samples, **{counted: per_round})

@@ -26,7 +26,7 @@ from jaxleak.attacks._cafe.least_squares import (
     solve_output_gradients,
 )
 from jaxleak.attacks._cafe.slice_inverter import invert_slices
-from jaxleak.attacks._cafe.worker_gauge import fix_worker_gauge
+from jaxleak.attacks._cafe.worker_gauge import SMALLEST_CROWD, fix_worker_gauge
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
@@ -126,6 +126,11 @@ def plan_cafe_exact(
     if num_samples % workers or batch_size % workers:
         raise ValueError(
             f"num_samples and batch_size must be multiples of workers={workers}, got {num_samples} and {batch_size}"
+        )
+    if workers > 1 and num_samples < SMALLEST_CROWD * workers:
+        raise ValueError(
+            f"every worker must have {SMALLEST_CROWD} samples or more, got num_samples={num_samples} for "
+            f"workers={workers}: what rounds leave open is found where several samples of a worker agree"
         )
     needed_outputs = math.ceil((num_samples - 1) * num_samples / (num_samples - batch_size)) + 1
     usable = min(batch_size, model.width)

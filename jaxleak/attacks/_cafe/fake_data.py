@@ -74,7 +74,7 @@ def fake_data_step(
         ValueError: on arguments out of range, an image prior on slices that are no images, or activation statistics
             of a model whose extractor records none.
     """
-    _validate.positive(num_samples=num_samples, inner_updates=inner_updates, candidates=candidates)
+    _validate.count(num_samples=num_samples, inner_updates=inner_updates, candidates=candidates)
     _validate.one_of(("joint", "given", "fixed"), label_mode=label_mode)
     if box is not None and not box[0] < box[1]:
         raise ValueError(f"box must be (low, high) with low < high, got {box}")

@@ -41,6 +41,16 @@ class FeatureInversionOptions(NamedTuple):
     # and no bound where features are the data, which are then known as they are. (-inf, inf) is no bound anywhere.
     bounds: tuple[float, float] | None = None
 
+    def check(self) -> None:
+        """Raise `ValueError` naming the option that is out of range."""
+        _validate.positive(tolerance=self.tolerance)
+        _validate.non_negative(settled=self.settled, kick=self.kick)
+        _validate.count(max_steps=self.max_steps, max_cg=self.max_cg, patience=self.patience)
+        _validate.count_or_zero(max_restarts=self.max_restarts)
+        if self.batch_size is not None:
+            _validate.count(batch_size=self.batch_size)
+        bounds_of(self)
+
 
 class FeatureInversionResult(NamedTuple):
     """Slices with their certificates."""
@@ -92,19 +102,16 @@ def invert_features(
         ValueError: if the numbers of features and starts differ, or an option is out of range.
     """
     options = options or FeatureInversionOptions()
-    batch_size = options.batch_size or (1 if jax.default_backend() == "cpu" else 64)
+    options.check()
     if h.shape[0] != start.shape[0]:
         raise ValueError(f"h and start must have the same length, got {h.shape[0]} and {start.shape[0]}")
-    _validate.positive(
-        tolerance=options.tolerance, max_steps=options.max_steps, max_cg=options.max_cg, batch_size=batch_size
-    )
-    _validate.non_negative(max_restarts=options.max_restarts, kick=options.kick)
+    fastest = 1 if jax.default_backend() == "cpu" else 64
     options = options._replace(bounds=bounds_of(options))
 
     def one(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> FeatureInversionResult:
         return _invert_one(features, extractor_params, *inputs, options)
 
-    return jax.lax.map(one, (h, start, keys), batch_size=batch_size)
+    return jax.lax.map(one, (h, start, keys), batch_size=options.batch_size or fastest)
 
 
 def bounds_of(options: FeatureInversionOptions, *, features_are_data: bool = False) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxleak import _mesh
+from jaxleak import _mesh, _validate
 from jaxleak._base import PyTree
 from jaxleak.attacks._cafe.decoder import decode, ridge_decoder, synthetic_slices
 from jaxleak.attacks._cafe.feature_inversion import (
@@ -50,10 +50,12 @@ class SliceInverter:
         Raises:
             ValueError: on options out of range.
         """
+        options = options or FeatureInversionOptions()
+        options.check()
         self._mesh = mesh
         self._model, self._extractor, self._options = model, params["extractor"], options
         self._key = jax.random.key(seed)
-        self._bounds = bounds_of(options or FeatureInversionOptions(), features_are_data=model.features_are_data)
+        self._bounds = bounds_of(options, features_are_data=model.features_are_data)
         if model.features_are_data:
             return
         slices = jnp.asarray(self._in_bounds(synthetic_slices(seed, DECODER_SLICES, model.slice_shape)))
@@ -131,8 +133,9 @@ def invert_slices(
         chunk: samples per compiled call, >= 1; no result depends on it.
 
     Raises:
-        ValueError: on options out of range.
+        ValueError: on options or a chunk out of range.
     """
+    _validate.count(chunk=chunk)
     if not len(h):
         shape = (0, model.parties)
         return FeatureInversionResult(

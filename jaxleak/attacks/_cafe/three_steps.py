@@ -124,11 +124,12 @@ class CafeOptions(NamedTuple):
     def check(self, num_samples: int) -> None:
         """Raise `ValueError` naming the option that is out of range."""
         _validate.one_of(("nested", "single"), loops=self.loops)
-        _validate.positive(num_samples=num_samples, output_scale=self.output_scale, feature_scale=self.feature_scale)
+        _validate.count(num_samples=num_samples)
+        _validate.positive(output_scale=self.output_scale, feature_scale=self.feature_scale)
         if self.batch_size is not None:
             _validate.count(batch_size=self.batch_size)
             _check_batch(self.batch_size, num_samples)
-        _validate.positive(**{f"iterations[{i}]": length for i, length in enumerate(self.lengths)})
+        _validate.count(**{f"iterations[{i}]": length for i, length in enumerate(self.lengths)})
         _validate.non_negative(**{f"thresholds[{i}]": value for i, value in enumerate(self.thresholds)})
         _validate.positive(
             output_learning_rate=self.output_learning_rate,

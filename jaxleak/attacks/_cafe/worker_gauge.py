@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 #: Share of a worker's samples that must agree on a value before it counts as the shifted zero.
 CROWD = 0.1
+#: Fewest samples that make a crowd, so that a worker has to have as many.
+SMALLEST_CROWD = 3
 
 #: How closely these samples must agree, relative to the largest entry of V.
 AGREEMENT = 1e-5
@@ -22,7 +24,7 @@ def fix_worker_gauge(v: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
     """Remove the per-worker shifts from V.
 
     Args:
-        v: (N, P, d2) with worker m's samples in rows m N/M to (m+1) N/M - 1.
+        v: (N, P, d2) with worker m's samples in rows m N/M to (m+1) N/M - 1; N/M >= `SMALLEST_CROWD`.
         workers: number M of workers.
 
     Returns:
@@ -31,7 +33,7 @@ def fix_worker_gauge(v: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
     """
     blocks = v.reshape(workers, -1, *v.shape[1:])
     ordered = jnp.sort(blocks, axis=1)
-    crowd = max(3, int(CROWD * blocks.shape[1]))
+    crowd = max(SMALLEST_CROWD, int(CROWD * blocks.shape[1]))
     width = ordered[:, crowd - 1 :] - ordered[:, : ordered.shape[1] - crowd + 1]
     narrowest = jnp.argmin(width, axis=1, keepdims=True)
     low = jnp.take_along_axis(ordered, narrowest, axis=1)

@@ -107,7 +107,7 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
     Raises:
         ValueError: on sizes out of range.
     """
-    _validate.positive(channels=channels, noise_channels=noise_channels, stages=stages)
+    _validate.count(channels=channels, noise_channels=noise_channels, stages=stages)
 
     def module(shape: tuple[int, ...]) -> tuple[ImageGenerator, tuple[int, ...]]:
         side = [int(np.ceil(n / 2**stages)) for n in shape[1:3]]
@@ -146,7 +146,8 @@ def generator_latents(generate: Callable[[jax.Array], jax.Array], latent_size: i
     Raises:
         ValueError: on sizes out of range.
     """
-    _validate.positive(latent_size=latent_size, bound=bound)
+    _validate.count(latent_size=latent_size)
+    _validate.positive(bound=bound)
 
     def init(key: jax.Array, shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
         return jnp.clip(jax.random.normal(key, (shape[0], latent_size)), -bound, bound), ()

@@ -143,9 +143,8 @@ def train_generator(
         ValueError: on arguments out of range, or images of another shape or range.
         FloatingPointError: if training diverged.
     """
-    _validate.positive(
-        latent_size=latent_size, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, channels=channels
-    )
+    _validate.count(latent_size=latent_size, epochs=epochs, batch_size=batch_size, channels=channels)
+    _validate.positive(learning_rate=learning_rate)
     _validate.non_negative(kl=kl, noise=noise)
     x = np.asarray(images, np.float32)
     if x.ndim != 4 or len(x) < 2:

@@ -54,7 +54,7 @@ def smoothing(
     Raises:
         ValueError: on values out of range.
     """
-    _validate.positive(start=start)
+    _validate.positive(start=start, end=end)
     _validate.in_range(start, float("inf"), end=end)
     _validate.in_range(0, 1, hold=hold, finish=finish)
     if hold + finish >= 1:

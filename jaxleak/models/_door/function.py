@@ -115,7 +115,7 @@ def check_sizes(image_shape: tuple[int, ...], num_classes: int | None) -> tuple[
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be (height, width, channels), got {tuple(image_shape)}")
     height, width, channels = image_shape
-    _validate.positive(height=height, width=width, channels=channels)
+    _validate.count(height=height, width=width, channels=channels)
     if num_classes == 1:
         raise RefusedError(
             f"num_classes must be in [2, {10**6}], got 1: a network with one logit z has the two classes 0 and 1, "

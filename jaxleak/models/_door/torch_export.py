@@ -59,7 +59,7 @@ def from_torch(
         raise ImportError("from_torch needs the package torch: pip install 'jaxleak[torch]'") from error
     _validate.one_of(DROPOUTS, dropout=dropout)
     height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
-    _validate.positive(height=height, width=width, channels=channels)
+    _validate.count(height=height, width=width, channels=channels)
     if isinstance(module, torch.export.ExportedProgram):
         # A program has one mode, which is told by whether it normalises by the batch.
         graph = _readable(module, dropout)

@@ -105,7 +105,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         FileNotFoundError: if the data are missing.
         ImportError: if an optional library is missing.
     """
-    _validate.positive(shadow_runs=case.shadow_runs)
+    _validate.count(shadow_runs=case.shadow_runs)
     _validate.one_of(("fixed", "validation"), select=case.select)
     case.check_strength()
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
