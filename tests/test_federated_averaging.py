@@ -197,6 +197,8 @@ def test_clients_keep_what_error_feedback_left_out(samples):
         ({"clients_per_round": 3}, "clients_per_round must be in"),
         ({"weighting": "votes"}, "weighting must be one of uniform, samples"),
         ({"parts": [np.arange(2), np.arange(0)]}, "client 1 has none"),
+        ({"parts": [np.arange(2), np.array([3, -1])]}, r"whole and >= 0, but parts\[1\] has others"),
+        ({"parts": [np.array([0.5, 1.0])]}, r"whole and >= 0, but parts\[0\] has others"),
         ({"defense": defenses.marvell(num_classes=2)}, "place must be one of payload"),
         ({"defense": defenses.marvell(num_classes=9)._replace(place="payload")}, r"that of the model, \d, got 9"),
     ],
@@ -205,6 +207,24 @@ def test_bad_arguments_are_refused(options, message):
     settings = {"parts": [np.arange(2), np.arange(2, 4)], "batch_size": 2} | options
     with pytest.raises(ValueError, match=message):
         protocols.federated_averaging(_mlp(), settings.pop("parts"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda b: b._replace(x=b.x[:, 0]), "add the axis of parties"),
+        (lambda b: b._replace(y=b.y + CLASSES), rf"labels must be in \[0, {CLASSES}\)"),
+        (lambda b: b._replace(y=b.y[1:]), r"labels must have shape \(12,\)"),
+        (lambda b: b._replace(y=b.y.astype(jnp.float32)), "labels must be integers"),
+    ],
+)
+def test_data_that_would_train_nothing_are_refused(samples, changed, message):
+    federation = protocols.federated_averaging(_mlp(), [np.arange(2)], batch_size=2)
+    start = federation.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=message):
+        federation.run(jax.random.key(1), start, changed(samples), 1)
+    with pytest.raises(ValueError, match=r"rounds must be a whole number, got 2\.5"):
+        federation.run(jax.random.key(1), start, samples, 2.5)
 
 
 def test_noise_that_cancels_needs_clients_that_weigh_alike():

@@ -18,6 +18,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
+from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 
@@ -146,7 +147,9 @@ def federated_averaging(
         return FederatedState(jnp.zeros((), jnp.int32), start, clients)
 
     def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
-        _validate.non_negative(rounds=rounds)
+        _validate.count_or_zero(rounds=rounds)
+        _validate.batch_of_images(data.x, model.image_shape)
+        _validate.batch_labels(data.y, len(data.x), model.num_classes, distributions=takes_distributions(loss))
         last = max(int(part.max()) for part in parts)
         if last >= len(data.y):
             raise ValueError(f"parts name sample {last}, but there are {len(data.y)} samples")
@@ -212,6 +215,9 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
 
 def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
     """Indices (clients, longest), padded with zeros, and how many are real (clients,)."""
+    for client, part in enumerate(parts):
+        if len(part) and (np.asarray(part).dtype.kind not in "iu" or np.min(part) < 0):
+            raise ValueError(f"parts must hold numbers of samples, whole and >= 0, but parts[{client}] has others")
     counts = np.array([len(part) for part in parts])
     if counts.min() < 1:
         raise ValueError(f"every client needs a sample, but client {int(counts.argmin())} has none")
