@@ -308,6 +308,7 @@ def test_seconds_by_hand(change, runs, seconds):
         (["correlation_error"], Runs(("shared",), True, False)),
         (["label_accuracy_li_norm"], Runs(("shared",), False, False, comparisons=True)),
         (["label_accuracy_fu_completion"], Runs(("shared",), False, False, comparisons=True)),
+        (["seconds_per_step"], Runs(("shared",), False, False, timed=True)),
         ([], Runs((), False, False)),
     ],
 )

@@ -207,7 +207,7 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
 
 
 def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(monkeypatch):
-    """The run is watched twice, and its second time counts, in which nothing is compiled."""
+    """A timed run is watched twice, and its second time counts, in which nothing is compiled."""
     clock, took = [0.0], iter((100.0, 6.0))
 
     def watch(*_, rounds, **__):
@@ -228,10 +228,13 @@ def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(mo
     nothing = SimpleNamespace(labels=np.zeros(48, np.int32), scores=lambda truth: {}, arrays=lambda truth: {})
     monkeypatch.setattr(parties_runs, "own_features", lambda *_: nothing)
     monkeypatch.setattr(parties_runs.attacks, "vflrecon_free", lambda *_, **__: None)
-    scores, arrays = run_case(dataclasses.replace(TINY, batch_size=16, victim_epochs=4), 0, Runs((), False, False))
+    case, runs = dataclasses.replace(TINY, batch_size=16, victim_epochs=4), Runs((), False, False, timed=True)
+    scores, arrays = run_case(case, 0, runs)
     assert scores["seconds_per_step"] == pytest.approx(6 / 12)
     assert scores["label_confidence_free"] == 0.75
     assert arrays["right_free"].shape == (12, 2)
+    took = iter((100.0,))  # who does not ask for the time runs once
+    assert "seconds_per_step" not in run_case(case, 0, runs._replace(timed=False))[0]
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit,
         features=any(name.startswith(("feature_mse", "correlation")) for name in names),
         task=any(name.startswith("task") for name in names),
         comparisons=any("_li_" in name or "_fu_" in name for name in names),
+        timed="seconds_per_step" in names,
     )
 
 

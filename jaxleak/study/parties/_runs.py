@@ -35,6 +35,7 @@ class Runs(NamedTuple):
     task: bool = False
     regressions: bool = False  # whether features are regressed on cut gradients as well, without networks
     comparisons: bool = False  # whether the label attacks of Li et al. and Fu et al. run as well
+    timed: bool = False  # whether the real run is watched once more for the time of a step, which is compiled by then
 
 
 def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict[str, float], dict[str, np.ndarray]]:
@@ -54,7 +55,9 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         `free`, `baseline` (tuned models of the attacker's own features), `baseline_even` (the same, with classes taken
         for equally frequent; only its mean over classes is scored) and `baseline_network` (the paper's network R on the
         same features). Against a defense every start has a second score, `..._adaptive`, for a shadow run with the same
-        defense. Errors are mean squared errors per feature on the scale of the encoding.
+        defense. Errors are mean squared errors per feature on the scale of the encoding. Further scores are
+        `label_confidence_free` in [0, 1], `chose_<field>_<task>_<start>` (0 or 1) where fields are selected by
+        validation, `seconds_per_step` of a timed run, and what `runs` asks for beyond that.
 
         The array `right_<attack>` (rounds, batch) says which labels of every step are right. If features are
         reconstructed, four arrays hold the n samples that took part: the adversary's features `own` (n, d), the
@@ -82,11 +85,13 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     )
     begin = time.perf_counter()
     _, seen = watch()
-    # Steps with a real cipher take so long that the time of compiling them does not matter.
-    if case.cipher != "ckks":
-        begin = time.perf_counter()
-        jax.block_until_ready(watch())
-    scores = {"seconds_per_step": (time.perf_counter() - begin) / rounds}
+    scores: dict[str, float] = {}
+    if runs.timed:
+        # Steps with a real cipher take so long that the time of compiling them does not matter.
+        if case.cipher != "ckks":
+            begin = time.perf_counter()
+            jax.block_until_ready(watch())
+        scores["seconds_per_step"] = (time.perf_counter() - begin) / rounds
     # From here on the attacks get the set-up without the truth. Only the scores keep the truth.
     problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
     known = own_features(case.attacker_only(), seed, runs.features)
