@@ -313,15 +313,15 @@ def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(wei
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_features_are_answered_in_the_range_of_what_was_learned(weighted):
-    """The last target is far off, and not learned where it has no weight; a column in [0, 1] keeps all of [0, 1]."""
-    targets = jnp.array([[[-2.0, 0.25], [3.0, 0.75]], [[0.5, 0.5], [9.0, -4.0]]])
+    """The last target is far off, and not learned where it has no weight; no column loses a part of [0, 1]."""
+    targets = jnp.array([[[-2.0, 0.25, 2.0], [3.0, 0.75, 5.0]], [[0.5, 0.5, 4.0], [9.0, -4.0, 4.0]]])
     net = reconstruction_net.train_network(
         jax.random.key(0), jnp.ones((2, 2, 2)), targets, _as_it_is, hidden=(2,), task="features", epochs=1,
         steps_per_batch=1, optimizer=STILL, weights=jnp.array([[1.0, 1.0], [1.0, 0.0]]) if weighted else None,
     )  # fmt: skip
     for shift, expected in (
-        (100.0, [3.0, 1.0] if weighted else [9.0, 1.0]),
-        (-100.0, [-2.0, 0.0 if weighted else -4.0]),
+        (100.0, [3.0, 1.0, 5.0] if weighted else [9.0, 1.0, 5.0]),
+        (-100.0, [-2.0, 0.0 if weighted else -4.0, 0.0]),
     ):
         biases = jax.tree.map(
             lambda leaf, shift=shift: leaf + shift if leaf.ndim == 1 else 0 * leaf, net.params["Dense_1"]

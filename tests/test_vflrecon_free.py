@@ -146,6 +146,12 @@ def test_bad_input():
         party_records.free_labels(gradients * np.nan, np.arange(10), prior, num_samples=10)
     with pytest.raises(ValueError, match="window must be in"):
         party_records.free_labels(gradients, np.arange(10), prior, num_samples=10, window=3)
+    for labels, message in (
+        (np.full(10, -1), r"y must be in \[0, 2\)"),
+        (np.zeros(9, int), r"must have shape \(10,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            party_records.aligned_signals(gradients, labels, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """What the papers' shorthand epsilon of a client's defense is worth by accounting."""
 
-from typing import Any
-
 from jaxleak import _validate
-from jaxleak.defenses._accounting import epsilon_of, epsilon_of_schedule
+from jaxleak.defenses._accounting import epsilon_of_schedule
 from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
 from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
 
@@ -39,9 +37,12 @@ def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int
     sigmas = [noise.deviation / clip.norm * noise.decay**t for t in range(rounds)]
     if not clip.examples:
         # A replaced batch moves the clipped mean by up to twice the clip.
-        return epsilon_of(noise_multiplier=sigmas[0] / 2, sampling_rate=1.0, steps=rounds, delta=SHORTHAND_DELTA)
-    sampling: dict[str, Any] = {"sampling": "without_replacement", "examples": own_samples, "delta": SHORTHAND_DELTA}
-    rate = batch_size / own_samples
-    if len(set(sigmas)) > 1:
-        return epsilon_of_schedule(noise_multipliers=sigmas, sampling_rate=rate, **sampling)
-    return epsilon_of(noise_multiplier=sigmas[0], sampling_rate=rate, steps=rounds, **sampling)
+        halves = [sigma / 2 for sigma in sigmas]
+        return epsilon_of_schedule(noise_multipliers=halves, sampling_rate=1.0, delta=SHORTHAND_DELTA)
+    return epsilon_of_schedule(
+        noise_multipliers=sigmas,
+        sampling_rate=batch_size / own_samples,
+        sampling="without_replacement",
+        examples=own_samples,
+        delta=SHORTHAND_DELTA,
+    )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from jaxleak import _validate
-from jaxleak._base import Batch, BatchNormMode, Observation, PyTree, Share, TransformedShare
+from jaxleak._base import Batch, BatchNormMode, Observation, PyTree, Share, TransformedShare, total_steps
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
 from jaxleak.attacks._inversion.setup import Setup
@@ -65,9 +65,9 @@ class AnyLossShare:
 
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
-def any_loss_share(model: Classifier, batch_norm: BatchNormMode) -> AnyLossShare:
-    """What answers of a search without the loss are compared by."""
-    return AnyLossShare(model, batch_norm)
+def any_loss_share(model: Classifier, batch_norm: BatchNormMode, ridge: float = _RIDGE) -> AnyLossShare:
+    """What answers of a search without the loss are compared by, with the ridge of the search."""
+    return AnyLossShare(model, batch_norm, ridge)
 
 
 def output_gradients(features: jax.Array, seen: dict[str, jax.Array], ridge: float) -> jax.Array:
@@ -130,7 +130,7 @@ class AnyLoss(NamedTuple):
         _validate.positive(ridge=self.ridge)
         if why := why_not_any_loss(setup.model, setup.share, setup.batch_size):
             raise ValueError(f"AnyLoss does not apply: {why}")
-        share = AnyLossShare(setup.model, setup.mode, self.ridge)
+        share = any_loss_share(setup.model, setup.mode, self.ridge)
         gradients = Gradients(self.distance).term(setup._replace(share=share))
 
         def compare(
@@ -151,7 +151,7 @@ def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:
     """
     if isinstance(share, TransformedShare):
         return "it would leave out the defense, or whatever else changes what the client computes"
-    if getattr(share, "total_steps", share.local_steps) * share.clients > 1:
+    if total_steps(share) * share.clients > 1:
         return "every step of every client has derivatives of its own, and the last layer's gradient is their sum"
     if not model.head:
         return "the network ends in no dense layer that is known"

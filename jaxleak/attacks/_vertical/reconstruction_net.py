@@ -109,7 +109,7 @@ def train_network(
 
 
 def _range_of(targets: jax.Array, weights: jax.Array | None) -> jax.Array:
-    """(2, d): each column's range among the targets that are learned, or [0, 1] where that is within it.
+    """(2, d): the smallest interval that holds both [0, 1] and a column's range among the targets that are learned.
 
     Features that were scaled by other records than these can lie outside of these records' range, but are in [0, 1].
     """

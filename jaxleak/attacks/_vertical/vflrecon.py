@@ -110,8 +110,8 @@ def train_vflrecon(
             other items, and R hardly learns. Its loss on the shadow run shows that to the attacker.
 
     Returns:
-        R. Features are answered in the unit of the shadow records, each column within the range that it has there,
-        or within [0, 1] where that is wider.
+        R. Features are answered in the unit of the shadow records, each column within the smallest interval that
+        holds both [0, 1] and the range that it has there.
 
     Raises:
         ValueError: on fields that are unknown or that the record lacks, an unknown scale or task, a shadow run without

@@ -229,7 +229,13 @@ def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int)
 
     Returns:
         (n, 2 C + 1) without a unit: one-hot labels, C standardised coordinates, rank of the length in (-0.5, 0.5).
+
+    Raises:
+        ValueError: unless labels are (n,) integers in [0, C): rows that `FreeLabels` marks by -1 are left out first.
     """
+    if np.shape(labels) != (len(gradients),):
+        raise ValueError(f"labels must have shape ({len(gradients)},), one for each gradient, got {np.shape(labels)}")
+    _validate.labels_in_range(labels, num_classes)
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / np.where(norms > 0, norms, 1.0)[:, None]
     onehot = np.eye(num_classes)[labels]

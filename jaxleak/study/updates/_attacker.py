@@ -53,14 +53,11 @@ def check(case: Case) -> None:
         _validate.positive(homotopy=first)
         if not first <= last:
             raise ValueError(f"homotopy must not fall, got {first} to {last}")
-    if case.attack not in CLOSED_FORM:
-        compared = resolved(case).settings.compare
-        if case.adaptive and isinstance(compared, client_updates.AnyLoss):
-            raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
-    elif case.images != 1 or case.total_steps != 1:
+    solves = case.attack in CLOSED_FORM
+    if solves and (case.images != 1 or case.total_steps != 1):
         behind = f"{case.images} images" if case.images > 1 else f"{case.total_steps} steps"
         raise ValueError(f"{case.attack} solves for one image behind one gradient, got {behind}")
-    elif case.adaptive:
+    if case.adaptive and (solves or isinstance(resolved(case).settings.compare, client_updates.AnyLoss)):
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
     if case.defense is not None:

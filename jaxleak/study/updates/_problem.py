@@ -225,8 +225,9 @@ def first_distances(infos: Mapping[str, np.ndarray]) -> np.ndarray:
 def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
     """Score the answer against the truth, which no function before this one has seen."""
     found, second = answer.found, answer.second
-    images, estimate = np.asarray(truth.x[:, 0]), np.clip(np.asarray(found.x[:, 0]), 0, 1)
-    scores, order = metrics.image_scores(images, estimate)
+    images, estimate = np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0])
+    labels = None if _without_labels(case) else np.asarray(found.y)
+    scores, order = metrics.image_scores(images, estimate, true_labels=truth.y, labels=labels)
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
     if second is not None:
         scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}
@@ -241,10 +242,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
             "cosine_distance": float(objectives.cosine(observed, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
         }
-    if not _without_labels(case):
-        accuracy = metrics.label_multiset_accuracy(np.asarray(truth.y), np.asarray(found.y))
-        scores |= {"label_accuracy": accuracy}
-    return Outcome(images, estimate[order], scores, answer.curve, second)
+    return Outcome(images, np.clip(estimate[order], 0, 1), scores, answer.curve, second)
 
 
 def _without_labels(case: Case) -> bool:
@@ -257,9 +255,10 @@ def _explaining(case: Case, share: protocols.ClientShare, observation: Observati
     """What simulates the update of the answer, and what it reads; None for an answer that has no gradient."""
     if not _without_labels(case):
         return share, observation
-    if not isinstance(resolved(case).settings.compare, client_updates.AnyLoss):
+    compare = resolved(case).settings.compare
+    if not isinstance(compare, client_updates.AnyLoss):
         return None
-    return any_loss_share(share.model, share.batch_norm), seen_by_any_loss(share.model, observation)
+    return any_loss_share(share.model, share.batch_norm, compare.ridge), seen_by_any_loss(share.model, observation)
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
