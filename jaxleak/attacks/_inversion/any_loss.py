@@ -21,6 +21,7 @@ from jaxleak import _validate
 from jaxleak._base import Batch, BatchNormMode, Observation, PyTree, Share, TransformedShare, total_steps
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
+from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.models import Classifier
 from jaxleak.models._activations import Sharpness
@@ -155,11 +156,9 @@ def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:
         return "every step of every client has derivatives of its own, and the last layer's gradient is their sum"
     if not model.head:
         return "the network ends in no dense layer that is known"
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((batch_size, *model.image_shape), jnp.float32)
-    features = jax.eval_shape(lambda v, x: model.rows(v, x, mode="eval"), variables, x)[model.head_names[0]]
-    if features.shape[0] != batch_size:
-        return f"the last dense layer reads {features.shape[0] // batch_size} rows of features for each image"
-    if features.shape[1] < batch_size:
-        return f"the last dense layer reads {features.shape[1]} features, too few to tell {batch_size} images apart"
+    count, features = sizes_of_all_rows(model, batch_size)[model.head_names[0]]
+    if count != batch_size:
+        return f"the last dense layer reads {count // batch_size} rows of features for each image"
+    if features < batch_size:
+        return f"the last dense layer reads {features} features, too few to tell {batch_size} images apart"
     return ""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.models import Classifier, Outputs
 from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BatchNormMode
@@ -95,7 +96,8 @@ def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMo
     """
     variables, payload = observation.params, observation.payload
     gradients = named_leaves(payload)
-    for layer in _dense_layers(model, variables, batch_norm):
+    dense = [name for name, (count, _) in sizes_of_all_rows(model, 1, batch_norm).items() if count == 1]
+    for layer in dense:
         if model.bias_of(layer) not in gradients or not jnp.any(_bias(model, gradients, layer)):
             continue
         below = _below(model, variables, layer, batch_norm, key)
@@ -106,19 +108,6 @@ def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMo
                 small, PeeledShare(small, batch_norm), observation._replace(params=seen[0], payload=seen[1]), layer
             )
     return None
-
-
-def _dense_layers(model: Classifier, variables: PyTree, mode: BatchNormMode) -> list[str]:
-    x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
-    order: list[str] = []
-
-    def rows(variables: PyTree, x: jax.Array) -> dict[str, jax.Array]:
-        found = model.rows(variables, x, mode=mode)
-        order.extend(found)
-        return found
-
-    shapes = jax.eval_shape(rows, variables, x)
-    return [name for name in order if shapes[name].shape[0] == 1]
 
 
 def _cut(

@@ -5,17 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import PyTree
+from jaxleak._base import BatchNormMode, PyTree
 from jaxleak.models import Classifier
 
 
-@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and a command asks several times
-def sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """Rows and inputs of each, of every linear layer but the head, in the order of the forward pass.
+@functools.lru_cache(maxsize=16)  # tracing a deep network takes seconds, and a command asks several times
+def sizes_of_all_rows(
+    model: Classifier, batch_size: int, batch_norm: BatchNormMode = "eval"
+) -> dict[str, tuple[int, ...]]:
+    """Rows and inputs of each, of every linear layer, in the order of the forward pass.
 
     Args:
         model: the network; layers of several groups are left out, as by its `rows`.
         batch_size: B >= 1.
+        batch_norm: mode of normalisation, on which no size depends unless the network's code does.
 
     Returns:
         (n, k) by the name of the kernel, with a row for every output pixel or token of every image.
@@ -25,10 +28,15 @@ def sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ..
     order: list[str] = []
 
     def rows(variables: PyTree, x: jax.Array) -> dict[str, jax.Array]:
-        found = model.rows(variables, x, mode="eval")
+        found = model.rows(variables, x, mode=batch_norm)
         order.extend(found)  # a traced function gives dictionaries back in the order of their names
         return found
 
     shapes = jax.eval_shape(rows, variables, x)
-    # The last layer's row is the features of the image, which its gradient shows anyway.
-    return {name: shapes[name].shape for name in order if not model.head or name != model.head_names[0]}
+    return {name: shapes[name].shape for name in order}
+
+
+def sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """Rows and inputs of every linear layer but the head, whose row is the features that its gradient shows anyway."""
+    sizes = sizes_of_all_rows(model, batch_size)
+    return {name: size for name, size in sizes.items() if not model.head or name != model.head_names[0]}

@@ -1,11 +1,10 @@
 """What a search without the loss leaves open, which a certificate must know."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
+from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.audit._rival import explains_as_well
 from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.verdict import Answer
@@ -38,15 +37,13 @@ def dependent(case: Case) -> int:
     rest tells of labels and weights. Without it, mixtures of images have the same gradient of a layer as the images.
     """
     model, seen = case.share.model, case.observation
-    x = jax.ShapeDtypeStruct((case.samples, *model.image_shape), jnp.float32)
-    rows = jax.eval_shape(lambda v, x: model.rows(v, x, mode=case.share.batch_norm), seen.params, x)
     leaves, total = named_leaves(seen.payload), 0
-    for name, read in rows.items():
+    for name, (count, _) in sizes_of_all_rows(model, case.samples, case.share.batch_norm).items():
         if name in leaves:
             matrix = np.asarray(model.matrix(name, leaves[name])) != 0
             inputs, outputs = int(matrix.any(axis=1).sum()), int(matrix.any(axis=0).sum())
             inputs += model.bias_of(name) in leaves
-            rank = min(read.shape[0], inputs, outputs)
+            rank = min(count, inputs, outputs)
             total += inputs * outputs - rank * (inputs + outputs - rank)
     return total
 
