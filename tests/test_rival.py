@@ -10,7 +10,7 @@ from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages
-from jaxleak.audit._verdict.update import _told
+from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.verdict import Answer, decide
 
 SHAPE, COUNT = (8, 8, 1), 2
@@ -115,7 +115,7 @@ def test_images_with_a_rival_have_no_certificate():
         undetermined=np.array([True, False]),
     )  # fmt: skip
     np.testing.assert_array_equal(answer.shown, [False, True])
-    assert "For 1 of 2 images another one explains the update as well" in _told(answer)
+    assert "For 1 of 2 images another one explains the update as well" in told(answer)
     _, reasons = decide([], Labels.none(4), answer, [], [])
     assert "no other image was found with this update" in reasons[0]
 

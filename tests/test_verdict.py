@@ -10,7 +10,7 @@ from small_updates import pictures, sent_by
 from jaxleak import Batch, audit, capture, defenses, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.labels import Labels, labels_of
-from jaxleak.audit._verdict.update import _told
+from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
 
@@ -151,17 +151,17 @@ def test_the_headline_says_what_leaks():
 
 
 def test_starts_that_agree_on_another_gradient_get_no_number():
-    from jaxleak.audit._verdict.update import _numbers
+    from jaxleak.audit._verdict.judgement import numbers_of
     from jaxleak.audit._verdict.verdict import Answer
 
     near = Answer("near", np.zeros((1, 4, 4, 1)), np.zeros(1, int), 0.1, 0.005, agreement=np.array([0.9]))
     far = near._replace(cosine_distance=0.3)
-    assert _numbers("leaks", Labels.none(10), near, None)[0]["agreement"] == pytest.approx(0.9)
-    assert "agreement" not in _numbers("leaks", Labels.none(10), far, None)[0]
-    assert "SSIM of 0.90" in _told(near)
-    assert "SSIM" not in _told(far)
-    assert "cut short" not in _told(near)
-    cut = _told(near._replace(finished=False, iterations=50))
+    assert numbers_of("leaks", Labels.none(10), near, None)[0]["agreement"] == pytest.approx(0.9)
+    assert "agreement" not in numbers_of("leaks", Labels.none(10), far, None)[0]
+    assert "SSIM of 0.90" in told(near)
+    assert "SSIM" not in told(far)
+    assert "cut short" not in told(near)
+    cut = told(near._replace(finished=False, iterations=50))
     assert "cut short by the budget after 50 iterations" in cut
     assert "SSIM of 0.90, which certifies nothing before the search has ended." in cut
 

@@ -15,9 +15,10 @@ from small_updates import pictures, sent_by
 from jaxleak import audit, capture, models, protocols
 from jaxleak._lock import FolderInUseError
 from jaxleak.audit._verdict import search
+from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import Store
-from jaxleak.audit._verdict.update import _identity, _told
+from jaxleak.audit._verdict.update import _identity
 
 
 @pytest.mark.slow
@@ -160,9 +161,9 @@ def test_verdict_and_report_say_what_compiling_took(perceptron, tmp_path):
     verdict = audit.update(model, variables, gradient, batch_size=1)
     (answer,) = verdict.answers
     assert 0 < answer.compiling <= answer.seconds
-    told = _told(answer._replace(seconds=12.0, compiling=7.0))
-    assert "(12 s, 7 of them compiling)" in told
-    assert "compiling" not in _told(answer._replace(compiling=0.0))
+    sentence = told(answer._replace(seconds=12.0, compiling=7.0))
+    assert "(12 s, 7 of them compiling)" in sentence
+    assert "compiling" not in told(answer._replace(compiling=0.0))
     verdict = verdict._replace(answers=(answer._replace(seconds=12.0, compiling=7.0),))
     report = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
     assert "<th>Of them compiling</th>" in report

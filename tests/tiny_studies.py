@@ -45,7 +45,7 @@ SCORES = (
     "psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey", "ssim", "ssim_max", "recognised", "cosine_distance",
     "l2_distance", "label_accuracy", "answered", "gradient_matched", "score", "seconds",
 )  # fmt: skip
-VERTICAL_SCORES = ("label_accuracy_shared", "label_accuracy_free", "feature_mse_shared")
+VERTICAL_SCORES = ("label_accuracy_shared", "label_accuracy_free", "feature_mse_shared", "seconds_per_step")
 #: Names that begin so are of a clock's or a memory's numbers; the other one says where the run lies.
 _MEASURED, _WHERE = ("seconds", "samples_per_second", "peak_memory", "timing", "provenance"), "out"
 

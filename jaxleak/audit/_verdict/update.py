@@ -14,9 +14,7 @@ from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
 from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
-from jaxleak.audit._checks.head import Head, head_of
-from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
-from jaxleak.audit._checks.precision import Precision
+from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
@@ -32,41 +30,22 @@ from jaxleak.audit._verdict.stated import (
 )
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.truth import check_truth, scores
+from jaxleak.audit._verdict.truth import check_truth
 from jaxleak.audit._verdict.verdict import (
-    ALONE,
-    PEELED_ALONE,
     Answer,
-    Outcome,
     Verdict,
-    best_of,
-    called,
-    contradicted,
-    copied,
-    decide,
-    out_of_range,
-    unexplained,
 )
 from jaxleak.capture._update import per_weight
 from jaxleak.checkpoint import fingerprint
-from jaxleak.metrics._images import RECOGNISED_ABOVE, SSIM_SMALLEST
+from jaxleak.metrics._images import SSIM_SMALLEST
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
-#: What stands first where the truth contradicts a verdict, which is reached without it.
-_RECOGNISED = (
-    "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
-    "attacker, who has no truth and no certificate for them."
-)
 #: Where a search without the loss ends without an explanation of the update.
 _MORE_THAN_OUTPUTS = (
     "The search without the loss does not explain the update. More time may help. If the loss reads more than the "
     "network's outputs, such as features or weights, no attack here applies."
 )
-#: Why no finding is claimed of a client with a defense.
-_NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
-#: Why no label is claimed where the loss is another one.
-_NO_LABELS = "No label is claimed: the loss is stated to be no cross-entropy, and only of that do signs prove labels."
 
 
 def update(
@@ -140,7 +119,7 @@ def update(
     except ValueError as error:
         cause = "the update is of another model, or lacks a layer"
         option = "--model, --update, and --frozen for layers that the client does not train"
-        return _inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
+        return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
     parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
@@ -150,7 +129,7 @@ def update(
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
         found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
-        return _inconsistent([found], model, threat)
+        return inconsistent([found], model, threat)
     # A binary cross-entropy of one logit is the cross-entropy of two classes.
     loss_known = known.loss in (None, "cross_entropy") or (known.loss == BINARY_LOSS and model.one_logit)
     watch = Stopwatch()
@@ -162,7 +141,7 @@ def update(
     inexact = is_defended(known) or not loss_known
     findings += check_known_images(share, variables, payload, checked, defended=inexact, precision=precision)
     if failed(findings):
-        return _inconsistent(findings, model, threat)
+        return inconsistent(findings, model, threat)
     of_checks = watch.spent
     identity = _identity(share, variables, payload, known, seed)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
@@ -173,58 +152,8 @@ def update(
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
-    labels = _findings(case, precision) if binary else _labels(case, head)
-    best = best_of(answers)
-    if other := contradicted(best, labels):
-        findings, labels = findings + other, Labels.none(model.num_classes)
-    tried = [_told(answer) for answer in answers]
-    shows = best is not None and bool(best.shown.any())
-    findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
-    findings = findings + out_of_range(best)
-    outcome, reasons = decide(findings, labels, best, tried, said, attacked=_ended(answers, loss_known))
-    numbers, ordered = _numbers(outcome, labels, best, checked)
-    if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
-        reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
-    return Verdict(
-        outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, model.notes
-    )
-
-
-def _labels(case: Case, head: Head | None) -> Labels:
-    """What the head's gradient proves, and what of the client's statements that grants."""
-    nothing = Labels.none(case.share.model.num_classes)
-    if not case.loss_known:
-        return nothing._replace(withheld=_NO_LABELS)
-    if head is None:
-        return nothing
-    if case.defended:
-        labels = defended_labels(head, case.samples, case.defense)
-    else:
-        labels = labels_of(head, case.samples, local_steps=case.share.total_steps)
-    return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
-
-
-def _ended(answers: list[Answer], loss_known: bool) -> bool:
-    """Whether an attack that may say something of the update has come to its end."""
-    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
-    # explains it: a loss may read more than the outputs, such as features or weights.
-    return any(
-        answer.finished
-        for answer in answers
-        if loss_known or (answer.matched and answer.attack not in (ALONE, PEELED_ALONE))
-    )
-
-
-def _findings(case: Case, precision: Precision) -> Labels:
-    """What the head's gradient proves of outputs that have a binary cross-entropy each."""
-    seen = case.observation
-    head = head_of(case.share.model, seen.payload, seen.params, precision, case.share.batch_norm)
-    if head is None:
-        return Labels.none(case.share.model.num_classes)
-    if case.defended:
-        return Labels.none(case.share.model.num_classes)._replace(withheld=_NO_FINDINGS)
-    labels = findings_of(head, case.samples)
-    return labels._replace(stated=("momentum",) if case.share.momentum else ())
+    labels = proven_findings(case, precision) if binary else proven_labels(case, head)
+    return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
 
 
 def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:
@@ -236,24 +165,6 @@ def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:
             "starts by SSIM. Fold a signal of N samples into an image in which both sides are at least "
             f"{SSIM_SMALLEST}, for example (12, 8, leads) for 96 samples, inside a wrapper model that unfolds it"
         )
-
-
-def _numbers(
-    outcome: Outcome, labels: Labels, best: Answer | None, truth: tuple[np.ndarray, np.ndarray | None] | None
-) -> tuple[dict[str, Any], np.ndarray | None]:
-    """The metrics, and the true images in the order of the best answer, where there are any."""
-    numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.proven.sum())}
-    if best is None:
-        return numbers, None
-    numbers["gradient_misfit"] = best.misfit
-    if best.counted_agreement is not None:
-        numbers["agreement"] = float(np.mean(best.counted_agreement))
-    if best.undetermined is not None:
-        numbers["undetermined"] = float(np.mean(best.undetermined))
-    if truth is None:
-        return numbers, None
-    scored, ordered = scores(truth, best)
-    return numbers | scored, ordered
 
 
 def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
@@ -269,7 +180,7 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
                 raise SpentError
     except SpentError:
         said.append("The time was spent; a longer --minutes goes on from here.")
-    if any(answer.fitted for answer in answers) and not case.loss_known and not _ended(answers, case.loss_known):
+    if any(answer.fitted for answer in answers) and not case.loss_known and not ended(answers, case.loss_known):
         said.append(_MORE_THAN_OUTPUTS)
     case.store.note()
     return answers, said
@@ -299,31 +210,6 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
     return (
         f"The checks took {seconds:.0f} s, {compiling:.0f} of them compiling, and --minutes {minutes:g} is "
         f"{60 * minutes:.0f} s: --minutes {enough} would leave {60 * enough - spent:.0f} s for an attack."
-    )
-
-
-def _inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Verdict:
-    labels = Labels.none(model.num_classes)
-    outcome, reasons = decide(findings, labels, None, [], [])
-    numbers, _ = _numbers(outcome, labels, None, None)
-    return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
-
-
-def _told(answer: Answer) -> str:
-    counted = answer.counted_agreement
-    agreement = "" if counted is None else f", independent starts agree to an SSIM of {counted.mean():.2f}"
-    if answer.undetermined is not None and answer.undetermined.any():
-        agreement += (
-            f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
-            "that the starts may agree on what the prior prefers"
-        )
-    if counted is not None and not answer.finished:
-        agreement += ", which certifies nothing before the search has ended"
-    compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
-    ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
-    return (
-        f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
-        f"distance is {answer.cosine_distance:.2g}{agreement}."
     )
 
 

@@ -66,16 +66,21 @@ _UNSEEN = (
 
 def called(attack: str) -> str:
     """What a person calls an attack of an audit, such as "FedLeak, 400 iterations" for `fedleak_400`."""
+    kind, iterations = _kind_and_iterations(attack)
+    name = _CALLED.get(kind, kind)
+    return f"{name}, {iterations} iterations" if iterations else name
+
+
+def _kind_and_iterations(attack: str) -> tuple[str, str]:
+    """The parts of `fedleak_400`, or of `row_space`, which is of one length only; the second part is then empty."""
     name, _, iterations = attack.rpartition("_")
-    if name in _CALLED and iterations.isdigit():
-        return f"{_CALLED[name]}, {iterations} iterations"
-    return _CALLED.get(attack, attack)
+    return (name, iterations) if iterations.isdigit() else (attack, "")
 
 
 class Answer(NamedTuple):
     """What one attack found."""
 
-    attack: str
+    attack: str  # "row_space"; of a search that is made in several lengths, with the planned iterations: "fedleak_400"
     x: np.ndarray  # (B, H, W, channels) in [0, 1], or in the unit of the inputs where equations gave others
     y: np.ndarray  # (B,) int32; -1 where no label was found
     misfit: float  # |g' - g| / |g| of the whole update, with g' simulated at the answer on the exact model
@@ -93,9 +98,14 @@ class Answer(NamedTuple):
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
+    def kind(self) -> str:
+        """What kind of attack it was, whatever its length."""
+        return _kind_and_iterations(self.attack)[0]
+
+    @property
     def fitted(self) -> bool:
         """Whether numbers of an unknown loss were fitted to the update, so that a small misfit says less."""
-        return self.attack.startswith(ANY_LOSS)
+        return self.kind == ANY_LOSS
 
     @property
     def matched(self) -> bool:
@@ -126,7 +136,7 @@ class Answer(NamedTuple):
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
         flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
-        least = _PEELED_AGREE_ABOVE if self.attack in (PEELED, PEELED_ALONE) else AGREE_ABOVE
+        least = _PEELED_AGREE_ABOVE if self.kind in (PEELED, PEELED_ALONE) else AGREE_ABOVE
         return np.asarray((self.agreement >= least) & ~flat)
 
 
@@ -310,7 +320,7 @@ def decide(
         alone = "" if best.undetermined is None else ", no other image was found with this update"
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
-        whose = _COMPARED.get(best.attack, "the answer's gradient")
+        whose = _COMPARED.get(best.kind, "the answer's gradient")
         if best.dimmer is not None and (best.dimmer & best.shown).any():
             alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
         reasons.append(

@@ -1,0 +1,158 @@
+"""From what checks and attacks found to a verdict."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxleak.audit._checks import Finding
+from jaxleak.audit._checks.head import Head, head_of
+from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
+from jaxleak.audit._checks.precision import Precision
+from jaxleak.audit._verdict.search import Case
+from jaxleak.audit._verdict.truth import scores
+from jaxleak.audit._verdict.verdict import (
+    ALONE,
+    PEELED_ALONE,
+    Answer,
+    Outcome,
+    Verdict,
+    best_of,
+    called,
+    contradicted,
+    copied,
+    decide,
+    out_of_range,
+    unexplained,
+)
+from jaxleak.metrics._images import RECOGNISED_ABOVE
+from jaxleak.models import Classifier
+
+#: What stands first where the truth contradicts a verdict, which is reached without it.
+_RECOGNISED = (
+    "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
+    "attacker, who has no truth and no certificate for them."
+)
+#: Why no finding is claimed of a client with a defense.
+_NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
+#: Why no label is claimed where the loss is another one.
+_NO_LABELS = "No label is claimed: the loss is stated to be no cross-entropy, and only of that do signs prove labels."
+
+
+def judged(
+    case: Case,
+    findings: list[Finding],
+    labels: Labels,
+    answers: list[Answer],
+    said: list[str],
+    *,
+    threat: str,
+    truth: tuple[np.ndarray, np.ndarray | None] | None,
+) -> Verdict:
+    """The verdict, which the truth has no part in, and the scores against the truth.
+
+    Args:
+        case: the audited update.
+        findings: what the checks found.
+        labels: what the update proves of labels.
+        answers: what the attacks found.
+        said: why attacks were not tried or ended, in sentences.
+        threat: what the attacker is granted, in a sentence.
+        truth: the client's images and labels, where they are given.
+    """
+    best = best_of(answers)
+    if other := contradicted(best, labels):
+        findings, labels = findings + other, Labels.none(case.share.model.num_classes)
+    tried = [told(answer) for answer in answers]
+    shows = best is not None and bool(best.shown.any())
+    findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
+    findings = findings + out_of_range(best)
+    outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended(answers, case.loss_known))
+    numbers, ordered = numbers_of(outcome, labels, best, truth)
+    if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
+        reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
+    notes = case.share.model.notes
+    return Verdict(
+        outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, notes
+    )
+
+
+def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Verdict:
+    """The verdict on an update that a check refuses."""
+    labels = Labels.none(model.num_classes)
+    outcome, reasons = decide(findings, labels, None, [], [])
+    numbers, _ = numbers_of(outcome, labels, None, None)
+    return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
+
+
+def proven_labels(case: Case, head: Head | None) -> Labels:
+    """What the head's gradient proves, and what of the client's statements that grants."""
+    nothing = Labels.none(case.share.model.num_classes)
+    if not case.loss_known:
+        return nothing._replace(withheld=_NO_LABELS)
+    if head is None:
+        return nothing
+    if case.defended:
+        labels = defended_labels(head, case.samples, case.defense)
+    else:
+        labels = labels_of(head, case.samples, local_steps=case.share.total_steps)
+    return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
+
+
+def proven_findings(case: Case, precision: Precision) -> Labels:
+    """What the head's gradient proves of outputs that have a binary cross-entropy each."""
+    seen = case.observation
+    head = head_of(case.share.model, seen.payload, seen.params, precision, case.share.batch_norm)
+    if head is None:
+        return Labels.none(case.share.model.num_classes)
+    if case.defended:
+        return Labels.none(case.share.model.num_classes)._replace(withheld=_NO_FINDINGS)
+    labels = findings_of(head, case.samples)
+    return labels._replace(stated=("momentum",) if case.share.momentum else ())
+
+
+def ended(answers: list[Answer], loss_known: bool) -> bool:
+    """Whether an attack that may say something of the update has come to its end."""
+    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
+    # explains it: a loss may read more than the outputs, such as features or weights.
+    return any(
+        answer.finished
+        for answer in answers
+        if loss_known or (answer.matched and answer.kind not in (ALONE, PEELED_ALONE))
+    )
+
+
+def numbers_of(
+    outcome: Outcome, labels: Labels, best: Answer | None, truth: tuple[np.ndarray, np.ndarray | None] | None
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """The metrics, and the true images in the order of the best answer, where there are any."""
+    numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.proven.sum())}
+    if best is None:
+        return numbers, None
+    numbers["gradient_misfit"] = best.misfit
+    if best.counted_agreement is not None:
+        numbers["agreement"] = float(np.mean(best.counted_agreement))
+    if best.undetermined is not None:
+        numbers["undetermined"] = float(np.mean(best.undetermined))
+    if truth is None:
+        return numbers, None
+    scored, ordered = scores(truth, best)
+    return numbers | scored, ordered
+
+
+def told(answer: Answer) -> str:
+    """What an attack tried, and how near its answer came, in a sentence."""
+    counted = answer.counted_agreement
+    agreement = "" if counted is None else f", independent starts agree to an SSIM of {counted.mean():.2f}"
+    if answer.undetermined is not None and answer.undetermined.any():
+        agreement += (
+            f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
+            "that the starts may agree on what the prior prefers"
+        )
+    if counted is not None and not answer.finished:
+        agreement += ", which certifies nothing before the search has ended"
+    compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
+    ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
+    return (
+        f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
+        f"distance is {answer.cosine_distance:.2g}{agreement}."
+    )
