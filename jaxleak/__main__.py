@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS
 from jaxleak.study._streams import outlive_readers
 
 #: Commands that read their own options, with the package that has them, and what the list of commands says of each.
@@ -123,17 +124,15 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
 def _client_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--update", type=Path, required=True, help="file of the update, see jaxleak.capture")
     facts = options.add_argument_group("what the client computed", "These go before what the update's file says.")
-    facts.add_argument("--kind", choices=("gradient", "difference", "weights"), help="what the update's arrays are")
+    facts.add_argument("--kind", choices=KINDS, help="what the update's arrays are")
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
     facts.add_argument(
         "--loss",
-        choices=("cross_entropy", "binary_cross_entropy", "other"),
+        choices=LOSSES,
         metavar="NAME",
-        help="cross_entropy (default), binary_cross_entropy, other",
+        help=f"{LOSSES[0]} (default), {', '.join(LOSSES[1:])}",
     )
-    facts.add_argument(
-        "--reduction", choices=("mean", "sum"), help="how the loss is reduced over the batch (default mean)"
-    )
+    facts.add_argument("--reduction", choices=REDUCTIONS, help="how the loss is reduced over the batch (default mean)")
     facts.add_argument("--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)")
     facts.add_argument(
         "--local-epochs", type=int, metavar="K", help="passes over these samples, E steps each (default 1)"
@@ -143,7 +142,7 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--frozen", nargs="+", metavar="LAYER", help="layers or parameters that the client did not train"
     )
-    facts.add_argument("--batch-norm", choices=("train", "eval"), help="mode of normalisation layers (default train)")
+    facts.add_argument("--batch-norm", choices=MODES, help="mode of normalisation layers (default train)")
     facts.add_argument(
         "--defense",
         metavar="KIND",

@@ -35,6 +35,7 @@ FLOORS = {
             "_precision",
             "_processes",
             "_registry",
+            "_stated",
             "_steps",
             "_tree",
             "_validate",

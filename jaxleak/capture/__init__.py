@@ -4,8 +4,9 @@ A client writes one with `save`, in PyTorch, Flax, Equinox or NumPy; an auditor 
 plain safetensors, npz and PyTorch files, and gives it the names and shapes of a model with `fit` or `gradient_of`.
 """
 
+from jaxleak._stated import KINDS
 from jaxleak.capture._arrays import read_arrays, read_npz_array
-from jaxleak.capture._facts import KINDS, Facts
+from jaxleak.capture._facts import Facts
 from jaxleak.capture._flower import flower_mod, flower_strategy
 from jaxleak.capture._names import fit
 from jaxleak.capture._update import Update, as_update, gradient_of, load, named_arrays, save

@@ -4,21 +4,11 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from jaxleak import _validate
 from jaxleak._registry import names_in
-
-#: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
-#: after the local steps.
-Kind = Literal["gradient", "difference", "weights"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-#: Losses that a client can state: the one that all attacks know, one of which signs tell the labels, and any other.
-LOSSES = ("cross_entropy", "binary_cross_entropy", "other")
-
-_REDUCTIONS = ("mean", "sum")
-_MODES = ("train", "eval")
+from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS, Kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Facts:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         _validate.one_of(KINDS, kind=self.kind)
-        for name, allowed in (("reduction", _REDUCTIONS), ("batch_norm", _MODES)):
+        for name, allowed in (("reduction", REDUCTIONS), ("batch_norm", MODES)):
             if getattr(self, name) is not None:
                 _validate.one_of(allowed, **{name: getattr(self, name)})
         for name in ("framework", "loss", "defense"):

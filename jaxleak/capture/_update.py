@@ -10,9 +10,10 @@ import numpy as np
 import safetensors.numpy
 
 from jaxleak._base import PyTree
+from jaxleak._stated import Kind
 from jaxleak._steps import weight_of_steps
 from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
-from jaxleak.capture._facts import Facts, Kind
+from jaxleak.capture._facts import Facts
 from jaxleak.capture._names import fit
 
 _HEADER = "jaxleak"

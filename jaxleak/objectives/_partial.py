@@ -1,9 +1,7 @@
 """Partial gradient matching: which entries of the gradients an attack compares (FedLeak, section 4.2).
 
 A `Selection` gives a mask with the gradient's structure, 1 for entries that count and 0 for the others; both gradients
-are multiplied by it before a distance sees them. The largest entries are found by bisection on the bits of their
-magnitudes, since non-negative floats are ordered as their bit patterns are: one counting pass per bit and no sort,
-which on millions of entries is more than ten times cheaper.
+are multiplied by it before a distance sees them.
 """
 
 from collections.abc import Callable, Sequence

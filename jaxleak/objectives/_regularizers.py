@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
-from jaxleak.objectives._distances import absolute
+from jaxleak.objectives._distances import absolute, layer_norms, squared_l2
 
 
 def total_variation(x: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.A
     Returns:
         () >= 0, squared differences summed over layers and channels.
     """
-    return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
+    return squared_l2(observed, simulated)
 
 
 def batch_norm_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -158,8 +158,7 @@ def batch_norm_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
     Returns:
         () >= 0; the gradient of a leaf that agrees exactly is 0.
     """
-    norms = jax.tree.map(lambda a, b: _tree.norm(a - b), observed, simulated)
-    return sum(jax.tree.leaves(norms), jnp.zeros(()))
+    return layer_norms(observed, simulated)
 
 
 def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = "mean") -> jax.Array:

@@ -1,5 +1,7 @@
 """What a client of horizontal federated learning uploads: FedSGD's gradient or FedAvg's update, in one function."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -72,17 +74,20 @@ class ClientShare:
 
     def in_mode(self, batch_norm: BatchNormMode) -> "ClientShare":
         """The same client with another mode of batch normalisation."""
-        return ClientShare(
-            self.model, local_steps=self.local_steps, local_epochs=self.local_epochs, learning_rate=self.learning_rate,
-            momentum=self.momentum, clients=self.clients, batch_norm=batch_norm, loss=self.loss,
-        )  # fmt: skip
+        return self._changed(batch_norm=batch_norm)
+
+    def with_model(self, model: Classifier) -> "ClientShare":
+        """The same client with another model, such as one in which layers are constants."""
+        return self._changed(model=model)
 
     def in_one_epoch(self) -> "ClientShare":
         """The same steps, each on samples of its own: a client of one epoch and K * E local steps."""
-        return ClientShare(
-            self.model, local_steps=self.total_steps, learning_rate=self.learning_rate, momentum=self.momentum,
-            clients=self.clients, batch_norm=self.batch_norm, loss=self.loss,
-        )  # fmt: skip
+        return self._changed(local_steps=self.total_steps, local_epochs=1)
+
+    def _changed(self, **changed: Any) -> "ClientShare":
+        names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
+        kept = {name: getattr(self, name) for name in names}
+        return ClientShare(**{"model": self.model, **kept, **changed})
 
     def __call__(
         self,

@@ -1,6 +1,5 @@
 """The check of the conservation laws, and which mistake restores them where they are broken."""
 
-import copy
 import itertools
 from collections.abc import Iterator
 
@@ -148,9 +147,8 @@ def _not_trained(
     if not layers:
         return []
     names = matching(layers, list(named_leaves(payload)), what="frozen")
-    share = copy.copy(laws.share)
-    share.model, trained = freeze(share.model, variables, names)
-    there = find_laws(share, trained, batch_size, key, precision)
+    frozen, trained = freeze(laws.share.model, variables, names)
+    there = find_laws(laws.share.with_model(frozen), trained, batch_size, key, precision)
     return layers if against(there, trained, replaced(payload, dict.fromkeys(names))).worst <= 1 else []
 
 
