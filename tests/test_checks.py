@@ -11,7 +11,8 @@ import pytest
 from jaxleak import Batch, audit, models, protocols
 from jaxleak.audit._checks import check_known_images, contents, equations, failed, head, laws, predicted, symmetry
 from jaxleak.audit._checks import client as client_checks
-from jaxleak.audit._checks.client import _explained, _furthest
+from jaxleak.audit._checks.client import _explained
+from jaxleak.audit._checks.differences import furthest
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import labels_of
 from jaxleak.audit._checks.precision import Precision
@@ -198,7 +199,7 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
     ("worst", "status"), [(1.0, "passed"), (1.01, "suspicious"), (10.0, "suspicious"), (10.1, "failed")]
 )
 def test_known_images_may_be_off_by_what_another_machine_explains(plain, monkeypatch, worst, status):
-    monkeypatch.setattr(client_checks, "_furthest", lambda *_: (worst, "conv_0/kernel", 0.1))
+    monkeypatch.setattr(client_checks, "furthest", lambda *_: (worst, "conv_0/kernel", 0.1))
     monkeypatch.setattr(client_checks, "_explained", lambda *_: ("a cause", "--option"))
     x, y = np.asarray(plain.batch.x[:, 0]), np.asarray(plain.batch.y)
     assert audit.check_client(plain.model, plain.variables, plain.gradient, x, y)[-1].status == status
@@ -700,10 +701,10 @@ def test_the_leaf_that_is_furthest_off_is_named_with_what_is_allowed():
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([0.0])}
     rounding = {"a": jnp.array([1e-5, 0.0]), "b": jnp.array([1e-4])}
     payload = {"a": jnp.array([3.0, 4.02]), "b": jnp.array([0.05])}
-    worst, leaf, error = _furthest(payload, expected, rounding)
+    worst, leaf, error = furthest(payload, expected, rounding)
     assert (leaf, worst) == ("b", pytest.approx(0.05 / (100 * 1e-4), rel=1e-3))
     assert error == pytest.approx(0.05 / 1e-30)
-    worst, leaf, error = _furthest(payload | {"b": jnp.array([0.001])}, expected, rounding)
+    worst, leaf, error = furthest(payload | {"b": jnp.array([0.001])}, expected, rounding)
     assert (leaf, worst) == ("a", pytest.approx(0.02 / (100 * 1e-5 + 1e-3 * 5), rel=1e-3))
     assert error == pytest.approx(0.02 / 5, rel=1e-3)
 

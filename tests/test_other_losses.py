@@ -7,7 +7,8 @@ import optax
 import pytest
 from small_updates import answer_of
 
-from jaxleak import audit, metrics, models
+from jaxleak import audit, metrics, models, protocols
+from jaxleak.audit._checks import check_known_images
 from jaxleak.audit._verdict import one_sample, stages, without_loss
 from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE
 
@@ -100,6 +101,41 @@ def test_images_of_several_samples_leak_whatever_the_loss_is(convolutional, tmp_
     assert verdict.best.y.tolist() == [-1, -1]
     again = audit.update(model, variables, gradient, **options)
     assert again.best.seconds == verdict.best.seconds  # it was kept
+
+
+def _known_images(model, variables, sent, images, **options):
+    (found,) = check_known_images(
+        protocols.ClientShare(model, **options), variables, sent, (images, None), defended=False, loss_known=False
+    )
+    return found
+
+
+def test_known_images_are_compared_whatever_the_loss_is(convolutional):
+    """Weights of another round, other images and another layout leave no loss that explains the update."""
+    model, _, variables, _ = convolutional
+    x, _, gradient = _sent(model, images=2)
+    for scale in (1.0, -7.0):  # a factor is a part of the loss
+        sent = jax.tree.map(lambda g, scale=scale: scale * g, gradient)
+        assert _known_images(model, variables, sent, x).status == "passed"
+    later = {**variables, "params": jax.tree.map(lambda w, g: w - g, variables["params"], gradient)}
+    for weights, images in ((variables, x[::-1] * 0.9 + 0.05), (later, x)):
+        found = _known_images(model, weights, gradient, images)
+        assert found.status == "suspicious"
+        assert found.cause.startswith("weights of another round")
+    turned = {**gradient, "conv_0": {**gradient["conv_0"], "kernel": gradient["conv_0"]["kernel"].swapaxes(0, 1)}}
+    found = _known_images(model, variables, turned, x)
+    assert (found.status, found.option) == ("failed", "--update")
+    assert "axes 0 and 1 are exchanged" in found.cause
+    steps = protocols.ClientShare(model, local_steps=2)
+    assert not check_known_images(steps, variables, gradient, (x, None), defended=False, loss_known=False)
+
+
+def test_known_images_show_the_mode_of_normalisation_whatever_the_loss_is():
+    model = models.convnet((8, 8, 1), FINDINGS, channels=(4,), strides=(2,), batch_norm=True)
+    x, variables, gradient = _sent(model, images=3)
+    assert _known_images(model, variables, gradient, x).status == "passed"
+    found = _known_images(model, variables, gradient, x, batch_norm="eval")
+    assert (found.status, found.option) == ("failed", "--batch-norm train")
 
 
 @pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}])

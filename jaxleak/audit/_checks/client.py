@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
-from jaxleak._base import Batch, BatchNormMode, PyTree
-from jaxleak._tree import named_leaves, norm
+from jaxleak._base import Batch, PyTree
+from jaxleak._tree import norm
 from jaxleak.audit._checks.contents import check_contents
+from jaxleak.audit._checks.differences import furthest, ratios, said_of, scaled, shaken
 from jaxleak.audit._checks.finding import (
     ADDED_UP,
     DEFENSE_OTHER,
@@ -19,15 +20,12 @@ from jaxleak.audit._checks.finding import (
     failed,
     only_clipped,
 )
+from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES, check_images_without_loss
 from jaxleak.audit._checks.precision import FULL, Precision, precision_of
-from jaxleak.audit._checks.symmetry import other_layouts
+from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
-#: Multiples of what a change of the images by rounding changes in the gradient, that a client may be off.
-_TIMES_ROUNDING = 100.0
-_ROUNDING = 1e-6
-_RELATIVE = 1e-3
 #: Multiple of what is allowed up to which another machine's rounding, which may flip a kink, could explain the rest.
 _FAILED_ABOVE = 10.0
 #: Relative change of weights and images, eight times what rounding a factor to TF32 changes. Smaller changes may leave
@@ -41,7 +39,6 @@ _OF_MIXED = 8.0
 #: Share of a leaf's norm above which no rounding of products is taken for the cause. TF32, emulated in the convolutions
 #: of a ResNet10 and a ResNet18, was off by up to 0.16, and PyTorch's bfloat16 on an H200 by up to 0.08.
 _AT_MOST = 0.3
-_NAME = "known images"
 #: Cause and option of a difference that nothing else explains.
 _UNEXPLAINED = (
     "weights of another round or model, images that were normalised in another way, another loss, other images than "
@@ -128,36 +125,30 @@ def _compared(
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     batch = Batch(x[:, None], y, jnp.arange(len(x)))
     sent = jax.jit(share)  # compiled once, for both
-    expected = _scaled(sent(variables, batch), parts)
-    shaken = batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
-    rounding = jax.tree.map(jnp.subtract, _scaled(sent(variables, shaken), parts), expected)
+    expected = scaled(sent(variables, batch), parts)
+    rounding = jax.tree.map(jnp.subtract, scaled(sent(variables, shaken(batch)), parts), expected)
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     params = variables["params"]
-    worst, leaf, error = _furthest(payload, expected, rounding, precision, params)
-    evidence = (
-        f"The leaf furthest off is {leaf}: its error is {worst:.2g} times what rounding explains, and {error:.1e} "
-        "times its norm."
-    )
+    worst, leaf, error = furthest(payload, expected, rounding, precision, params)
+    evidence = said_of(worst, leaf, error)
     if worst <= 1:
-        return [*findings, Finding(_NAME, "passed", evidence)]
-    other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
-    if model.has_running_statistics and (other == "train" or variables.get("batch_stats")):
-        mirrored = _scaled(jax.jit(share.in_mode(other))(variables, batch), parts)
-        if _furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
-            cause = f'the client normalised in mode "{other}"'
-            return [*findings, Finding(_NAME, "failed", evidence, cause, f"--batch-norm {other}")]
+        return [*findings, Finding(KNOWN_IMAGES, "passed", evidence)]
+    if (other := in_other_mode(share, variables)) is not None:
+        mirrored = scaled(jax.jit(other)(variables, batch), parts)
+        if furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
+            return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     clip = float(norm(payload)) / parts if share.total_steps == 1 else None
     cause, option = _explained(payload, expected, rounding, len(x), precision, params, clip)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
     if cause == _UNEXPLAINED[0]:
-        coarse = jax.tree.map(jnp.subtract, _scaled(sent(*_coarse(variables, batch)), parts), expected)
+        coarse = jax.tree.map(jnp.subtract, scaled(sent(*_coarse(variables, batch)), parts), expected)
         more = _OF_MIXED if precision.unit else 1.0
         allowed = {"times": more * _TIMES_COARSE, "relative": more * _COARSE, "most": _AT_MOST, "share": precision.unit}
-        exact = _ratios(payload, expected, rounding, precision, params)
-        near = _ratios(payload, expected, coarse, precision, params, **allowed)
+        exact = ratios(payload, expected, rounding, precision, params)
+        near = ratios(payload, expected, coarse, precision, params, **allowed)
         if all(min(exact[leaf], near[leaf])[0] <= 1 for leaf in exact):
             status, cause = "suspicious", _ROUNDED_PRODUCTS
-    return [*findings, Finding(_NAME, status, evidence, cause, option)]
+    return [*findings, Finding(KNOWN_IMAGES, status, evidence, cause, option)]
 
 
 def check_known_images(
@@ -168,6 +159,7 @@ def check_known_images(
     *,
     defended: bool,
     precision: Precision | None = None,
+    loss_known: bool = True,
 ) -> list[Finding]:
     """One finding: whether the update is that of the images which are said to be behind it.
 
@@ -175,19 +167,26 @@ def check_known_images(
         share: what the client computes, as is claimed.
         variables: at which it did, as is claimed.
         payload: the update, in units of a gradient of the mean loss.
-        truth: images (B, H, W, channels) and labels (B,); without images, or without labels, there is no finding.
+        truth: images (B, H, W, channels) and labels (B,). Without images there is no finding, and without labels only
+            where the loss is not known.
         defended: whether the client defends its update, which breaks exact equations; then there is none either.
         precision: as in `check_client`.
+        loss_known: whether the loss is the client's; if not, the finding is that of `check_images_without_loss`.
 
     Returns:
         The last finding of `check_client`. After several local steps it fails no update: the client may have taken
         the images in another order than that of the truth, or in new orders in later epochs.
     """
-    if truth is None or truth[1] is None or defended:
+    if truth is None or defended:
+        return []
+    if not loss_known:
+        precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
+        return check_images_without_loss(share, variables, payload, truth[0], precision)
+    if truth[1] is None:
         return []
     *_, found = _compared(share, variables, payload, *truth, precision=precision)
-    if found.name != _NAME or found.status != "failed":
-        return [found] if found.name == _NAME else []
+    if found.name != KNOWN_IMAGES or found.status != "failed":
+        return [found] if found.name == KNOWN_IMAGES else []
     if share.total_steps > 1:
         return [found._replace(status="suspicious", cause=f"images in another order; or {found.cause}")]
     return [found._replace(option=f"--truth, {found.option}")]
@@ -205,12 +204,12 @@ def _explained(
     """Cause and option of a difference; `clip` is the norm of an update that is one gradient."""
     inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
     scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
-    if scale and _furthest(payload, _scaled(expected, scale), _scaled(rounding, scale), precision, params)[0] <= 1:
+    if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
         return _multiple(scale, samples, clip)
     for leaf, layout, changed in other_layouts(expected, payload):
-        if _furthest(changed, expected, rounding, precision, params)[0] <= 1:
+        if furthest(changed, expected, rounding, precision, params)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
     return _UNEXPLAINED
 
@@ -233,44 +232,3 @@ def _coarse(variables: PyTree, batch: Batch) -> tuple[PyTree, Batch]:
     leaves, tree = jax.tree.flatten(variables["params"])
     params = jax.tree.unflatten(tree, [rounded(leaf, number) for number, leaf in enumerate(leaves, start=1)])
     return {**variables, "params": params}, batch._replace(x=rounded(batch.x, 0))
-
-
-def _furthest(
-    payload: PyTree, expected: PyTree, rounding: PyTree, precision: Precision = FULL, params: PyTree | None = None
-) -> tuple[float, str, float]:
-    """Over the leaves: the largest error over what is allowed, which leaf, and its relative error."""
-    found = _ratios(payload, expected, rounding, precision, params)
-    return max((ratio, name, relative) for name, (ratio, relative) in found.items())
-
-
-def _ratios(
-    payload: PyTree,
-    expected: PyTree,
-    rounding: PyTree,
-    precision: Precision,
-    params: PyTree | None,
-    *,
-    times: float = _TIMES_ROUNDING,
-    relative: float = _RELATIVE,
-    most: float = np.inf,
-    share: float = 0.0,
-) -> dict[str, tuple[float, float]]:
-    """Every leaf's error, over what is allowed and over the norm of what is expected.
-
-    Allowed are `times` the norm of the leaf of `rounding` and `relative` times that of the leaf, together at most
-    `most` times the latter, and what the update's format rounds. A leaf that has less than `share` of the whole
-    gradient's norm, such as one that is zero in theory, may be off by that.
-    """
-    found, weights = {}, {} if params is None else named_leaves(params)
-    little = share * float(np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(expected))))
-    for name, leaf in named_leaves(payload).items():
-        wanted, shaken = named_leaves(expected)[name], named_leaves(rounding)[name]
-        error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
-        allowed = min(times * float(jnp.linalg.norm(shaken.ravel())) + relative * size, most * size) + 1e-12
-        allowed += precision.error(np.asarray(wanted), weights.get(name)) + (little if size < little else 0.0)
-        found[name] = error / allowed, error / max(size, 1e-30)
-    return found
-
-
-def _scaled(tree: PyTree, factor: float) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf * factor, tree)

@@ -116,12 +116,10 @@ def _cause(
 ) -> tuple[str, str]:
     """The first mistake whose correction mends all laws."""
     share = laws.share
-    if share.model.has_running_statistics:
-        other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
-        if other == "train" or variables.get("batch_stats"):
-            there = find_laws(share.in_mode(other), variables, batch_size, key, precision)
-            if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
-                return f'the client normalised in mode "{other}"', f"--batch-norm {other}"
+    if (other := in_other_mode(share, variables)) is not None:
+        there = find_laws(other, variables, batch_size, key, precision)
+        if there.combinations.shape[1] and against(there, variables, payload).worst <= 1:
+            return normalised_as(other)
     if layers := _not_trained(laws, variables, payload, batch_size, key, precision):
         cause = f"the client did not train the layers {', '.join(layers)}, in which the update is zero throughout"
         return cause, f"--frozen {' '.join(layers)}"
@@ -174,6 +172,18 @@ def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | Non
     # A round one first. A single law is mended by some decay whatever broke it, but hardly by a round one.
     candidates = [float(f"{guess:.{digits}g}") for digits in ((1, 3, 6) if len(unit) > 1 else (1,))]
     return next((decay for decay in candidates if decay > 0 and worst(decay) <= 1), None)
+
+
+def in_other_mode(share: ClientShare, variables: PyTree) -> ClientShare | None:
+    """The client with the other mode of batch normalisation; None without one, or without its statistics."""
+    other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
+    known = other == "train" or variables.get("batch_stats")
+    return share.in_mode(other) if known and share.model.has_running_statistics else None
+
+
+def normalised_as(share: ClientShare) -> tuple[str, str]:
+    """Cause and option of an update that is the one of this client, which differs from the stated one in its mode."""
+    return f'the client normalised in mode "{share.batch_norm}"', f"--batch-norm {share.batch_norm}"
 
 
 def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:

@@ -138,8 +138,9 @@ def update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
         precision=precision, loss_known=loss_known,
     )  # fmt: skip
-    inexact = is_defended(known) or not loss_known
-    findings += check_known_images(share, variables, payload, checked, defended=inexact, precision=precision)
+    findings += check_known_images(
+        share, variables, payload, checked, defended=is_defended(known), precision=precision, loss_known=loss_known
+    )
     if failed(findings):
         return inconsistent(findings, model, threat)
     of_checks = watch.spent
