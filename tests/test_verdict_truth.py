@@ -73,7 +73,10 @@ def test_scores_are_those_of_the_metrics_and_the_truth_is_in_the_answers_order()
     np.testing.assert_array_equal(ordered, shown)
     assert found["psnr"] == pytest.approx(20)
     assert found["label_accuracy"] == pytest.approx(2 / 3)
+    singly = {name: found.pop(name) for name in ("psnr_each", "ssim_each")}
     assert found == metrics.image_scores(x, answer.x, true_labels=[0, 1, 1], labels=answer.y)[0]
+    np.testing.assert_allclose(singly["psnr_each"], 20, rtol=1e-3)
+    np.testing.assert_array_equal(singly["ssim_each"], metrics.ssim(shown, answer.x.clip(0, 1)))
     assert "label_accuracy" not in scores((x, None), answer)[0]
     assert "label_accuracy" not in scores((x, np.array([0, 1, 1])), answer._replace(y=np.array([1, -1, 2])))[0]
     assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"

@@ -13,7 +13,7 @@ from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.verdict import decide
-from jaxleak.audit._verdict.without_loss import dependent, dimmer_images, under_any_loss
+from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss
 
 OUTPUTS, SIDE = 6, 8
 
@@ -60,14 +60,15 @@ def case_without_loss(model, variables, images):
 
 
 def test_a_layer_tells_no_more_than_its_rank():
-    """A matrix r x c of rank n has n (r + c - n) free numbers; r and c are those of inputs and units that are alive."""
+    """A matrix r x c of rank n has n (r + c - n) free numbers; c are those of units that are alive."""
     model, variables = network(biases=True)
     _, case = case_without_loss(model, variables, 2)
     gradient = named_leaves(case.observation.payload)
     alive = int(np.any(np.asarray(gradient["b"]) != 0, axis=1).sum())
     sizes = ((SIDE * SIDE + 1, int(np.any(np.asarray(gradient["a"]) != 0, axis=0).sum())), (alive + 1, OUTPUTS))
-    assert dependent(case) == sum((r - 2) * (c - 2) for r, c in sizes)
-    assert under_any_loss(case).unknowns == 2 * OUTPUTS + dependent(case)
+    assert case.held.entries == sum(2 * (r + c - 2) for r, c in sizes)
+    assert under_any_loss(case).held == case.held
+    assert under_any_loss(case).unknowns == 2 * OUTPUTS
 
 
 def test_mixtures_behind_a_linear_network_are_not_certified(monkeypatch):

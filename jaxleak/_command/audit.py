@@ -28,6 +28,9 @@ from jaxleak.study.files import naming, write_json, write_npz
 #: Exit status of an update that leaks where a script asked for one of its own.
 LEAK_STATUS = 5
 
+#: Most images of which the SSIM of each is printed; results.json has all.
+_SHOWN_SINGLY = 16
+
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -126,7 +129,9 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 def _scored(metrics: dict[str, Any]) -> str:
     """The scores against the truth in words; images that are too small have no SSIM."""
     ssim = ", SSIM {ssim:.2f}" if "ssim" in metrics else ""
-    return ("PSNR {psnr:.1f} dB" + ssim).format_map(metrics)
+    each = metrics.get("ssim_each", [])
+    single = f" ({', '.join(f'{value:.2f}' for value in each)})" if 1 < len(each) <= _SHOWN_SINGLY else ""
+    return ("PSNR {psnr:.1f} dB" + ssim).format_map(metrics) + single
 
 
 def _without_images(answer: Any) -> dict[str, Any]:

@@ -25,10 +25,9 @@ class Received(NamedTuple):
         own = where_seen(seen.payload, own)
         return jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, seen.payload) if self.in_part else own
 
-    def equations(self, seen: Observation) -> int:
-        """How many numbers of what was seen say something of the gradient."""
-        told = seen.payload if self.undone is None else self.undone.told(seen)
-        return sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(told))
+    def told(self, seen: Observation) -> PyTree:
+        """A tree like the payload, in which entries that say nothing of the gradient are zero."""
+        return seen.payload if self.undone is None else self.undone.told(seen)
 
     def explained(self, seen: Observation, own: PyTree) -> PyTree:
         """What an update like that of `of` must equal to explain what was seen."""

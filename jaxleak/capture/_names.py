@@ -68,6 +68,25 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
+def held_of(
+    arrays: Mapping[str, np.ndarray], expected: list[str], names: Sequence[str] | None, *, what: str
+) -> dict[str, np.ndarray]:
+    """Those of the arrays that the model expects, by its names; the others and what is missing are left out.
+
+    Args:
+        arrays: by name, or a list as in `in_order`.
+        expected: the model's names.
+        names: names for the entries of a list, in order.
+        what: begins every message.
+
+    Raises:
+        ValueError: as `in_order`, or if two names differ only by a prefix.
+    """
+    arrays = in_order(arrays, names, expected, what=what)
+    found, plain = _by_name(arrays, expected, what)
+    return {name: arrays[found[plain(name)]] for name in expected if plain(name) in found}
+
+
 def _hint(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     if sorted(found) == sorted(expected):
         return "; the axes look transposed, as between PyTorch (out, in, H, W) and Flax (H, W, in, out)"

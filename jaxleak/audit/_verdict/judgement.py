@@ -32,6 +32,12 @@ _RECOGNISED = (
     "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
     "attacker, who has no truth and no certificate for them."
 )
+#: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
+_CONTRADICTED = (
+    "The truth contradicts a certificate: {} of {} images is certified and another one, with an SSIM of {:.2f} to the "
+    "truth. If the truth is right, please report this audit."
+)
+_WRONG = 0.5
 #: Why no finding is claimed of a client with a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.
@@ -60,6 +66,7 @@ def judged(
         truth: the client's images and labels, where they are given.
     """
     best = best_of(answers)
+    said = [*said, *_too_little(case, best)]
     if other := contradicted(best, labels):
         findings, labels = findings + other, Labels.none(case.share.model.num_classes)
     tried = [told(answer) for answer in answers]
@@ -70,10 +77,38 @@ def judged(
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
+    if wrong := contradicted_by_truth(best, numbers):
+        reasons = (wrong, *reasons)
     notes = case.share.model.notes
     return Verdict(
         outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, notes
     )
+
+
+def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
+    """What must stand first where the truth has another image than a certificate; nothing if it has not.
+
+    An answer in another unit than that of the truth, as of images that were normalised, cannot be compared.
+    """
+    if best is None or out_of_range(best):
+        return ""
+    wrong = [s for s, shown in zip(numbers.get("ssim_each", []), best.shown, strict=False) if shown and s <= _WRONG]
+    return _CONTRADICTED.format(len(wrong), len(best.x), min(wrong)) if wrong else ""
+
+
+def _too_little(case: Case, best: Answer | None) -> list[str]:
+    """Why nothing certifies images of which an update says less than they hold."""
+    if best is None or best.determined or case.received.undone is not None:
+        return []
+    held, pixels = case.held, best.x.size
+    if held.passed < pixels:
+        why = f"at most {held.passed} numbers of the update depend on the images, which have {pixels}"
+    else:
+        beside = (
+            "" if case.loss_known else f", beside {case.samples * case.share.model.num_classes} numbers of the loss"
+        )
+        why = f"the update has {held.entries} independent entries, and the images have {pixels} pixels{beside}"
+    return [f"No image can be certified: {why}. Other images have the same update, and starts may agree on one."]
 
 
 def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Verdict:

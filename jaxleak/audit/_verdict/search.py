@@ -15,6 +15,7 @@ from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
+from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._received import Received, misfit
 from jaxleak.audit._restarts import best_restart
@@ -68,6 +69,12 @@ class Case(NamedTuple):
         return received(self.share, self.defense, self.samples)
 
     @property
+    def held(self) -> Independent:
+        """How many numbers of the update can depend on the images."""
+        told = self.received.told(self.observation)
+        return independent_numbers(self.share, self.share.batch_norm, told, self.samples)
+
+    @property
     def template(self) -> Batch:
         """Shapes of the private batch."""
         empty = jnp.zeros((self.samples, 1, *self.share.model.image_shape))
@@ -96,7 +103,8 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
     x, seen = np.asarray(x, np.float32), case.observation
     relative, cosine = _misfits(case.received, seen, jnp.asarray(x), jnp.asarray(y))
     # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
-    determined = case.received.equations(seen) >= x.size + case.unknowns
+    held = case.held
+    determined = held.entries >= x.size + case.unknowns and held.passed >= x.size
     if case.received.undone is not None:
         determined &= bool(cosine < WITHIN_BOUNDS_BELOW)
     return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=determined, **fields)

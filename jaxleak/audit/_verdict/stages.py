@@ -207,7 +207,7 @@ def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
     if case.received.undone is None or best is None or best.determined or not best.matched:
         return
     yield (
-        f"No image can be certified: through the step of Adam {case.received.equations(case.observation)} entries of "
+        f"No image can be certified: through the step of Adam {case.held.entries} entries of "
         f"the gradient are known up to a quarter, and the best answer has a cosine distance of "
         f"{best.cosine_distance:.2g}. A certificate takes {best.x.size} entries and {WITHIN_BOUNDS_BELOW:g}. "
         f"{_agreeing(best)}"

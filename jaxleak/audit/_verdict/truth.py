@@ -49,9 +49,17 @@ def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, float], np.ndarray]:
-    """The scores of an answer as `metrics.image_scores` gives them, and the true images in the answer's order."""
+def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, Any], np.ndarray]:
+    """The scores of an answer, and the true images in the answer's order.
+
+    The scores are those of `metrics.image_scores`, and `psnr_each` in dB and `ssim_each` in the answer's order; a mean
+    hides that one image of several is wrong.
+    """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none
     found, order = metrics.image_scores(x, best.x, true_labels=y, labels=best.y if answered else None)
-    return found, x[np.argsort(order)]
+    ordered, shown = x[np.argsort(order)], np.clip(best.x, 0, 1)
+    each = {"psnr_each": metrics.psnr(ordered, shown).tolist()}
+    if "ssim" in found:
+        each["ssim_each"] = metrics.ssim(ordered, shown).tolist()
+    return found | each, ordered

@@ -14,6 +14,7 @@ from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
 from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
+from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
@@ -107,6 +108,7 @@ def update(
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
+    whole = variables["params"]
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
     samples = known.batch_size * share.local_steps
@@ -115,11 +117,15 @@ def update(
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
     try:
-        payload = capture.gradient_of(sent, variables["params"], names=model.listed if names is None else names)
+        order = model.listed if names is None else names
+        payload = capture.gradient_of(sent, variables["params"], names=order)
+        moved = [] if is_defended(known) else check_frozen(sent, whole, order)
     except ValueError as error:
         cause = "the update is of another model, or lacks a layer"
         option = "--model, --update, and --frozen for layers that the client does not train"
         return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
+    if moved:
+        return inconsistent(moved, model, threat)
     parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
-from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.audit._rival import explains_as_well
 from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.verdict import Answer
@@ -25,27 +23,8 @@ def under_any_loss(case: Case) -> Case:
     return case._replace(
         share=any_loss_share(model, case.share.batch_norm),  # type: ignore[arg-type]
         observation=seen_by_any_loss(model, case.observation),
-        unknowns=case.samples * model.num_classes + dependent(case),
+        unknowns=case.samples * model.num_classes,
     )
-
-
-def dependent(case: Case) -> int:
-    """How many numbers of the layers' gradients follow from the others, whatever the images are.
-
-    The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
-    bias is one more input, which is always 1, and inputs or outputs that are dead do not count. With a known loss the
-    rest tells of labels and weights. Without it, mixtures of images have the same gradient of a layer as the images.
-    """
-    model, seen = case.share.model, case.observation
-    leaves, total = named_leaves(seen.payload), 0
-    for name, (count, _) in sizes_of_all_rows(model, case.samples, case.share.batch_norm).items():
-        if name in leaves:
-            matrix = np.asarray(model.matrix(name, leaves[name])) != 0
-            inputs, outputs = int(matrix.any(axis=1).sum()), int(matrix.any(axis=0).sum())
-            inputs += model.bias_of(name) in leaves
-            rank = min(count, inputs, outputs)
-            total += inputs * outputs - rank * (inputs + outputs - rank)
-    return total
 
 
 def dimmer_images(case: Case, answer: Answer) -> np.ndarray:

@@ -1,0 +1,57 @@
+"""Whether what a client says it did not train has stayed as it was."""
+
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+from jaxleak import capture
+from jaxleak._base import PyTree
+from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.finding import Finding
+from jaxleak.capture._names import held_of, matching
+
+#: Formats in which weights may have been saved that were trained in float32.
+_FORMATS = (np.float16, ml_dtypes.bfloat16)
+
+
+def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> list[Finding]:
+    """A finding that fails, where the update has changed a parameter that is said to be a constant.
+
+    An audit takes such parameters for constants, and attacks the others alone. An attacker has all of them.
+
+    Args:
+        sent: the update, with its facts.
+        params: all weights at which the client began.
+        names: names of the model's arrays in the order of a list, as in `capture.fit`.
+    """
+    frozen = sent.facts.frozen
+    if not frozen:
+        return []
+    leaves = named_leaves(params)
+    held = held_of(sent.arrays, list(leaves), names, what=sent.source)
+    moved = [
+        name
+        for name in matching(frozen, list(leaves), what="frozen")
+        if name in held and _moved(sent.facts.kind, held[name], np.asarray(leaves[name]))
+    ]
+    if not moved:
+        return []
+    what = "other weights than --weights" if sent.facts.kind == "weights" else "entries other than zero"
+    more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+    evidence = f"{moved[0]}{more} is said to be frozen, and the update has {what} there."
+    cause = "the client trained these layers"
+    if sent.facts.kind == "weights":
+        cause += ", or the weights are those of another round"
+    return [Finding("frozen layers", "failed", evidence, cause, "--frozen, --weights")]
+
+
+def _moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:
+    if kind != "weights":
+        return bool(np.any(array != 0))
+    if array.size != before.size:
+        return False  # names and shapes are another check's
+    array, before = np.asarray(array, np.float32).ravel(), before.astype(np.float32).ravel()
+    # Where weights were saved in 16 bits, those of a constant are rounded.
+    rounded = (before, *(before.astype(kind).astype(np.float32) for kind in _FORMATS))
+    return not any(np.array_equal(array, same) for same in rounded)

@@ -1,0 +1,111 @@
+"""How many numbers of an update can depend on the images: with fewer than pixels, other images have the same update."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import BatchNormMode, PyTree, total_steps
+from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.rows import sizes_of_all_rows
+from jaxleak.models import Classifier
+from jaxleak.models._door.program import flattened
+from jaxleak.protocols import ClientShare
+
+
+class Independent(NamedTuple):
+    """Two bounds from above."""
+
+    entries: int  # entries of the update, without those that follow from others
+    passed: int  # what the network hands on to layers that are trained, and entries of those that it passed by then
+
+
+def independent_numbers(share: ClientShare, batch_norm: BatchNormMode, told: PyTree, samples: int) -> Independent:
+    """How many numbers of an update can depend on the images, at the most.
+
+    The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
+    bias is one more input, which is always 1. And whatever is trained above a place in the network learns of the images
+    only what that place hands on: behind a frozen layer of 128 features, all that is trained tells 128 numbers of an
+    image. Entries of what is trained below the place count besides. The least over all places holds.
+
+    Args:
+        share: what the client computes; what it does not train is a constant of its model.
+        batch_norm: mode of its normalisation.
+        told: a tree like the payload, whose entries say something unless they are zero.
+        samples: of all local steps and clients.
+
+    Returns:
+        The bounds. After several steps, weights below a place have changed by the images, and only places below all
+        that is trained are looked at.
+    """
+    leaves = named_leaves(told)
+    counts = _counts(share.model, batch_norm, leaves, samples * getattr(share, "local_epochs", 1))
+    widths = _widths(share.model, batch_norm, samples)
+    if total_steps(share) > 1:
+        widths = tuple(place for place in widths if not place[1])
+    passed = min(width + sum(counts.get(name, 0) for name in below) for width, below in widths)
+    return Independent(sum(counts.values()), passed)
+
+
+def _counts(model: Classifier, batch_norm: BatchNormMode, leaves: dict[str, jax.Array], samples: int) -> dict[str, int]:
+    """The free numbers of every leaf; those of a bias are among its kernel's."""
+    counts = {name: int(jnp.count_nonzero(leaf)) for name, leaf in leaves.items()}
+    pixels = samples * math.prod(model.image_shape)
+    for name, (rows, width) in sizes_of_all_rows(model, samples, batch_norm).items():
+        if name not in leaves:
+            continue
+        # Dead inputs and outputs say nothing; but where a layer reads the image, a pixel of zero is known to be that.
+        seen = np.asarray(model.matrix(name, leaves[name])) != 0
+        outputs = int(seen.any(axis=0).sum())
+        inputs = width if rows * width == pixels else int(seen.any(axis=1).sum())
+        bias = model.bias_of(name)
+        inputs += bias in leaves
+        rank = min(rows, inputs, outputs)
+        counts[name] = min(counts[name] + counts.get(bias, 0), rank * (inputs + outputs - rank))
+        counts.pop(bias, None)
+    return counts
+
+
+@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and an audit asks for every answer
+def _widths(model: Classifier, batch_norm: BatchNormMode, samples: int) -> tuple[tuple[int, frozenset[str]], ...]:
+    """How many numbers of the images pass a place in the network, and which parameters have met them by then.
+
+    Of all places with the same parameters below them, the narrowest.
+    """
+    variables = jax.eval_shape(model.init, jax.random.key(0))
+    params, tree = jax.tree.flatten(variables["params"])
+    rest = {name: leaves for name, leaves in variables.items() if name != "params"}
+
+    def logits(params: list[jax.Array], rest: PyTree, x: jax.Array) -> jax.Array:
+        given = {**rest, "params": jax.tree.unflatten(tree, params)}
+        return model.apply(given, x, mode=batch_norm).logits
+
+    x = jax.ShapeDtypeStruct((samples, *model.image_shape), jnp.float32)
+    program = flattened(jax.make_jaxpr(logits)(params, rest, x))
+    names = list(named_leaves(variables["params"]))
+    owners = {slot: frozenset({name}) for slot, name in zip(program.inputs, names, strict=False)}
+    image, end = program.inputs[-1], len(program.steps) + 1
+    born, last, met = {image: 0}, {image: 0}, dict[str, int]()
+    for number, step in enumerate(program.steps, start=1):
+        own = frozenset[str]().union(*(owners.get(slot, ()) for slot in step.inputs))
+        if not any(slot in born for slot in step.inputs):
+            owners.update(dict.fromkeys(step.outputs, own))
+            continue
+        last.update({slot: number for slot in step.inputs if slot in born})
+        born.update(dict.fromkeys(step.outputs, number))
+        for name in own:
+            met.setdefault(name, number)
+    last.update({slot: end for slot in program.outputs if slot in born})
+    change = np.zeros(end + 1, np.int64)
+    for slot, first in born.items():
+        if last.get(slot, first) > first:
+            change[first] += math.prod(program.shape(slot))
+            change[last[slot]] -= math.prod(program.shape(slot))
+    narrowest: dict[frozenset[str], int] = {}
+    for place, width in enumerate(np.cumsum(change)[:end].tolist()):
+        below = frozenset(name for name, number in met.items() if number <= place)
+        narrowest[below] = min(width, narrowest.get(below, width))
+    return tuple((width, below) for below, width in narrowest.items())

@@ -1,0 +1,113 @@
+"""How many numbers of an update can depend on the images, against the rank of its Jacobian."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from small_updates import case_of
+
+from jaxleak import Batch, Observation, audit, models, protocols
+from jaxleak.audit._independent import _widths, independent_numbers
+
+SIDE, CLASSES, WIDTH = 6, 5, 9
+PIXELS = SIDE * SIDE
+
+
+def adapter(images=1):
+    """A client that trains the head and a bottleneck behind a frozen layer of few smooth features."""
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    frozen = jax.random.normal(next(keys), (PIXELS, WIDTH)) / SIDE
+    params = {
+        "down": jax.random.normal(next(keys), (WIDTH, 4)),
+        "up": jax.random.normal(next(keys), (4, WIDTH)),
+        "head": {"kernel": jax.random.normal(next(keys), (WIDTH, CLASSES)), "bias": jnp.zeros(CLASSES)},
+    }
+
+    def network(variables, x):
+        p, features = variables["params"], jnp.tanh(x.reshape(len(x), -1) @ frozen)
+        features = features + jnp.tanh(features @ p["down"]) @ p["up"]
+        return features @ p["head"]["kernel"] + p["head"]["bias"]
+
+    model, variables = models.from_function(
+        network, {"params": params}, image_shape=(SIDE, SIDE, 1), num_classes=CLASSES
+    )
+    x = jax.random.uniform(next(keys), (images, SIDE, SIDE, 1))
+    return model, variables, x
+
+
+def update_of(share, variables, x):
+    batch = Batch(x[:, None], jnp.arange(len(x)), jnp.arange(len(x)))
+    return jax.jit(share)(variables, batch)
+
+
+def rank_of_the_jacobian(share, variables, x):
+    """How many independent directions of the images change the update, in float64."""
+
+    def flat(x):
+        return ravel_pytree(update_of(share, variables, x.reshape(-1, SIDE, SIDE, 1)))[0]
+
+    jacobian = np.asarray(jax.jacfwd(flat)(x.ravel()), np.float64)
+    values = np.linalg.svd(jacobian, compute_uv=False)
+    return int((values > 1e-6 * values[0]).sum())
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_what_lies_behind_a_frozen_layer_tells_no_more_than_its_width(images):
+    model, variables, x = adapter(images)
+    share = protocols.ClientShare(model)
+    held = independent_numbers(share, "train", update_of(share, variables, x), images)
+    assert held.passed == images * WIDTH
+    assert held.entries > images * WIDTH
+    assert rank_of_the_jacobian(share, variables, x) == images * WIDTH
+
+
+def test_an_image_behind_a_narrow_frozen_layer_is_not_certified():
+    """Two starts of peeling agree on the image that the prior prefers among those with the same features."""
+    model, variables, x = adapter()
+    gradient = update_of(protocols.ClientShare(model), variables, x)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model), seen)
+    assert case.held.passed < PIXELS
+    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5)
+    assert verdict.answers
+    assert not any(answer.shown.any() for answer in verdict.answers)
+    said = f"No image can be certified: at most {WIDTH} numbers of the update depend on the images, which have {PIXELS}"
+    assert any(reason.startswith(said) for reason in verdict.reasons)
+
+
+def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
+    """A bias on the pixels is trained as well: its entries count, and no place is below it."""
+    model, variables, x = adapter()
+    shift = jnp.zeros((SIDE, SIDE, 1))
+
+    def shifted(variables, x):
+        inner = {"params": variables["params"]["network"]}
+        return model.apply(inner, jnp.tanh(x + variables["params"]["shift"]), mode="train").logits
+
+    wider, start = models.from_function(
+        shifted,
+        {"params": {"shift": shift, "network": variables["params"]}},
+        image_shape=(SIDE, SIDE, 1),
+        num_classes=CLASSES,
+    )
+    share = protocols.ClientShare(wider)
+    held = independent_numbers(share, "train", update_of(share, start, x), 1)
+    assert held.passed == PIXELS  # the image itself is the narrowest place with nothing below
+    steps = protocols.ClientShare(wider, local_steps=2, learning_rate=0.1)
+    assert independent_numbers(steps, "train", update_of(share, start, x), 2).passed == 2 * PIXELS
+    places = {below: width for width, below in _widths(wider, "train", 1)}
+    assert places[frozenset()] == PIXELS
+    assert places[frozenset({"shift"})] == WIDTH
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet"])
+def test_a_network_that_trains_all_of_itself_passes_the_whole_image(name):
+    options = {"mlp": {"widths": (12, 4)}, "convnet": {"channels": (4,), "strides": (2,)}}[name]
+    model = models.build(name, (SIDE, SIDE, 1), CLASSES, **options)
+    variables = jax.jit(model.init)(jax.random.key(0))
+    x = jax.random.uniform(jax.random.key(1), (1, SIDE, SIDE, 1)).at[0, :2].set(0.0)  # pixels of zero are known to be
+    share = protocols.ClientShare(model)
+    held = independent_numbers(share, "train", update_of(share, variables, x), 1)
+    assert held.passed >= PIXELS
+    assert held.entries >= PIXELS
