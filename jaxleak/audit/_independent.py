@@ -35,7 +35,7 @@ def independent_numbers(share: ClientShare, batch_norm: BatchNormMode, told: PyT
         share: what the client computes; what it does not train is a constant of its model.
         batch_norm: mode of its normalisation.
         told: a tree like the payload, whose entries say something unless they are zero.
-        samples: of all local steps and clients.
+        samples: number of samples of all local steps and clients.
 
     Returns:
         The bounds. After several steps, weights below a place have changed by the images, and only places below all

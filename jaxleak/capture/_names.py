@@ -71,7 +71,7 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
 def held_of(
     arrays: Mapping[str, np.ndarray], expected: list[str], names: Sequence[str] | None, *, what: str
 ) -> dict[str, np.ndarray]:
-    """Those of the arrays that the model expects, by its names; the others and what is missing are left out.
+    """The arrays that the model expects, by its names; what it does not expect or what is missing is left out.
 
     Args:
         arrays: by name, or a list as in `in_order`.

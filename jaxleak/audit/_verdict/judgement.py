@@ -177,7 +177,11 @@ def numbers_of(
 def told(answer: Answer) -> str:
     """What an attack tried, and how near its answer came, in a sentence."""
     counted = answer.counted_agreement
-    agreement = "" if counted is None else f", independent starts agree to an SSIM of {counted.mean():.2f}"
+    agreement = ""
+    if counted is not None:
+        agreement = f", independent starts agree to an SSIM of {counted.mean():.3f}"
+        if answer.finished and (counted < answer.agreement_needed).any():
+            agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
     if answer.undetermined is not None and answer.undetermined.any():
         agreement += (
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "

@@ -127,6 +127,11 @@ class Answer(NamedTuple):
         return self.agree if self.undetermined is None else self.agree & ~self.undetermined
 
     @property
+    def agreement_needed(self) -> float:
+        """The SSIM between starts that a certificate takes."""
+        return _PEELED_AGREE_ABOVE if self.kind in (PEELED, PEELED_ALONE) else AGREE_ABOVE
+
+    @property
     def agree(self) -> np.ndarray:
         """(B,) bool: images that two independent starts found, which the prior alone may have made alike.
 
@@ -136,8 +141,7 @@ class Answer(NamedTuple):
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
         flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
-        least = _PEELED_AGREE_ABOVE if self.kind in (PEELED, PEELED_ALONE) else AGREE_ABOVE
-        return np.asarray((self.agreement >= least) & ~flat)
+        return np.asarray((self.agreement >= self.agreement_needed) & ~flat)
 
 
 class Verdict(NamedTuple):
