@@ -564,6 +564,13 @@ class TestContents:
         if status != "not applicable":
             assert found.evidence == f"a has {size} entries of {values} different sizes."
 
+    @pytest.mark.parametrize(("sizes", "status"), [(100, "passed"), (8, "suspicious")])
+    def test_few_entries_that_are_left_need_not_be_quantised(self, sizes, status):
+        """Of five thousand entries a hundred are left, which differ as those of a gradient do."""
+        left = np.linspace(1, 2, sizes).repeat(100 // sizes)
+        leaf = np.concatenate([left, np.zeros(4900)]).astype(np.float32)
+        assert contents._few_values({"a": leaf}).status == status
+
     @pytest.mark.parametrize(
         ("change", "status"),
         [

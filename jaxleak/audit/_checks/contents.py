@@ -117,7 +117,8 @@ def _few_values(leaves: dict[str, np.ndarray], *, rounded: bool = False) -> Find
     if not large:
         return Finding("quantisation", "not applicable", f"No leaf that is not zero has {_MANY_ENTRIES} entries.")
     sizes = {name: len(np.unique(np.abs(leaf))) for name, leaf in large.items()}
-    few = [name for name, count in sizes.items() if count <= _FEW_VALUES]
+    # A defense that leaves most entries out leaves few values as well, each of a size of its own.
+    few = [name for name, count in sizes.items() if count <= _FEW_VALUES and _share_of_sizes(large[name]) <= 0.5]
     suspects = [name for name in few if not _is_outer_product(large[name])]
     name = min(suspects or sizes, key=lambda name: (sizes[name], name))
     evidence = f"{name} has {large[name].size} entries of {sizes[name]} different sizes"

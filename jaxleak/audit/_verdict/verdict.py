@@ -301,9 +301,10 @@ def decide(
         not_tried: what was not, and why.
         attacked: whether any attack came to its end.
     """
+    warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     wrong = failed(findings)
-    if wrong:
-        return "inputs inconsistent", tuple(str(finding) for finding in wrong)
+    if wrong:  # what is suspicious besides may be the cause
+        return "inputs inconsistent", (*map(str, wrong), *warnings)
     reasons = []
     if labels.proven.any():
         reasons.append(_proven(labels))
@@ -333,7 +334,6 @@ def decide(
         )
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
-    warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     withheld = [labels.withheld] if labels.withheld else []
     if reasons:
         return "leaks", (reasons[0], *warnings, *reasons[1:], *withheld)
