@@ -120,6 +120,7 @@ def test_images_with_a_rival_have_no_certificate():
     assert "no other image was found with this update" in reasons[0]
 
 
+@pytest.mark.slow
 def test_an_audit_of_a_network_that_reads_little_certifies_no_image(monkeypatch):
     """Before rivals were searched, two starts agreed on a smooth image, and it was certified."""
     monkeypatch.setattr(stages, "_LATER", (10**9,))  # one search is enough
