@@ -66,7 +66,7 @@ def seen(share, samples, labels):
     return threats.view(GRANTED, transcript), transcript.private, orders
 
 
-@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_in_the_clients_orders_give_its_update(clients):
     """With one label for all images, whose order is then of no effect."""
     share = protocols.ClientShare(
@@ -89,7 +89,7 @@ def test_copies_in_the_clients_orders_give_its_update(clients):
     assert answer.gradient_matched.all()
 
 
-@pytest.mark.parametrize("strategy", ["given", "bias_rule", "joint"])
+@pytest.mark.parametrize("strategy", ["given", pytest.param("bias_rule", marks=pytest.mark.slow), "joint"])
 def test_every_epoch_has_the_labels_of_the_first(strategy):
     share = protocols.ClientShare(reference.sigmoid_mlp(), local_steps=2, local_epochs=2, learning_rate=0.1)
     observation, batch, _ = seen(share, 4, np.arange(4) % 3)
