@@ -293,14 +293,20 @@ def mean_of_sample_gradients(model, params, batch):
 
 def mean_of_classifier_gradients(model, variables, batch):
     """One sample at a time, then the mean; for models whose samples do not meet."""
+    one = _gradient_of_one(model)
+    gradients = [one(variables, x, y) for x, y in zip(batch.x, batch.y, strict=True)]
+    return jax.tree.map(lambda *parts: sum(parts) / len(parts), *gradients)
 
-    def loss(params, x, y):
+
+@functools.cache
+def _gradient_of_one(model):
+    """Of the loss of one sample with respect to the parameters, compiled once."""
+
+    def loss(params, variables, x, y):
         logits = model.apply({**variables, "params": params}, x).logits[0]
         return -jax.nn.log_softmax(logits)[y]
 
-    one = jax.jit(jax.grad(loss))
-    gradients = [one(variables["params"], x, y) for x, y in zip(batch.x, batch.y, strict=True)]
-    return jax.tree.map(lambda *parts: sum(parts) / len(parts), *gradients)
+    return jax.jit(lambda variables, x, y: jax.grad(loss)(variables["params"], variables, x, y))
 
 
 def _candidate_5(member, reading):

@@ -95,7 +95,7 @@ def test_a_client_that_shuffles_anew_uploads_what_its_own_orders_give_and_the_at
         state = protocol.init(jax.random.key(0))
         _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, private)
         sent.append(transcript.payload)
-        simulated = share(state.params, transcript.private)
+        simulated = jax.jit(share)(state.params, transcript.private)
         distance = float(objectives.cosine(simulated, transcript.payload))
         assert (1e-6 < distance < 0.1) if reshuffle else distance < 1e-6
     with pytest.raises(ValueError, match="needs local_epochs > 1 and local_steps > 1, got 3 and 1"):
