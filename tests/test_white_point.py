@@ -16,6 +16,7 @@ from jaxleak.threats import Threat, view
 B, SHAPE, CLASSES = 2, (6, 6, 2), 3
 
 
+@functools.cache
 def observed(normalised: bool, mode: str = "train"):
     """A client's round: the model, its protocol, what the server sees, and the truth, whose brightest pixel is 0.8."""
     model = models.convnet(SHAPE, CLASSES, channels=(4, 4), strides=(1, 2), batch_norm=normalised)
