@@ -71,9 +71,7 @@ def _share_contexts(programs=100):
 @pytest.fixture(scope="session")
 def perceptron():
     """A small MLP, its weights, a batch of one image, and the gradient that a client sends of it."""
-    from small_updates import sent_by  # imports jax, which must not be imported before the settings above
+    import small_updates  # imports jax, which must not be imported before the settings above
 
-    from jaxleak import models
-
-    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
-    return model, *sent_by(model)
+    model = small_updates.perceptron()
+    return model, *small_updates.sent_by(model)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_updates import pictures, sent_by
+from small_updates import perceptron, pictures, sent_by
 
 from jaxleak import Batch, Observation, attacks, audit, capture, models, protocols
 from jaxleak.attacks import adaptive, presets
@@ -98,7 +98,7 @@ def test_the_bounds_hold_behind_optax_whose_first_step_is_a_little_shorter(rate,
 @pytest.fixture(scope="module")
 def client():
     """A client whose one image is classified rightly already, so that its gradient is small, and what it sends."""
-    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    model = perceptron()
     variables, batch, _ = sent_by(model)
     batch = batch._replace(x=jnp.asarray(pictures(1), jnp.float32)[:, None])
     head = variables["params"]["head"]

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_updates import sent_by
+from small_updates import perceptron, sent_by
 
-from jaxleak import audit, models
+from jaxleak import audit
 from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.equations import check_defended_head
 from jaxleak.audit._checks.head import Head, head_of
@@ -20,7 +20,7 @@ from jaxleak.protocols import ClientShare
 @pytest.fixture(scope="module")
 def client():
     """A client of three images of classes 3, 4 and 5."""
-    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    model = perceptron()
     variables, batch, gradient = sent_by(model, images=3)
     alone = jax.vmap(
         lambda x, y: ClientShare(model)(variables, batch._replace(x=x[None], y=y[None], index=jnp.zeros(1)))

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_updates import perceptron
 
-from jaxleak import Batch, audit, capture, models
+from jaxleak import Batch, audit, capture
 from jaxleak.audit._verdict.stated import stated_client
 
 RATE = 0.2
@@ -14,7 +15,7 @@ RATE = 0.2
 @pytest.fixture(scope="module")
 def summing():
     """A client of two samples in each of three steps, whose loss is the sum over them, written out."""
-    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    model = perceptron()
     variables = jax.jit(model.init)(jax.random.key(0))
     x, y = jax.random.uniform(jax.random.key(1), (6, 4, 4, 1)), jnp.array([3, 1, 3, 7, 0, 5], jnp.int32)
 

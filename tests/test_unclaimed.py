@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_updates import perceptron
 
 from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.audit._checks.labels import Labels
@@ -15,7 +16,7 @@ from jaxleak.audit._verdict.verdict import Answer, contradicted, copied, out_of_
 @pytest.fixture(scope="module")
 def client():
     """A client of twelve samples, three local steps of four each."""
-    model = models.mlp((4, 4, 1), 10, widths=(16, 8))
+    model = perceptron()
     variables = jax.jit(model.init)(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(1), (12, 1, 4, 4, 1))
     y = jnp.array([1, 1, 4, 6, 8, 2, 3, 6, 0, 4, 1, 9], jnp.int32)
