@@ -129,6 +129,7 @@ def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client)
     assert errors["knows"] < 5e-3 < 5e-2 < errors["does not"], errors
 
 
+@pytest.mark.slow
 def test_an_audit_says_that_a_stated_step_of_adam_leaks(client, tmp_path):
     model, variables, batch, gradient, _ = client
     rate = 0.01
@@ -165,7 +166,7 @@ def test_a_gradient_of_one_size_is_none_of_adam(client):
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("rate", [1e-3, 1e-5])
+@pytest.mark.parametrize("rate", [1e-3, pytest.param(1e-5, marks=pytest.mark.slow)])
 def test_no_image_is_certified_of_signs(client, rate):
     """Rounding spreads the entries of a step, whose rank is still one, as that of one sample's gradient."""
     model, variables, batch, gradient, _ = client
