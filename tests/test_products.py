@@ -12,7 +12,7 @@ from jaxleak.study.updates import Case, forward_seconds
 
 SETTING = "jax_default_matmul_precision"
 BUILD = {
-    "a network": lambda: models.mlp((4, 4, 1), 6, widths=(5,)),
+    "a network": lambda: models.mlp((4, 4, 1), 6, widths=()),
     "a split network": lambda: models.cafe_vertical((2, 2, 1), parties=2, num_classes=3),
     "bottoms and a top": lambda: models.bottom_top((2, 2), 2),
     "recorded steps": lambda: party_records.recorded(np.zeros((2, 3), int), np.zeros((2, 3, 4)), np.zeros((2, 3, 2))),
