@@ -88,6 +88,7 @@ def test_what_no_attack_without_the_loss_is_for_is_not_attacked_and_that_is_said
         assert why in reason
 
 
+@pytest.mark.slow
 def test_images_of_several_samples_leak_whatever_the_loss_is(convolutional, tmp_path):
     """With labels that no cross-entropy has: several findings per image."""
     model = convolutional[0]
