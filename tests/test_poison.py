@@ -16,6 +16,7 @@ from slowness import slow_but
 
 from jaxleak import attacks, data
 from jaxleak.attacks import party_records, presets
+from jaxleak.attacks._vertical import baselines
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.parties import ADVERSARY, SplitCase, _comparisons, _own_features, split_problem
 from jaxleak.study.parties import _runs as parties_runs
@@ -137,6 +138,7 @@ def vfl_answers(monkeypatch, attack, *, poisoned):
             patch.setattr(module, "split_problem", functools.partial(draw, module))
         for module in (parties_runs, _comparisons):
             patch.setattr(module, "Truth", Kept)
+        patch.setattr(baselines, "_TREES", 10)
         patch.setattr(attacks, "train_vflrecon", functools.partial(attacks.train_vflrecon, hidden=(8,)))
         attack()
     return found
