@@ -75,3 +75,19 @@ def perceptron():
 
     model = small_updates.perceptron()
     return model, *small_updates.sent_by(model)
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """A client of four images whose small ConvNet does not normalise."""
+    from small_updates import Client
+
+    return Client(batch_norm=False)
+
+
+@pytest.fixture(scope="session")
+def normalised():
+    """The same with batch normalisation."""
+    from small_updates import Client
+
+    return Client(batch_norm=True)

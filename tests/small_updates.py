@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import Batch, models, protocols
+from jaxleak import Batch, audit, models, protocols
 from jaxleak.audit._verdict import search
 from jaxleak.audit._verdict.verdict import Answer
 
@@ -17,11 +17,33 @@ def perceptron():
     return models.mlp((4, 4, 1), 10, widths=(16, 8))
 
 
+class Client:
+    """A client of four images, the weights before and after another round, and its gradient."""
+
+    def __init__(self, batch_norm, batch_size=4):
+        self.model = models.convnet((8, 8, 3), 10, channels=(8, 8, 8), strides=(1, 2, 2), batch_norm=batch_norm)
+        self.variables = jax.jit(self.model.init)(jax.random.key(0))
+        self.share, self.batch_size = protocols.ClientShare(self.model), batch_size
+        x = jax.random.uniform(jax.random.key(1), (batch_size, 1, 8, 8, 3))
+        self.batch = Batch(x, jnp.arange(batch_size, dtype=jnp.int32) + 2, jnp.arange(batch_size))
+        self.gradient = jax.jit(self.share)(self.variables, self.batch)
+
+    def check(self, payload=None, **changes):
+        options = {"share": self.share, "variables": self.variables, "batch_size": self.batch_size} | changes
+        return audit.check_update(payload=self.gradient if payload is None else payload, **options)
+
+
 def sent_by(model, images=1, seed=1):
     variables = jax.jit(model.init)(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(seed), (images, 1, *model.image_shape))
     batch = Batch(x, jnp.arange(images, dtype=jnp.int32) + 3, jnp.arange(images))
     return variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
+
+
+def changed(tree, path, change):
+    """The tree with one leaf changed, by a path such as "conv_0/bias"."""
+    layer, name = path.split("/")
+    return {**tree, layer: {**tree[layer], name: change(tree[layer][name])}}
 
 
 def case_of(share, observation):
