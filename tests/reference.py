@@ -365,3 +365,18 @@ def solve_step_2(batches, v, kernel_gradients):
         h[:, p] = np.linalg.lstsq(stacked, np.concatenate(right), rcond=None)[0]
         ranks.append(np.linalg.matrix_rank(stacked))
     return h, min(ranks)
+
+
+def flat(tree):
+    """All numbers of a tree, one after the other."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def normal(*shape, seed=0):
+    """Numbers of a standard normal distribution, the same for the same seed."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def psnr_by_hand(x, truth):
+    """(n,) peak signal-to-noise ratios in dB of n samples of any shape, for a peak of one."""
+    return -10 * np.log10(((np.asarray(x, np.float64) - truth) ** 2).reshape(len(x), -1).mean(axis=1) + 1e-30)

@@ -6,12 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak.models import avg_pool, conv2d, global_avg_pool, max_pool
-
-
-def _random(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def _all_orders(f, primals, tangents):
@@ -51,8 +48,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_patches_equal_lax_in_value_and_first_two_derivatives(case):
     window, c_in, c_out, stride, padding, groups, size = CASES[case]
-    primals = _random(2, *size, c_in), _random(*window, c_in // groups, c_out, seed=1)
-    tangents = _random(*primals[0].shape, seed=2), _random(*primals[1].shape, seed=3)
+    primals = reference.normal(2, *size, c_in), reference.normal(*window, c_in // groups, c_out, seed=1)
+    tangents = reference.normal(*primals[0].shape, seed=2), reference.normal(*primals[1].shape, seed=3)
 
     @jax.jit
     def both(primals):
@@ -70,7 +67,7 @@ def test_patches_equal_lax_in_value_and_first_two_derivatives(case):
 
 @pytest.mark.parametrize("padding", [1, ((2, 0), (0, 2)), ((0, 2), (1, 1))])
 def test_a_window_that_fits_exactly_is_read_once(padding):
-    x, kernel = _random(2, 1, 1, 2), _random(3, 3, 2, 2, seed=1)
+    x, kernel = reference.normal(2, 1, 1, 2), reference.normal(3, 3, 2, 2, seed=1)
     (top, _), (left, _) = padding if isinstance(padding, tuple) else ((padding, 0), (padding, 0))
     expected = np.einsum("bc,co->bo", x[:, 0, 0], kernel[top, left])
     for form in ("patches", "lax"):
@@ -83,7 +80,7 @@ def test_a_window_that_fits_exactly_is_read_once(padding):
 
 @pytest.mark.parametrize("size", [(6, 6), (7, 5)])
 def test_paddings_follow_pytorch_and_tensorflow(size):
-    x, kernel = _random(1, *size, 2), _random(3, 3, 2, 2, seed=1)
+    x, kernel = reference.normal(1, *size, 2), reference.normal(3, 3, 2, 2, seed=1)
     # PyTorch's rule: a strided convolution keeps every other entry of the one with stride 1.
     dense = conv2d(x, kernel, form="lax")
     np.testing.assert_allclose(conv2d(x, kernel, stride=2, padding=1), dense[:, ::2, ::2], atol=1e-5)
@@ -92,7 +89,7 @@ def test_paddings_follow_pytorch_and_tensorflow(size):
 
 
 def test_a_strided_convolution_runs_inside_scan_and_vmap():
-    x, kernels = _random(2, 6, 6, 2), _random(3, 3, 3, 2, 2, seed=1)
+    x, kernels = reference.normal(2, 6, 6, 2), reference.normal(3, 3, 3, 2, 2, seed=1)
 
     @jax.jit
     def run(kernels):
@@ -129,7 +126,7 @@ def test_sizes_that_do_not_fit_are_refused():
 )
 def test_max_pool_equals_a_reduce_window(window, stride, padding, size):
     # Shifted below zero, so that a padding with zeros would win.
-    z, tangent = _random(2, *size, 2) - 5, _random(2, *size, 2, seed=1)
+    z, tangent = reference.normal(2, *size, 2) - 5, reference.normal(2, *size, 2, seed=1)
     pads = ((0, 0), (padding, padding), (padding, padding), (0, 0)) if padding != "SAME" else "SAME"
 
     def windowed(z):
@@ -145,7 +142,7 @@ def test_max_pool_equals_a_reduce_window(window, stride, padding, size):
 
 @pytest.mark.parametrize(("window", "stride", "padding"), [(3, 2, 1), (2, 2, "SAME")])
 def test_a_smoothed_max_pool_is_the_log_mean_exp_of_what_lies_inside(window, stride, padding):
-    z = np.asarray(_random(2, 5, 7, 2))
+    z = np.asarray(reference.normal(2, 5, 7, 2))
     smooth = jax.jit(lambda sharpness: max_pool(z, window, stride, padding, sharpness=sharpness))
     low = padding if padding != "SAME" else 0
     for beta in (0.5, 20.0):
@@ -162,7 +159,7 @@ def test_a_smoothed_max_pool_is_the_log_mean_exp_of_what_lies_inside(window, str
 
 
 def test_average_pools():
-    x = _random(2, 5, 4, 3)
+    x = reference.normal(2, 5, 4, 3)
     by_hand = np.asarray(x)[:, :4].reshape(2, 2, 2, 2, 2, 3).mean(axis=(2, 4))
     np.testing.assert_allclose(avg_pool(x), by_hand, atol=1e-6)
     np.testing.assert_allclose(global_avg_pool(x), np.asarray(x).mean(axis=(1, 2)), atol=1e-6)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import scipy.optimize
 
 from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize, soteria
@@ -62,10 +63,6 @@ def _slow_gradient(x, kept=1.0):
     }
 
 
-def _flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 PAYLOAD = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), _slow_gradient(np.asarray(X, np.float64)))
 
 
@@ -111,7 +108,7 @@ def test_soteria_does_not_spend_its_ratio_on_features_that_never_fire():
 
 def _slow_outpost(key, ratio, noise_scale, fisher_percent):
     noise_key, _ = jax.random.split(key)
-    fisher = _flat(PAYLOAD).astype(np.float64) ** 2
+    fisher = reference.flat(PAYLOAD).astype(np.float64) ** 2
     threshold = np.sort(fisher)[::-1][int(np.ceil(fisher.size * fisher_percent / 100)) - 1]
     leaves, weights = jax.tree.leaves(PAYLOAD), jax.tree.leaves(VARIABLES["params"])
     new = []
@@ -132,9 +129,9 @@ def _slow_outpost(key, ratio, noise_scale, fisher_percent):
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
 def test_outpost_prunes_and_perturbs_what_fisher_points_at(ratio):
     defense = outpost(ratio, noise_scale=0.8, fisher_percent=40, decay=0)
-    shared = _flat(_share(defense))
+    shared = reference.flat(_share(defense))
     np.testing.assert_allclose(shared, _slow_outpost(KEY, ratio, 0.8, 40), rtol=1e-5, atol=1e-7)
-    assert (shared != _flat(PAYLOAD)).sum() > 0.3 * shared.size
+    assert (shared != reference.flat(PAYLOAD)).sum() > 0.3 * shared.size
 
 
 def test_the_risk_of_a_layer_is_at_most_one():
@@ -145,7 +142,7 @@ def test_the_risk_of_a_layer_is_at_most_one():
 
 
 def test_outpost_may_prune_everything():
-    assert not _flat(_share(outpost(1.0, noise_scale=0.0, decay=0))).any()
+    assert not reference.flat(_share(outpost(1.0, noise_scale=0.0, decay=0))).any()
 
 
 def test_outpost_acts_less_and_less_often():
@@ -168,7 +165,11 @@ def _slow_sensitivities():
         shift = np.zeros(x.size)
         shift[j] = step
         shift = shift.reshape(x.shape)
-        total = total + ((_flat(_slow_gradient(x + shift)) - _flat(_slow_gradient(x - shift))) / (2 * step)) ** 2
+        total = (
+            total
+            + ((reference.flat(_slow_gradient(x + shift)) - reference.flat(_slow_gradient(x - shift))) / (2 * step))
+            ** 2
+        )
     return total
 
 
@@ -176,22 +177,22 @@ def test_guardian_estimates_how_entries_depend_on_the_data():
     estimate = jax.jit(lambda k: sensitivities(k, MODEL, VARIABLES, X, Y, probes=4000))(KEY)
     exact = _slow_sensitivities()
     # The square of a sum of signs has a relative deviation of at most sqrt(2); six standard errors.
-    np.testing.assert_allclose(_flat(estimate), exact, rtol=6 * np.sqrt(2 / 4000), atol=1e-9)
+    np.testing.assert_allclose(reference.flat(estimate), exact, rtol=6 * np.sqrt(2 / 4000), atol=1e-9)
     soft, hard = jax.jit(lambda *labels: [sensitivities(KEY, MODEL, VARIABLES, X, y, probes=2) for y in labels])(
         jax.nn.one_hot(Y, CLASSES), Y
     )
-    np.testing.assert_allclose(_flat(soft), _flat(hard), rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(reference.flat(soft), reference.flat(hard), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("beta", [0.5, 1e3])
 def test_guardian_minimises_its_objective(beta):
     shared = _share(guardian(beta, probes=3))
-    g = _flat(PAYLOAD).astype(np.float64)
+    g = reference.flat(PAYLOAD).astype(np.float64)
     probe_key = jax.random.split(KEY)[0]
     s = jax.jit(lambda x: sensitivities(probe_key, MODEL, VARIABLES, x, Y, probes=3))(X)
-    s = _flat(s).astype(np.float64)
+    s = reference.flat(s).astype(np.float64)
     s /= s.mean()
-    u = (_flat(shared) - g) ** 2 / np.mean(g**2)
+    u = (reference.flat(shared) - g) ** 2 / np.mean(g**2)
     for i in np.argsort(s)[[0, 20, 60, -20, -1]]:
         best = scipy.optimize.minimize_scalar(
             lambda v, i=i: v - beta * s[i] * np.log1p(v), bounds=(0, beta * s[i] + 1), method="bounded"
@@ -207,18 +208,18 @@ def test_guardian_takes_the_loss_of_the_client():
         return 0.5 * jnp.sum((logits - jax.nn.one_hot(y, CLASSES)) ** 2)
 
     other = _share(guardian(10.0, loss=half))
-    assert not np.allclose(_flat(other), _flat(_share(guardian(10.0))))
+    assert not np.allclose(reference.flat(other), reference.flat(_share(guardian(10.0))))
 
 
 @pytest.mark.parametrize("defense", [soteria(0.0), outpost(0.0, noise_scale=0.0, decay=0), guardian(0.0)])
 def test_strength_zero_is_the_identity(defense):
-    np.testing.assert_array_equal(_flat(_share(defense)), _flat(PAYLOAD))
+    np.testing.assert_array_equal(reference.flat(_share(defense)), reference.flat(PAYLOAD))
 
 
 def test_representation_defenses_chain():
     both = _share(chain(soteria(0.5), outpost(0.5, decay=0)))
     alone = _share(outpost(0.5, decay=0))
-    assert not np.allclose(_flat(both), _flat(alone))
+    assert not np.allclose(reference.flat(both), reference.flat(alone))
     with pytest.raises(ValueError, match=r"one place, got \['payload', 'representation'\]"):
         chain(soteria(0.5), quantize(8))
 
@@ -258,8 +259,8 @@ def test_batch_normalisation_is_the_clients(defense):
         return both(KEY)
 
     stated, left_out = shared("eval", mode="eval"), shared("eval")
-    assert not np.allclose(_flat(stated), _flat(left_out), atol=1e-6)
-    np.testing.assert_array_equal(_flat(shared("train", mode="train")), _flat(shared("train")))
+    assert not np.allclose(reference.flat(stated), reference.flat(left_out), atol=1e-6)
+    np.testing.assert_array_equal(reference.flat(shared("train", mode="train")), reference.flat(shared("train")))
 
 
 @pytest.mark.parametrize(
@@ -286,8 +287,10 @@ class TestFeatureDropout:
     def test_equals_the_slow_reference(self):
         kept = np.asarray(jax.random.bernoulli(KEY, 0.6, (len(X), FEATURES))) / 0.6
         dropped = feature_dropout(0.4).apply(KEY, PAYLOAD, **BATCH)
-        np.testing.assert_allclose(_flat(dropped), _flat(_slow_gradient(np.asarray(X), kept)), atol=1e-6)
-        assert not np.allclose(_flat(dropped), _flat(PAYLOAD), atol=1e-3)
+        np.testing.assert_allclose(
+            reference.flat(dropped), reference.flat(_slow_gradient(np.asarray(X), kept)), atol=1e-6
+        )
+        assert not np.allclose(reference.flat(dropped), reference.flat(PAYLOAD), atol=1e-3)
 
     def test_the_share_that_is_dropped(self):
         keys = jax.random.split(KEY, 200)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import scipy.stats
 
 from jaxleak import _magnitudes
@@ -27,10 +28,6 @@ RNG = np.random.default_rng(0)
 PAYLOAD = {"a": jnp.asarray(RNG.standard_normal((13, 4)), jnp.float32), "b": jnp.asarray(RNG.laplace(size=9) / 50)}
 
 
-def _flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 def _accepts_only(sample, distribution, scale):
     p = {factor: scipy.stats.kstest(sample, distribution(0, factor * scale).cdf).pvalue for factor in (2 / 3, 1, 1.5)}
     assert p[1] > 1e-3
@@ -44,7 +41,7 @@ def _accepts_only(sample, distribution, scale):
 )
 def test_noise_has_the_stated_scale_and_the_test_would_notice_another(build, distribution):
     zeros = {"a": jnp.zeros((40, 50)), "b": jnp.zeros(3000)}
-    _accepts_only(_flat(build(0.3).apply(KEY, zeros)), distribution, 0.3)
+    _accepts_only(reference.flat(build(0.3).apply(KEY, zeros)), distribution, 0.3)
 
 
 def test_magnitude_noise_is_proportional_and_keeps_zeros():
@@ -67,11 +64,11 @@ def test_cancelling_noise_sums_to_zero_and_hides_each_client():
 @pytest.mark.parametrize("build", [gaussian_payload_noise, laplace_noise, magnitude_noise, quantize])
 def test_strength_zero_is_the_identity(build):
     unchanged = build(32 if build is quantize else 0.0).apply(KEY, PAYLOAD)
-    np.testing.assert_array_equal(_flat(unchanged), _flat(PAYLOAD))
+    np.testing.assert_array_equal(reference.flat(unchanged), reference.flat(PAYLOAD))
     rows = jnp.ones((2, 3))
     np.testing.assert_array_equal(cancelling_noise(0.0, 2).apply(KEY, rows), rows)
-    np.testing.assert_array_equal(_flat(sparsify(100).apply(KEY, PAYLOAD)), _flat(PAYLOAD))
-    np.testing.assert_array_equal(_flat(withhold_top(0).apply(KEY, PAYLOAD)), _flat(PAYLOAD))
+    np.testing.assert_array_equal(reference.flat(sparsify(100).apply(KEY, PAYLOAD)), reference.flat(PAYLOAD))
+    np.testing.assert_array_equal(reference.flat(withhold_top(0).apply(KEY, PAYLOAD)), reference.flat(PAYLOAD))
 
 
 def _slow_quantize(leaf, bits):
@@ -114,15 +111,15 @@ def test_stochastic_rounding_is_unbiased_and_stays_on_the_grid(bits):
 
 @pytest.mark.parametrize("percent", [0.5, 20, 50, 99])
 def test_sparsify_keeps_the_largest_and_withhold_drops_them(percent):
-    flat = _flat(PAYLOAD)
+    flat = reference.flat(PAYLOAD)
     count = int(np.ceil(flat.size * percent / 100))
     largest = np.argsort(-np.abs(flat))[:count]
     kept = np.zeros_like(flat)
     kept[largest] = flat[largest]
-    np.testing.assert_array_equal(_flat(sparsify(percent).apply(KEY, PAYLOAD)), kept)
+    np.testing.assert_array_equal(reference.flat(sparsify(percent).apply(KEY, PAYLOAD)), kept)
     for encrypted in (False, True):
         hidden = withhold_top(percent, encrypted=encrypted).apply(KEY, PAYLOAD)
-        np.testing.assert_array_equal(_flat(hidden), flat - kept)
+        np.testing.assert_array_equal(reference.flat(hidden), flat - kept)
 
 
 def test_encrypted_entries_are_hidden_from_the_server_only():
@@ -145,26 +142,28 @@ def test_error_feedback_sends_everything_in_the_end():
     state, sent, slow_rest, slow_sent = defense.init(PAYLOAD), [], np.zeros(61), []
     for t, gradient in enumerate(gradients):
         upload, state = defense.update(jax.random.key(t), gradient, state)
-        sent.append(_flat(upload))
-        full = slow_rest + _flat(gradient)
+        sent.append(reference.flat(upload))
+        full = slow_rest + reference.flat(gradient)
         mask = np.abs(full) >= np.sort(np.abs(full))[-16]
         slow_sent.append(full * mask)
         slow_rest = full * ~mask
     np.testing.assert_allclose(sent, slow_sent, atol=1e-6)
-    total = sum(_flat(g) for g in gradients)
-    np.testing.assert_allclose(sum(sent) + _flat(state), total, atol=1e-5)
+    total = sum(reference.flat(g) for g in gradients)
+    np.testing.assert_allclose(sum(sent) + reference.flat(state), total, atol=1e-5)
     # Gradients that hardly change are where feedback helps: without it the small entries never arrive.
-    without = sum(_flat(plain.apply(KEY, g)) for g in gradients)
+    without = sum(reference.flat(plain.apply(KEY, g)) for g in gradients)
     assert np.linalg.norm(sum(sent) - total) < np.linalg.norm(without - total)
     # Without carried state every round is the first.
-    np.testing.assert_array_equal(_flat(defense.apply(KEY, gradients[3])), _flat(plain.apply(KEY, gradients[3])))
+    np.testing.assert_array_equal(
+        reference.flat(defense.apply(KEY, gradients[3])), reference.flat(plain.apply(KEY, gradients[3]))
+    )
 
 
 def test_a_chain_carries_the_state_of_its_members():
     defense = chain(clipped_gaussian(100.0, 0.0), sparsify(25, error_feedback=True))
     first, state = defense.update(KEY, PAYLOAD, defense.init(PAYLOAD))
     second, _ = defense.update(KEY, PAYLOAD, state)
-    assert not np.allclose(_flat(first), _flat(second))
+    assert not np.allclose(reference.flat(first), reference.flat(second))
 
 
 def test_bits_on_the_wire():

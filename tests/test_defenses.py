@@ -37,15 +37,11 @@ PAYLOAD = {
 }
 
 
-def _flat(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 0.0])
 def test_clipping_never_exceeds_the_clip_and_leaves_short_payloads_alone(size):
     payload = jax.tree.map(lambda leaf: size * leaf, PAYLOAD)
-    shared = _flat(clipped_gaussian(3.0, 0.0).apply(jax.random.key(0), payload))
-    truth = _flat(payload)
+    shared = reference.flat(clipped_gaussian(3.0, 0.0).apply(jax.random.key(0), payload))
+    truth = reference.flat(payload)
     norm = np.linalg.norm(truth)
     assert np.linalg.norm(shared) <= 3 * (1 + 1e-6)
     np.testing.assert_allclose(shared, truth * min(1.0, 3 / max(norm, 1e-30)), rtol=1e-5)
@@ -53,7 +49,7 @@ def test_clipping_never_exceeds_the_clip_and_leaves_short_payloads_alone(size):
 
 def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another():
     zeros = {"a": jnp.zeros((40, 50)), "b": jnp.zeros(3000)}
-    noise = _flat(clipped_gaussian(2.0, 0.7).apply(jax.random.key(0), zeros))
+    noise = reference.flat(clipped_gaussian(2.0, 0.7).apply(jax.random.key(0), zeros))
     p = {scale: scipy.stats.kstest(noise, scipy.stats.norm(0, 1.4 * scale).cdf).pvalue for scale in (2 / 3, 1, 3 / 2)}
     assert p[1] > 1e-3
     assert p[2 / 3] < 1e-9
@@ -85,11 +81,13 @@ def _adding_noise():
 def test_chain_applies_members_in_order():
     payload = jax.tree.map(lambda leaf: 100 * leaf, PAYLOAD)
     both = chain(clipped_gaussian(3.0, 0.0), clipped_gaussian(0.5, 0.0)).apply(jax.random.key(0), payload)
-    assert np.linalg.norm(_flat(both)) == pytest.approx(0.5, rel=1e-5)
+    assert np.linalg.norm(reference.flat(both)) == pytest.approx(0.5, rel=1e-5)
     noisy_then_clipped = chain(clipped_gaussian(3.0, 10.0), clipped_gaussian(0.5, 0.0))
-    assert np.linalg.norm(_flat(noisy_then_clipped.apply(jax.random.key(0), payload))) == pytest.approx(0.5, rel=1e-5)
+    assert np.linalg.norm(reference.flat(noisy_then_clipped.apply(jax.random.key(0), payload))) == pytest.approx(
+        0.5, rel=1e-5
+    )
     clipped_then_noisy = chain(clipped_gaussian(0.5, 0.0), clipped_gaussian(3.0, 10.0))
-    assert np.linalg.norm(_flat(clipped_then_noisy.apply(jax.random.key(0), payload))) > 10
+    assert np.linalg.norm(reference.flat(clipped_then_noisy.apply(jax.random.key(0), payload))) > 10
 
 
 def test_a_chain_of_several_says_nothing_of_its_output():
@@ -151,7 +149,7 @@ def test_the_unit_of_fake_noise_is_a_root_mean_square(pool_size):
     payload = {name: 10.0**i * jax.random.laplace(key, (n,)) for i, (name, n) in enumerate(sizes.items())}
 
     def rms(x):
-        return np.sqrt(np.mean(np.square(_flat(x))))
+        return np.sqrt(np.mean(np.square(reference.flat(x))))
 
     fake = fake_gradients(pool_size, 1.1, reading="paired", scale="tensor").apply(key, payload)
     for name, true in payload.items():
@@ -192,7 +190,10 @@ def test_the_default_changes_gradients_of_any_size(size):
 
 def test_clamped_every_sign_stays_and_no_magnitude_grows():
     for seed in range(4):
-        truth, fake = _flat(PAYLOAD), _flat(fake_gradients(pool_size=3).apply(jax.random.key(seed), PAYLOAD))
+        truth, fake = (
+            reference.flat(PAYLOAD),
+            reference.flat(fake_gradients(pool_size=3).apply(jax.random.key(seed), PAYLOAD)),
+        )
         assert (truth * fake >= 0).all()
         assert (np.abs(fake) <= np.abs(truth) * (1 + 1e-6)).all()
         assert not np.allclose(fake, truth)
@@ -224,7 +225,7 @@ def test_a_larger_pool_is_nearer():
 
     def distance(size):
         fake = fake_gradients(pool_size=size).apply(jax.random.key(0), PAYLOAD)
-        return np.linalg.norm(_flat(fake) - np.concatenate([g.ravel() for g in gradients]))
+        return np.linalg.norm(reference.flat(fake) - np.concatenate([g.ravel() for g in gradients]))
 
     assert distance(500) < distance(1)
 

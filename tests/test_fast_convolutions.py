@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from slowness import slow_among
 
 from jaxleak.models import _fourier, conv2d
@@ -14,10 +15,6 @@ WINDOWS = {"winograd": (3, 3), "fourier": (5, 3), "patches": (3, 2)}
 PRIMITIVES = {"winograd": "winograd_conv", "fourier": "fourier_conv", "patches": "product"}
 ALGORITHMS = pytest.mark.parametrize("form", WINDOWS)
 FAST = pytest.mark.parametrize("form", ["winograd", "fourier"])
-
-
-def _random(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def _loss(form, x, kernel):
@@ -45,9 +42,9 @@ def _algorithms(x_shape, kernel_shape, **options):
 @ALGORITHMS
 @pytest.mark.parametrize("size", [(4, 6), pytest.param((5, 3), marks=pytest.mark.slow), (1, 1)])
 def test_values_and_derivatives_of_every_mode_are_those_of_lax(form, size):
-    x, kernel = _random(2, *size, 3), _random(*WINDOWS[form], 3, 2, seed=1)
-    arguments = x, kernel, _random(*kernel.shape, seed=2)
-    tangents = tuple(_random(*a.shape, seed=3 + i) for i, a in enumerate(arguments))
+    x, kernel = reference.normal(2, *size, 3), reference.normal(*WINDOWS[form], 3, 2, seed=1)
+    arguments = x, kernel, reference.normal(*kernel.shape, seed=2)
+    tangents = tuple(reference.normal(*a.shape, seed=3 + i) for i, a in enumerate(arguments))
 
     def all_of(form):
         matching = functools.partial(_matching, form)
@@ -76,7 +73,7 @@ AXES = {
 @pytest.mark.parametrize("axes", slow_among(AXES, ("kernels", "all")))
 def test_batching_inside_and_outside_of_derivatives(form, axes):
     shape = *WINDOWS[form], 3, 2
-    arguments = _random(2, 4, 5, 3), _random(*shape, seed=1), _random(*shape, seed=2)
+    arguments = reference.normal(2, 4, 5, 3), reference.normal(*shape, seed=1), reference.normal(*shape, seed=2)
     stacked = tuple(
         a if axis is None else jnp.stack([a, 0.5 * a, a - 1], axis)
         for a, axis in zip(arguments, AXES[axes], strict=True)
@@ -94,7 +91,10 @@ def test_batching_inside_and_outside_of_derivatives(form, axes):
 @ALGORITHMS
 def test_rounding_errors_are_those_of_the_plain_sum(form):
     kh, kw = WINDOWS[form]
-    x, kernel = jax.nn.relu(_random(4, 8, 8, 64)), _random(kh, kw, 64, 32, seed=1) / (kh * kw * 64) ** 0.5
+    x, kernel = (
+        jax.nn.relu(reference.normal(4, 8, 8, 64)),
+        reference.normal(kh, kw, 64, 32, seed=1) / (kh * kw * 64) ** 0.5,
+    )
     with jax.enable_x64(True):
         exact = np.asarray(conv2d(x.astype(jnp.float64), kernel.astype(jnp.float64), form="lax"))
     assert exact.dtype == np.float64
@@ -105,8 +105,8 @@ def test_rounding_errors_are_those_of_the_plain_sum(form):
 @FAST
 def test_dark_parts_of_an_image_stay_dark(form):
     # Rounding there would pass gradients through ReLUs that a plain sum keeps shut.
-    kernel = _random(*WINDOWS[form], 8, 6, seed=1)
-    x = _random(3, 9, 8, 8).at[:, :5].set(0).at[2].set(0)
+    kernel = reference.normal(*WINDOWS[form], 8, 6, seed=1)
+    x = reference.normal(3, 9, 8, 8).at[:, :5].set(0).at[2].set(0)
 
     def passed(form):
         y, pull = jax.vjp(lambda x: jax.nn.relu(conv2d(x, kernel, form=form)), x)

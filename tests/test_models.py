@@ -13,15 +13,11 @@ from jaxleak.models._conv import conv2d, max_pool, smoothed_max_pool_relu
 from jaxleak.models._networks import ConvExtractor
 
 
-def _random(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
-
-
 @pytest.mark.parametrize("shape", [(2, 6, 6, 1, 3), (2, 5, 7, 2, 2)])
 def test_patches_equal_lax_in_value_and_first_two_derivatives(shape):
     batch, height, width, c_in, c_out = shape
-    x, kernel = _random(batch, height, width, c_in), _random(5, 3, c_in, c_out, seed=1)
-    dx, dk = _random(*x.shape, seed=2), _random(*kernel.shape, seed=3)
+    x, kernel = reference.normal(batch, height, width, c_in), reference.normal(5, 3, c_in, c_out, seed=1)
+    dx, dk = reference.normal(*x.shape, seed=2), reference.normal(*kernel.shape, seed=3)
 
     def all_orders(form):
         def loss(x, kernel):
@@ -38,7 +34,7 @@ def test_patches_equal_lax_in_value_and_first_two_derivatives(shape):
 
 
 def test_patches_equal_lax_under_vmap_over_kernels():
-    x, kernels = _random(3, 2, 6, 6, 1), _random(3, 5, 5, 1, 2, seed=1)
+    x, kernels = reference.normal(3, 2, 6, 6, 1), reference.normal(3, 5, 5, 1, 2, seed=1)
 
     def grad_of_grad(form):
         def inner(x, kernel):
@@ -52,7 +48,7 @@ def test_patches_equal_lax_under_vmap_over_kernels():
 
 
 def test_conv2d_is_a_cross_correlation_with_zeros_around():
-    x, kernel = np.asarray(_random(1, 4, 5, 2)), np.asarray(_random(3, 5, 2, 2, seed=1))
+    x, kernel = np.asarray(reference.normal(1, 4, 5, 2)), np.asarray(reference.normal(3, 5, 2, 2, seed=1))
     for form in ("patches", "lax", "auto"):
         np.testing.assert_allclose(conv2d(x, kernel, form=form), reference.conv2d(x, kernel), atol=1e-5)
     with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, fourier, lax, got 'fft'"):
@@ -62,13 +58,13 @@ def test_conv2d_is_a_cross_correlation_with_zeros_around():
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 5), (1, 3), (7, 4)])
 def test_max_pool_equals_a_loop_at_even_and_odd_sizes(height, width):
     # Shifted below zero, so that a padding with zeros would win.
-    z = np.asarray(_random(2, height, width, 3)) - 5
+    z = np.asarray(reference.normal(2, height, width, 3)) - 5
     np.testing.assert_array_equal(max_pool(z), reference.max_pool(z))
 
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_smoothed_pooling_is_exact_in_value_and_a_softmax_in_its_tangent(size):
-    z, dz = _random(2, size, size, 3), _random(2, size, size, 3, seed=1)
+    z, dz = reference.normal(2, size, size, 3), reference.normal(2, size, size, 3, seed=1)
     temperature = jnp.array([0.3, 2.0])
     value, tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, temperature), (z,), (dz,))
     np.testing.assert_array_equal(value, np.maximum(reference.max_pool(np.asarray(z)), 0))
@@ -78,7 +74,7 @@ def test_smoothed_pooling_is_exact_in_value_and_a_softmax_in_its_tangent(size):
 
 
 def test_smoothed_pooling_tends_to_the_exact_derivative():
-    z, dz = _random(1, 5, 5, 2), _random(1, 5, 5, 2, seed=1)
+    z, dz = reference.normal(1, 5, 5, 2), reference.normal(1, 5, 5, 2, seed=1)
     exact = jax.jvp(lambda z: jax.nn.relu(max_pool(z)), (z,), (dz,))[1]
 
     def distance(temperature):
@@ -91,8 +87,8 @@ def test_smoothed_pooling_tends_to_the_exact_derivative():
 
 @pytest.mark.parametrize("size", [4, 5, 7])
 def test_smoothed_pooling_transposes_and_is_finite(size):
-    z, dz = _random(2, size, size, 3), _random(2, size, size, 3, seed=1)
-    cotangent = _random(*max_pool(z).shape, seed=2)
+    z, dz = reference.normal(2, size, size, 3), reference.normal(2, size, size, 3, seed=1)
+    cotangent = reference.normal(*max_pool(z).shape, seed=2)
     for temperature in (1e-9, 0.5, 1e3):
         at = jnp.full(2, temperature)
         tangent = jax.jvp(lambda z, at=at: smoothed_max_pool_relu(z, at), (z,), (dz,))[1]
@@ -187,7 +183,7 @@ def test_frozen_features_share_the_same_dense_gradients(problem):
 
 
 def test_models_without_extractor_see_the_data(problem):
-    x = _random(3, 2, 5)
+    x = reference.normal(3, 2, 5)
     for model in (
         models.all_dense((5,), parties=2, num_classes=3, width=4, hidden=3),
         models.logistic((5,), parties=2, num_classes=3),
@@ -261,9 +257,9 @@ def test_statistics_are_those_of_every_partys_pre_activations(problem):
 def test_every_block_is_smoothed_at_its_own_temperature(activation):
     """The third block has the share of the second, and only ReLUs have a smoothed derivative."""
     extractor = ConvExtractor((2, 3, 2), activation, "patches")
-    x, tangent, temperature = _random(2, 8, 7, 1), _random(2, 8, 7, 1, seed=1), jnp.array([0.1, 0.3])
+    x, tangent, temperature = reference.normal(2, 8, 7, 1), reference.normal(2, 8, 7, 1, seed=1), jnp.array([0.1, 0.3])
     shapes = jax.eval_shape(lambda: extractor.init(jax.random.key(0), x))["params"]
-    params = {name: _random(*shapes[name].shape, seed=i) for i, name in enumerate(shapes)}
+    params = {name: reference.normal(*shapes[name].shape, seed=i) for i, name in enumerate(shapes)}
 
     def slow(x):
         for i, share in enumerate((4.0, 1.5, 1.5)):
@@ -308,7 +304,7 @@ def test_bottoms_and_top_are_dense_layers(top):
     model = models.bottom_top((3, 5), 4, bottom=(6, 7), top=top)
     params = jax.tree.map(lambda leaf: leaf + 0.1, jax.jit(model.init)(jax.random.key(0)))
     assert (model.parties, model.slice_shape, model.embedding) == (2, (5,), 7 if top else 4)
-    x = np.asarray(_random(6, 2, 5))
+    x = np.asarray(reference.normal(6, 2, 5))
     embeddings = [_by_hand(params["bottom"][p], x[:, p, :d], top is None) for p, d in enumerate((3, 5))]
     if top is None:
         logits = sum(embeddings)
@@ -377,7 +373,7 @@ class TestFrozenParts:
         variables, model, trained = self.frozen(kernel)
         assert set(_tree.named_leaves(trained["params"])) == {bias, *self.MODEL.head_names}
         assert set(_tree.named_leaves(model.init(jax.random.key(1))["params"])) == {bias, *self.MODEL.head_names}
-        x = _random(2, 2, 2, 1)
+        x = reference.normal(2, 2, 2, 1)
         np.testing.assert_array_equal(model.apply(trained, x).logits, self.MODEL.apply(variables, x).logits)
         assert kernel in self.MODEL.rows(variables, x)
         assert set(model.rows(trained, x)) == set(self.MODEL.rows(variables, x)) - {kernel}
