@@ -4,10 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxleak.attacks._inversion.class_rows import label_of_one_sample
 from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
+from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._checks.predicted import check_counts, many, reversed_fits, shows_sign
 from jaxleak.defenses import Defense
+from jaxleak.models._classifier import HeadLayer
 
 #: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
 #: have smaller ones, and would multiply the counts of the class that has the large weight.
@@ -17,6 +20,10 @@ _WEIGHTY = 0.1
 _SMOOTHING = 0.1
 #: Share of the largest entry of a bias gradient below which the sign of another one may be rounding.
 _OF_FINDINGS = 1e-4
+#: Relative misfit up to which rows of classes have the form that one sample gives: of rank one, with a sum of zero.
+_ONE_SAMPLE_BELOW = 1e-3
+#: Share of the largest row below which the direction of another one may be rounding.
+_OF_ROWS = 1e-5
 _NO_SCALE = "nothing confirms the scale of the update"
 _VISITS = "a sample may have been in several local steps"
 _DEFENDED = "the client's defense breaks the equations that count them"
@@ -26,6 +33,9 @@ _HIDDEN = (
     "No label is claimed: no entry of the head's bias gradient is so far below zero that neither the defense that is "
     "stated nor label smoothing could explain it."
 )
+_NO_ROWS = "No label is claimed: the gradient of {} is zero."
+_NOT_READ = "No label is claimed: the gradient of {} does not have the form that one sample gives."
+_NOT_OPPOSITE = "No label is claimed: in the gradient of {} the rows of the classes do not show which is the label's."
 
 
 class Labels(NamedTuple):
@@ -37,8 +47,9 @@ class Labels(NamedTuple):
     uncounted: str = ""  # why counts are not claimed: then each class in the batch counts once
     signed: bool = False  # whether the gradient itself shows that its sign is the stated one
     stated: tuple[str, ...] = ()  # what the client has stated of itself that the proof grants, such as "momentum"
-    withheld: str = ""  # why a defense lets no label be claimed, in a sentence
+    withheld: str = ""  # why no label is claimed, in a sentence
     findings: bool = False  # whether every output is a finding by itself, of which a sample has none, one or several
+    proof: str = "the head's gradient"  # what of the update proves them
 
     @staticmethod
     def none(classes: int) -> "Labels":
@@ -81,6 +92,47 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     stated = max(samples, at_least) if at_least == highest_rank(head, samples) else at_least
     proven = np.where(sure > 0, counted(head, rank_of(head, _WEIGHTY)), 0)
     return Labels(proven, counted(head, stated), samples, "", signed)
+
+
+def label_of_rows(called: str, gradient: HeadLayer, weights: HeadLayer, precision: Precision) -> Labels:
+    """The label that leaves with a row for every class prove of one sample, without a readable last dense layer.
+
+    Their gradient is `z delta^T` with an unknown z (`jaxleak.attacks._inversion.class_rows`), and in `delta =
+    softmax(logits) - onehot(y)` the entry of the label alone is negative. Nothing is proven unless the gradient has
+    rank one, the entries sum to zero, and exactly one has its sign. Of which sign it is counts where there is a bias,
+    whose z is known: the sign of the update then need be as stated only if two entries are all that are not rounding.
+
+    Args:
+        called: the names of the leaves, in words.
+        gradient: their rows, from `class_rows`, of a gradient of one sample after one step.
+        weights: the rows of the parameters.
+        precision: the format of the update.
+    """
+    kernel = np.asarray(gradient.kernel, np.float64)
+    bias = None if gradient.bias is None else np.asarray(gradient.bias, np.float64)
+    nothing = Labels.none(kernel.shape[1])
+    rows = kernel if bias is None else np.vstack([kernel, bias])
+    if not rows.any():
+        return nothing._replace(withheld=_NO_ROWS.format(called))
+    before = [np.asarray(part, np.float64).ravel() for part in weights if part is not None]
+    error = precision.error(rows, np.concatenate(before))
+    _, values, directions = np.linalg.svd(rows, full_matrices=False)
+    delta = values[0] * directions[0]
+    largest = float(np.abs(delta).max())
+    of_rank_one = np.linalg.norm(values[1:]) <= _ONE_SAMPLE_BELOW * values[0] + error
+    # No vector of C numbers has a sum of more than the root of C times its norm.
+    if not of_rank_one or abs(delta.sum()) > _ONE_SAMPLE_BELOW * largest + np.sqrt(delta.size) * error:
+        return nothing._replace(withheld=_NOT_READ.format(called))
+    label = int(label_of_one_sample(gradient)[0])
+    delta = delta * -np.sign(delta[label]) if bias is None else delta * np.sign(delta @ bias)
+    sure = _OF_ROWS * largest + error
+    negative, positive = np.flatnonzero(delta < -sure), int((delta > sure).sum())
+    if negative.tolist() != [label] or positive < (2 if bias is None else 1):
+        return nothing._replace(withheld=_NOT_OPPOSITE.format(called))
+    proven = np.eye(kernel.shape[1], dtype=int)[label]
+    proof = f"the gradient of {called}, in which the row of one class is opposite to all others,"
+    stated = ("batch of one sample", "labels without smoothing")
+    return Labels(proven, proven, 1, signed=positive > 1, stated=stated, proof=proof)
 
 
 def findings_of(head: Head, samples: int) -> Labels:
