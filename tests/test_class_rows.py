@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_updates import case_of
 
-from jaxleak import models
+from jaxleak import Observation, audit, models, protocols
 from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows, label_of_one_sample
 from jaxleak.audit._checks.labels import label_of_rows
 from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict.class_label import labels_without_head, with_read_label
 from jaxleak.models._classifier import HeadLayer
 
 CLASSES, WIDTH, RANK = 5, 5, 3  # as many features as classes, so that a kernel has two axes that may be the classes'
@@ -82,6 +85,11 @@ def _sent(model, variables, labels, seed=7, smoothing=0.0):
         return -(y * jax.nn.log_softmax(logits)).sum(axis=1).mean()
 
     return jax.jit(jax.grad(loss))(variables["params"])
+
+
+def _case(model, variables, gradient, samples=1, **fields):
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    return case_of(protocols.ClientShare(model), seen)._replace(samples=samples, **fields)
 
 
 def _rows(head, labels, **options):
@@ -181,3 +189,72 @@ def test_rounding_proves_no_label():
     assert label_of_rows("b", layer, layer, FULL).proven.tolist() == [0, 1, 0, 0]
     assert not label_of_rows("b", layer, layer, Precision("bfloat16", 2.0**-6)).proven.any()
     assert not label_of_rows("b", layer, layer, Precision(scale=1e6, of_weights=True)).proven.any()
+
+
+def test_searches_are_given_the_label_that_the_update_shows_and_no_other():
+    model, variables = _network("lora")
+    case = _case(model, variables, _sent(model, variables, [2]))
+    given, told = with_read_label(case)
+    assert given.observation.labels.tolist() == [2]
+    assert told == ["Attacks take class 2 for the label, as the gradient of b shows it."]
+    assert stages._label_rule(given) == "given"
+    assert with_read_label(case._replace(defended=True))[0].observation.labels is None
+    two = _case(model, variables, _sent(model, variables, [2, 2]), samples=2)
+    assert with_read_label(two)[0].observation.labels is None
+    claimed = _case(model, variables, _sent(model, variables, [2, 0]))  # said to be one sample
+    assert with_read_label(claimed)[0].observation.labels is None
+
+
+def test_a_plain_head_is_left_to_its_rule():
+    model = models.mlp((6, 6, 1), CLASSES, widths=(8,))
+    variables = jax.jit(model.init)(jax.random.key(0))
+    case = _case(model, variables, _sent(model, variables, [2]))
+    assert with_read_label(case) == (case, [])
+
+
+def test_a_verdict_names_the_label_of_an_adapted_head_and_what_shows_it():
+    model, variables = _network("lora")
+    verdict = audit.update(model, variables, _sent(model, variables, [2]), batch_size=1, minutes=1e-4)
+    assert verdict.headline == "leaks labels"
+    assert verdict.labels.tolist() == [0, 0, 1, 0, 0]
+    assert verdict.reasons[0] == (
+        "If the loss is the plain cross-entropy of this batch alone, without class weights and momentum, and the batch "
+        "of one sample and the labels without smoothing are as stated, the gradient of b, in which the row of one "
+        "class is opposite to all others, proves 1 label: 1 of class 2."
+    )
+
+
+@pytest.mark.parametrize(("defended", "samples"), [(False, 1), (True, 1), (False, 2)])
+def test_a_frozen_head_has_a_sentence_of_its_own(defended, samples):
+    model = models.mlp((6, 6, 1), CLASSES, widths=(8,))
+    whole = jax.jit(model.init)(jax.random.key(0))
+    model, variables = models.freeze(model, whole, model.head_leaves)
+    case = _case(model, variables, _sent(model, variables, [2] * samples), samples=samples, defended=defended)
+    labels = labels_without_head(case, FULL)
+    assert not labels.proven.any()
+    assert labels.withheld == (
+        "No label is claimed: the update has no gradient of the last dense layer, from which labels are read."
+    )
+    assert stages._label_rule(case) == "joint"
+
+
+def test_what_is_not_read_of_an_adapted_head_is_said():
+    model, variables = _network("bias")
+    two = _case(model, variables, _sent(model, variables, [2, 3]), samples=2)
+    assert "has the gradient of b. From that the label of one sample is read" in labels_without_head(two, FULL).withheld
+    model, variables = _network("both", "softcap")
+    capped = _case(model, variables, _sent(model, variables, [2]))
+    assert model.head
+    assert "something follows the last dense layer" in labels_without_head(capped, FULL).withheld
+
+
+@pytest.mark.slow
+def test_an_image_behind_a_frozen_head_whose_bias_alone_is_trained_is_found():
+    """The label is read off the bias, and the layer that reads the image gives it away."""
+    model = models.mlp((6, 6, 1), CLASSES, widths=(64,))
+    whole = jax.jit(model.init)(jax.random.key(0))
+    model, variables = models.freeze(model, whole, model.head_leaves[:1])
+    verdict = audit.update(model, variables, _sent(model, variables, [4]), batch_size=1, minutes=1)
+    assert verdict.headline == "leaks images and labels"
+    assert verdict.best.attack == "dense_inputs"
+    assert verdict.best.y.tolist() == [4]

@@ -192,12 +192,17 @@ class TestStages:
         monkeypatch.setattr(one_sample, "_closed_forms", lambda case: iter(closed))
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
+        monkeypatch.setattr(stages, "with_read_label", lambda case: (case, []))
+        monkeypatch.setattr(stages, "_label_rule", lambda case: "calibrated")
         share, known = SimpleNamespace(total_steps=1), {"loss_known": True}
         case = {"samples": 1, "defended": False, "defense": None, "share": share, "observation": None}
         case["received"] = UNDEFENDED
         found = list(stages.run_stages(SimpleNamespace(**case | known)))
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
+        monkeypatch.setattr(stages, "_label_rule", lambda case: "joint")
+        found = list(stages.run_stages(SimpleNamespace(**case | known)))
+        assert any("labels together with the images" in one for one in found if isinstance(one, str)) == bool(ran)
         for fields, why in (
             ({"samples": 2, "defended": False}, "2 samples"),
             ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
@@ -218,6 +223,7 @@ class TestStages:
     def test_row_spaces_are_for_normalised_networks_with_time_and_a_head(self, batch_norm, head, left, said):
         model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
         fields = {"share": SimpleNamespace(model=model), "store": SimpleNamespace(left=left)}
+        fields["observation"] = SimpleNamespace(labels=None)
         found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED)))
         assert len(found) == (said is not None)
         assert not found or said in found[0]

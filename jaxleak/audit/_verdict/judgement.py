@@ -8,6 +8,7 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
 from jaxleak.audit._checks.precision import Precision
+from jaxleak.audit._verdict.class_label import labels_without_head
 from jaxleak.audit._verdict.search import Case
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
@@ -119,14 +120,20 @@ def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ver
     return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
 
 
-def proven_labels(case: Case, head: Head | None) -> Labels:
-    """What the head's gradient proves, and what of the client's statements that grants."""
+def proven_labels(case: Case, head: Head | None, precision: Precision) -> Labels:
+    """What the head's gradient proves, or rows of classes in its place, and what of the client's statements grants it.
+
+    Args:
+        case: the audited update.
+        head: the head's gradient, or None where labels cannot be read from one.
+        precision: the format of the update.
+    """
     nothing = Labels.none(case.share.model.num_classes)
     if not case.loss_known:
         return nothing._replace(withheld=_NO_LABELS)
     if head is None:
-        return nothing
-    if case.defended:
+        labels = labels_without_head(case, precision)
+    elif case.defended:
         labels = defended_labels(head, case.samples, case.defense)
     else:
         labels = labels_of(head, case.samples, local_steps=case.share.total_steps)

@@ -10,6 +10,7 @@ from jaxleak._base import Share
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._verdict.class_label import with_read_label
 from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
 from jaxleak.audit._verdict.search import (
     WITHIN_BOUNDS_BELOW,
@@ -33,6 +34,7 @@ _ROW_SPACE = 4250
 _EXACT_BELOW = 1e-5
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
 _SHORT_ABOVE = 2.0
+_JOINT = "The searches look for labels together with the images, since no rule reads them off this update."
 
 
 def run_stages(case: Case) -> Iterator[Answer | str]:
@@ -45,6 +47,8 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         if not certain:
             yield from _any_loss(case)
         return
+    case, told = with_read_label(case)
+    yield from told
     certain = exact = False
     for found in equations(case):
         if isinstance(found, Answer) and found.shown.all():
@@ -52,6 +56,8 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         yield found
     if exact:
         return
+    if _label_rule(case) == "joint":
+        yield _JOINT
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
     searched: list[Answer] = []
     for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain):
@@ -76,8 +82,13 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
 
 
 def _label_rule(case: Case) -> str:
-    """The best rule that the model's head allows; without a head labels are found with the images."""
+    """The best rule that the model's head allows; without a head labels are found with the images.
+
+    A label that was read off the update before is given to the search.
+    """
     model = case.share.model
+    if case.observation.labels is not None:
+        return "given"
     if not model.head:
         return "joint"
     head = model.head_of(case.observation.payload, gradient=True)
@@ -235,7 +246,7 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     if case.store.left <= 0:
         yield "Row spaces were not tried: the time was spent."
         return
-    if not model.head:
+    if _label_rule(case) == "joint":
         yield "Row spaces were not tried: they say nothing of labels, and no dense layer at the end does."
         return
     settings = presets.row_space(_ROW_SPACE)._replace(labels=_label_rule(case))

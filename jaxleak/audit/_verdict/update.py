@@ -159,7 +159,7 @@ def update(
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
-    labels = proven_findings(case, precision) if binary else proven_labels(case, head)
+    labels = proven_findings(case, precision) if binary else proven_labels(case, head, precision)
     return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
 
 

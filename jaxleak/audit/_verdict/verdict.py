@@ -275,7 +275,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
     if (labels.proven <= found).all():
         return []
     evidence = (
-        f"The answer that explains the gradient has {_listed(found)}; the head's gradient would prove "
+        f"The answer that explains the gradient has {_listed(found)}; {labels.proof} would prove "
         f"{_listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
@@ -353,7 +353,7 @@ def _proven(labels: Labels) -> str:
     granted = granted if labels.signed else f"{_SIGN} {granted[0].lower()}{granted[1:]}"
     if not labels.uncounted:
         which = f"{count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}"
-        return f"{granted} the head's gradient proves {which}."
+        return f"{granted} {labels.proof} proves {which}."
     which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
     return (
         f"{granted} the head's gradient proves that the batch holds samples of {'class' if count == 1 else 'classes'} "

@@ -1,0 +1,76 @@
+"""Labels where the update has no gradient of a plain last dense layer: those of one sample, and why no others."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows
+from jaxleak.audit._checks.head import head_of
+from jaxleak.audit._checks.labels import Labels, label_of_rows
+from jaxleak.audit._checks.precision import Precision, precision_of
+from jaxleak.audit._verdict.search import Case
+
+#: Why no label is claimed where labels cannot be examined.
+_NO_HEAD = "No label is claimed: the update has no gradient of the last dense layer, from which labels are read."
+_NOT_ALONE = (
+    "No label is claimed: something follows the last dense layer or is added to it, so that labels are not read from "
+    "its gradient."
+)
+_IN_PART = (
+    "No label is claimed: in the place of the last dense layer the update has the gradient of {}. From that the label "
+    "of one sample is read, among three classes or more, where the client took one step and has no defense."
+)
+
+
+def with_read_label(case: Case) -> tuple[Case, list[str]]:
+    """The case with a label among what attacks see, if the update shows it without a plain head, and a sentence on it.
+
+    The label is the attacker's own: nothing but the update and the weights is read.
+    """
+    seen, model = case.observation, case.share.model
+    if not _of_one_sample(case):
+        return case, []
+    if model.head and head_of(model, seen.payload, seen.params, mode=case.share.batch_norm) is not None:
+        return case, []
+    leaves = _leaves(case)
+    labels = _labels(case, leaves, precision_of(jax.tree.leaves(seen.payload), seen.payload)) if leaves else None
+    if labels is None or not labels.proven.any():
+        return case, []
+    label = int(labels.proven.argmax())
+    told = f"Attacks take class {label} for the label, as the gradient of {_called(leaves)} shows it."
+    return case._replace(observation=seen._replace(labels=jnp.full(1, label, jnp.int32))), [told]
+
+
+def labels_without_head(case: Case, precision: Precision) -> Labels:
+    """What rows of classes prove of one sample, or why no label is claimed.
+
+    Args:
+        case: an audited update that has no gradient of a plain last dense layer.
+        precision: the format of the update.
+    """
+    leaves = _leaves(case)
+    if leaves and _of_one_sample(case):
+        return _labels(case, leaves, precision)
+    model = case.share.model
+    why = _IN_PART.format(_called(leaves)) if leaves else _NOT_ALONE if model.head else _NO_HEAD
+    return Labels.none(model.num_classes)._replace(withheld=why)
+
+
+def _of_one_sample(case: Case) -> bool:
+    """Whether the update is one sample's exact gradient, of classes among which rows tell the label."""
+    single = case.samples == 1 and case.share.total_steps == 1
+    return single and not case.defended and case.share.model.num_classes > 2
+
+
+def _leaves(case: Case) -> tuple[ClassLeaf, ...]:
+    seen = case.observation
+    return class_leaves(case.share.model, seen.params, seen.payload, case.share.batch_norm)
+
+
+def _called(leaves: tuple[ClassLeaf, ...]) -> str:
+    return " and ".join(leaf.name for leaf in leaves)
+
+
+def _labels(case: Case, leaves: tuple[ClassLeaf, ...], precision: Precision) -> Labels:
+    gradient = class_rows(leaves, case.observation.payload)
+    weights = class_rows(leaves, case.observation.params["params"])
+    return label_of_rows(_called(leaves), gradient, weights, precision)
