@@ -239,6 +239,10 @@ def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
     x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
     gradient = protocols.ClientShare(model)(variables, Batch(x, jnp.array([0, 2], jnp.int32), jnp.arange(2)))
     assert audit.update(model, variables, gradient, batch_size=2, minutes=1e-3).verdict in ("not attacked", "leaks")
+    alone = protocols.ClientShare(model)(variables, Batch(x[:1], jnp.array([2], jnp.int32), jnp.arange(1)))
+    verdict = audit.update(model, variables, alone, batch_size=1, minutes=1e-3)
+    assert verdict.labels.tolist() == [0, 0, 1]
+    assert "in which the row of one class is opposite to all others" in verdict.reasons[0]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 8, 1), (8, 2, 1)])

@@ -1,4 +1,4 @@
-"""Labels where the update has no gradient of a plain last dense layer: those of one sample, and why no others."""
+"""Labels where the update has no gradient of a plain last dense layer's bias: of one sample, and why no others."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def with_read_label(case: Case) -> tuple[Case, list[str]]:
     The label is the attacker's own: nothing but the update and the weights is read.
     """
     seen, model = case.observation, case.share.model
-    if not _of_one_sample(case):
+    if not of_one_sample(case):
         return case, []
     if model.head and head_of(model, seen.payload, seen.params, mode=case.share.batch_norm) is not None:
         return case, []
@@ -48,14 +48,14 @@ def labels_without_head(case: Case, precision: Precision) -> Labels:
         precision: the format of the update.
     """
     leaves = _leaves(case)
-    if leaves and _of_one_sample(case):
+    if leaves and of_one_sample(case):
         return _labels(case, leaves, precision)
     model = case.share.model
     why = _IN_PART.format(_called(leaves)) if leaves else _NOT_ALONE if model.head else _NO_HEAD
     return Labels.none(model.num_classes)._replace(withheld=why)
 
 
-def _of_one_sample(case: Case) -> bool:
+def of_one_sample(case: Case) -> bool:
     """Whether the update is one sample's exact gradient, of classes among which rows tell the label."""
     single = case.samples == 1 and case.share.total_steps == 1
     return single and not case.defended and case.share.model.num_classes > 2

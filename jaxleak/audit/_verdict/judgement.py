@@ -8,7 +8,7 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
 from jaxleak.audit._checks.precision import Precision
-from jaxleak.audit._verdict.class_label import labels_without_head
+from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
 from jaxleak.audit._verdict.search import Case
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
@@ -131,7 +131,7 @@ def proven_labels(case: Case, head: Head | None, precision: Precision) -> Labels
     nothing = Labels.none(case.share.model.num_classes)
     if not case.loss_known:
         return nothing._replace(withheld=_NO_LABELS)
-    if head is None:
+    if head is None or (head.bias_gradient is None and of_one_sample(case)):
         labels = labels_without_head(case, precision)
     elif case.defended:
         labels = defended_labels(head, case.samples, case.defense)
