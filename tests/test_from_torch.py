@@ -211,6 +211,65 @@ def test_operators_of_other_networks_are_pytorchs(mode):
     assert model.notes == ()
 
 
+class UNet(nn.Module):
+    """One stage down and up again, with a connection over it, and a head that reads the mean over the pixels."""
+
+    def __init__(self, up, norm):
+        super().__init__()
+        self.first, self.norm_1, self.pool = nn.Conv2d(3, 4, 3, padding=1), norm(4), nn.MaxPool2d(2)
+        self.down, self.norm_2, self.up = nn.Conv2d(4, 8, 3, padding=1), norm(8), up
+        self.last, self.norm_3, self.head = nn.Conv2d(12, 6, 3, padding=1), norm(6), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        wide = F.relu(self.norm_1(self.first(x)))
+        z = self.up(F.relu(self.norm_2(self.down(self.pool(wide)))))
+        z = F.pad(z, [0, wide.shape[3] - z.shape[3], 0, wide.shape[2] - z.shape[2]])
+        return self.head(F.relu(self.norm_3(self.last(torch.cat([wide, z], 1)))).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("up", "norm"),
+    [
+        (lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.BatchNorm2d),
+        (lambda: nn.ConvTranspose2d(8, 8, 2, 2), lambda width: nn.GroupNorm(2, width)),
+        pytest.param(lambda: nn.Upsample(size=(7, 8), mode="bilinear"), nn.BatchNorm2d, marks=pytest.mark.slow),
+        pytest.param(lambda: nn.Upsample(scale_factor=2), lambda width: nn.GroupNorm(2, width), marks=pytest.mark.slow),
+        pytest.param(lambda: nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.BatchNorm2d, marks=pytest.mark.slow),
+    ],
+    ids=["bilinear", "transposed", "bilinear by size", "nearest", "overlapping"],
+)
+def test_a_u_net_is_taken_in_and_what_makes_images_larger_is_no_kink(up, norm):
+    net = moved_statistics(lambda: UNet(up(), norm))
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    out = check_against_torch(net, model, variables, "train", 2, 2e-5)
+    assert (model.head, model.notes, len(out.activations)) == ("head", (), 3)
+    linear = [name for name, p in net.named_parameters() if p.ndim > 1]
+    smooth = model.apply(variables, images(2)[1], sharpness=4.0)
+    assert [a.shape for a in smooth.activations] == [a.shape for a in out.activations]
+    assert sorted(model.rows(variables, images(2)[1])) == sorted(linear)
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (4, 2, 1)])
+def test_what_a_transposed_convolution_reads_explains_its_gradient(size, stride, padding):
+    """The gradient lies in the span of the rows, which are fewer than they are long."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.ConvTranspose2d(8, 4, size, stride, padding),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, CLASSES),
+    )
+    model, variables = models.from_torch(net, image_shape=(2, 2, 3))
+    x = jax.random.uniform(jax.random.key(0), (1, 2, 2, 3))
+    rows, (gradient, _) = model.rows(variables, x)["1.weight"], gradient_of(model, variables, x, "train")
+    matrix = model.matrix("1.weight", gradient["1.weight"])
+    assert (model.notes, model.head, rows.shape[1]) == ((), "4", len(matrix))
+    assert len(rows) < rows.shape[1]
+    outside = matrix - rows.T @ jnp.linalg.lstsq(rows.T, matrix)[0]
+    assert float(jnp.linalg.norm(outside)) < 1e-4 * float(jnp.linalg.norm(matrix))
+
+
 def test_an_exported_program_has_the_mode_it_was_exported_in():
     net = moved_statistics(ResNet)
     for program in exported_programs(net):
@@ -403,7 +462,6 @@ def test_a_network_that_reads_tokens_is_refused_with_the_reason(exported):
 def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
     flat = nn.Flatten()
     for module, message in (
-        (nn.Sequential(nn.ConvTranspose2d(3, 2, 2), flat), "conv_transpose2d|a transposed convolution"),
         (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), flat), "instance normalisation by running"),
     ):
         with pytest.raises(ValueError, match=message):

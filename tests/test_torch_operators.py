@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jaxleak.models._door import torch_entries, torch_graph, torch_layers, torch_shapes  # noqa: E402
+from jaxleak.models._door import torch_entries, torch_graph, torch_layers, torch_resize, torch_shapes  # noqa: E402
 from jaxleak.models._door.torch_table import OPERATORS  # noqa: E402
 
 
@@ -42,6 +42,46 @@ UNARY = (
     *("floor", "round", "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "zeros_like", "ones_like"),
     *("logical_not", "mean", "sum", "max", "amax", "amin", "flatten"),
 )
+
+#: What changes the size of images: up and down, by sizes, by factors and by both, and to the same size.
+RESIZES = [
+    *(
+        (name, (X, *more), {})
+        for name in ("upsample_nearest2d", "_upsample_nearest_exact2d")
+        for more in (
+            *(([10, 12],), ([10, 9],), ([3, 4],), ([7, 10], None), ([7, 10], 1.5, 1.7)),
+            *((None, [2.0, 3.0]), (None, [1.5, 1.7]), (None, [1.1, 0.6])),
+        )
+    ),
+    *(
+        (name, (X, size, corners, *scales), {})
+        for name in ("upsample_bilinear2d", "upsample_bicubic2d")
+        for corners in (False, True)
+        for size, *scales in (
+            *(([10, 12],), ([10, 9], None), ([3, 4], None), ([1, 6], None), ([7, 10], 1.5, 1.7)),
+            *((None, [2.0, 2.0]), (None, [1.5, 1.7]), (None, [1.1, 0.6])),
+        )
+    ),
+    *((name, (X[:, :, 0], None, [1.7]), {}) for name in ("upsample_nearest1d", "_upsample_nearest_exact1d")),
+    *((name, (X[:, :, None], [2, 5, 12]), {}) for name in ("upsample_nearest3d", "_upsample_nearest_exact3d")),
+    ("upsample_nearest1d", (X[:, :, 0], None, [1.1]), {}),
+    ("upsample_linear1d", (X[:, :, 0], [9], False, 1.6), {}),
+    ("upsample_trilinear3d", (X[:, :, None], [2, 5, 12], True, None), {}),
+]
+#: Transposed convolutions: apart, overlapping, with holes, in groups, cut, longer, and over other numbers of axes.
+TRANSPOSED = [
+    ("conv_transpose2d", (X, _random(4, 3, 2, 2), _random(3), [2, 2]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 2, 3), None, [2, 3], [0, 1], [1, 2]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 1, 1), _random(3), [1, 1], [0, 0], [0, 0], 1, [2, 2]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 2, 2), _random(3), [2, 2], [0, 0], [0, 0], 1, [2, 2]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 4, 4), _random(3), [2, 2], [1, 1]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 3, 2), _random(3), [2, 1], [1, 0], [1, 0]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 1, 1), None, [2, 2], [1, 1]), {}),
+    ("conv_transpose2d", (X, _random(4, 3, 2, 2), _random(6), [2, 2], [0, 0], [0, 0], 2), {}),
+    ("conv_transpose1d", (X[:, :, 0], _random(4, 3, 3), _random(3), [2], [1]), {}),
+    ("conv_transpose3d", (X[:, :, None], _random(4, 2, 1, 2, 2), _random(2), [1, 2, 2]), {}),
+    ("convolution", (X, _random(4, 3, 3, 3), _random(3), [2], [1], [1], True, [1], 1), {}),
+]
 
 #: Arguments of every other operator, and those of the above that say more.
 CASES = [
@@ -156,11 +196,8 @@ CASES = [
     ("adaptive_avg_pool2d", (X[0], [5, 3]), {}),
     ("adaptive_avg_pool2d", (X[0], [3, 4]), {}),
     ("adaptive_max_pool2d", (X, [3, 4]), {}),
-    ("upsample_nearest2d", (X, [10, 9]), {}),
-    ("upsample_nearest2d", (X, None, [2.0, 3.0]), {}),
-    ("upsample_nearest2d", (X, None, [1.5, 1.7]), {}),
-    ("upsample_nearest2d", (X, [7, 10], 1.5, 1.7), {}),
-    ("upsample_nearest2d", (X, [7, 10], None), {}),
+    *RESIZES,
+    *TRANSPOSED,
     ("dropout", (X, 0.5, False), {}),
     ("dropout", (X, 0.0, True), {}),
     ("feature_dropout", (X, 0.5, False), {}),
@@ -255,6 +292,20 @@ def test_an_operator_is_pytorchs(name, args, options):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "args", "options"), RESIZES[::3] + TRANSPOSED)
+def test_what_makes_images_larger_has_pytorchs_derivatives(name, args, options):
+    """By the images, and by the kernel where there is one."""
+    count = 2 if "conv" in name else 1
+    given = [torch.from_numpy(array).requires_grad_() for array in args[:count]]
+    result = getattr(torch.ops.aten, name)(*given, *_converted(args[count:], torch.from_numpy), **options)
+    direction = _random(*result.shape, seed=4)
+    result.backward(torch.from_numpy(direction))
+    rest = _converted(args[count:], jax.numpy.asarray)
+    _, backward = jax.vjp(lambda *arrays: OPERATORS[name](*arrays, *rest, **options), *args[:count])
+    for ours, theirs in zip(backward(direction), given, strict=True):
+        np.testing.assert_allclose(ours, theirs.grad, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("train", [True, None])
 @pytest.mark.parametrize(
     "name", ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"]
@@ -337,5 +388,5 @@ KNOWN = ({"momentum", "exponential_average_factor"}, {"eps", "epsilon"})
 
 
 def test_every_operator_is_compared():
-    assert {torch_entries, torch_layers, torch_shapes}  # they fill the table
+    assert {torch_entries, torch_layers, torch_resize, torch_shapes}  # they fill the table
     assert {name for name, _, _ in CASES} | ELSEWHERE == set(OPERATORS)

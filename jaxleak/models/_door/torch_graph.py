@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak.models._door import torch_entries, torch_shapes  # noqa: F401, they fill the table of operators
+from jaxleak.models._door import torch_entries, torch_resize, torch_shapes  # noqa: F401, they fill the table of operators
 from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_layers import WITHOUT_DROPOUT, ActiveDropoutError, normalised
 from jaxleak.models._door.torch_table import OPERATORS, PYTHON

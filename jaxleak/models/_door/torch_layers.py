@@ -41,11 +41,12 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
-    """A cross-correlation over any number of axes."""
-    if transposed:
-        raise NotImplementedError("a transposed convolution")
+    """A cross-correlation over any number of axes, or the derivative of one by its input (`transposed`)."""
     axes = x.ndim - 2
     strides, dilations = ([*s] * axes if len(s) == 1 else [*s] for s in (stride, dilation))
+    if transposed:
+        y = _transposed(x, weight, strides, padding, dilations, output_padding, groups)
+        return y if bias is None else y + bias.reshape(1, -1, *(1,) * axes)
     if isinstance(padding, str):
         total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
         pads = [(t // 2, t - t // 2) if padding == "same" else (0, 0) for t in total]
@@ -73,6 +74,57 @@ def conv(
     strides, dilations = (([v] if isinstance(v, int) else v) for v in (stride, dilation))
     pads = [padding] if isinstance(padding, int) else padding
     return convolution(x, weight, bias, strides, pads, dilations, False, (), groups)
+
+
+@register("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Array:
+    """A transposed convolution with the arguments that PyTorch gives it."""
+    strides, pads, more, dilations = (
+        [v] if isinstance(v, int) else v for v in (stride, padding, output_padding, dilation)
+    )
+    return convolution(x, weight, bias, strides, pads, dilations, True, more, groups)
+
+
+def _transposed(
+    x: Array,
+    weight: Array,
+    strides: Sequence[int],
+    padding: Sequence[int] | str,
+    dilations: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    """What every entry of x adds to the output, which is that entry times the kernel."""
+    assert not isinstance(padding, str)
+    axes, sizes = x.ndim - 2, weight.shape[2:]
+    pads, more = ([*p] * axes if len(p) == 1 else [*p] for p in (padding, output_padding))
+    none = (0, 0, 0)
+    if groups == 1 and all(k == s and (k == 1 or d == 1) for k, s, d in zip(sizes, strides, dilations, strict=True)):
+        # Nothing overlaps: a dense layer of every pixel, which it makes several of.
+        y = jax.lax.dot_general(x, weight, (((1,), (0,)), ((), ())))  # (B, *before, C_out, *sizes)
+        order = [0, axes + 1, *(i for axis in range(axes) for i in (1 + axis, axes + 2 + axis))]
+        after = [n * k for n, k in zip(x.shape[2:], sizes, strict=True)]
+        y = jnp.transpose(y, order).reshape(len(x), weight.shape[1], *after)
+        edges = [(-p, m - p, 0) for p, m in zip(pads, more, strict=True)]
+        return y if not any(map(any, edges)) else jax.lax.pad(y, jnp.zeros((), y.dtype), [none, none, *edges])
+    # A convolution of x with zeros between its entries, by the kernel turned round.
+    edges = []
+    for k, s, d, p, m in zip(sizes, strides, dilations, pads, more, strict=True):
+        edge = d * (k - 1) - p
+        edges.append((edge, edge + m, s - 1))
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [none, none, *edges])
+    kernel = weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(1, 2)  # (groups, C_out, C_in, *sizes) of a group
+    kernel = jnp.flip(kernel.reshape(-1, *kernel.shape[2:]), range(2, 2 + axes))
+    return convolution(x, kernel, None, (1,), (0,), dilations, False, (), groups)
 
 
 @register("scaled_dot_product_attention")
@@ -275,21 +327,6 @@ def _adaptive(x: Array, size: Any, function: Callable[..., Array]) -> Array:
 
     parts = [[function(x[..., r, c], axis=(-2, -1)) for c in edges(width, columns)] for r in edges(height, rows)]
     return jnp.stack([jnp.stack(row, -1) for row in parts], -2)
-
-
-@register("upsample_nearest2d")
-def upsample_nearest2d(x: Array, size: Any = None, *scales: Any) -> Array:
-    """Every pixel several times; `scales` are the two factors, in one list or apart, or None."""
-    factors = scales[0] if len(scales) == 1 else scales
-    factors = factors or (None, None)
-    if size is None:
-        size = [int(n * s) for n, s in zip(x.shape[-2:], factors, strict=True)]
-    # PyTorch goes by the factor where it is given, and not by the sizes that it leads to.
-    rows, columns = (
-        np.arange(m) * n // m if s is None else np.minimum(np.arange(m) / s, n - 1).astype(int)
-        for n, m, s in zip(x.shape[-2:], size, factors, strict=True)
-    )
-    return x[..., rows, :][..., columns]
 
 
 class ActiveDropoutError(ValueError):
