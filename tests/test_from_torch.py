@@ -431,7 +431,9 @@ def test_what_cannot_be_taken_in_is_named():
             return torch.flatten(x, 1) if x.sum() > 0 else torch.flatten(x, 1) + 1
 
     for module, error, message in (
-        (Sorted(), ValueError, "operators that are not known here: aten.cumprod.default"),
+        (Sorted(), ValueError, "not known here: aten.cumprod.default. Write that part .* models.from_function$"),
+        (nn.Conv2d(3, 5, 1), ValueError, r"one row of logits \(B, C\) .* got \(2, 5, 8, 8\) .* as of a segmentation"),
+        (nn.Conv2d(3, 1, 1), ValueError, r"one row of logits \(B, C\) .* got \(2, 1, 8, 8\) .* mean over the pixels"),
         (Depends(), ValueError, "PyTorch cannot export this module in mode 'train'"),
         (Tutorial, TypeError, "module must be an nn.Module or an ExportedProgram, got type"),
         (Tutorial(7), ValueError, "num_classes must be that of the network, 7, got 5"),
@@ -461,8 +463,17 @@ def test_a_network_that_reads_tokens_is_refused_with_the_reason(exported):
 
 def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
     flat = nn.Flatten()
+
+    class Unpooled(nn.Module):
+        def forward(self, x):
+            return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2).flatten(1)
+
     for module, message in (
-        (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), flat), "instance normalisation by running"),
+        (Unpooled(), r"aten.index_put.default\. Write that part .*\. Known operators of similar names: index$"),
+        (
+            nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), flat),
+            "in this form: instance normalisation by running statistics. Write that part .* models.from_function",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             models.from_torch(module, image_shape=IMAGE)

@@ -92,6 +92,13 @@ class Network:
                 got = type(outputs.logits).__name__
                 raise ValueError(f"the network must give logits (B, C) and nothing else in mode {mode!r}, got a {got}")
             alone.append(self._is_alone(mode, batch))
+            if len(found) > 2 and found[0] == batch:
+                raise RefusedError(
+                    f"the network must give one row of logits (B, C) for each image in mode {mode!r}, got {found} for "
+                    f"{batch} images: an output for every pixel or position, as of a segmentation, is not audited, "
+                    "since its loss reads many rows of each image. If the client's loss reads one row, such as the "
+                    "mean over the pixels, let the network give that row; if there is one pixel alone, flatten it"
+                )
             if len(found) != 2 or found[0] != batch or found[1] < 2 or alone[-1] != alone[0]:
                 raise ValueError(
                     f"the network must give logits (B, C) with C >= 2 in mode {mode!r}, got {found} for {batch} images;"

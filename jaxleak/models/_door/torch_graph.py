@@ -1,5 +1,6 @@
 """A graph of `torch.export` computed in JAX."""
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,12 @@ _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
     "_native_batch_norm_legit_functional": (5, 6, 7),
     "_native_batch_norm_legit_no_training": (None, 5, 6),
 }
+
+#: What to do about an operator for which there is no rule.
+_WAY_OUT = (
+    "Write that part of the module with operators that are known, or the network as a function of JAX for "
+    "models.from_function"
+)
 
 #: Results of these share memory with their input: what is done to them in place happens to the input as well.
 _VIEWS = frozenset(
@@ -131,7 +138,7 @@ class Graph:
                 raise ActiveDropoutError(f"{error}, in {where(node)}") from None
             except (TypeError, NotImplementedError) as error:
                 raise RefusedError(
-                    f"operator {node.target} in {where(node)} is not known in this form: {error}"
+                    f"operator {node.target} in {where(node)} is not known in this form: {error}. {_WAY_OUT}"
                 ) from error
             if in_place(node):
                 table[node.args[0].name] = table[node.name]
@@ -201,8 +208,18 @@ class UnknownOperatorsError(RefusedError):
 
     def __init__(self, names: list[str]):
         """`names` of the operators, as the exported program has them."""
-        super().__init__(f"the program has operators that are not known here: {', '.join(names)}")
+        known = ", ".join(dict.fromkeys(kin for name in names for kin in _kin(name)))
+        super().__init__(
+            f"the program has operators that are not known here: {', '.join(names)}. {_WAY_OUT}"
+            + (f". Known operators of similar names: {known}" if known else "")
+        )
         self.names = names
+
+
+def _kin(operator: str) -> list[str]:
+    """Names of operators that are known and resemble one that is not, "aten.max_unpool2d.default"."""
+    name = operator.split()[0].removeprefix("aten.").split(".")[0]
+    return difflib.get_close_matches(name, [known for known in OPERATORS if known != name])
 
 
 def name_of(node: Any) -> str:
