@@ -55,6 +55,52 @@ def test_a_pytorch_modules_weights_are_its_state_dict_and_not_its_gradients(tmp_
     assert not (tmp_path / "u").exists()
 
 
+def _with_gradients(*norms):
+    """A module of these layers of normalisation, and what is before them, with gradients."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), *norms)
+    net(torch.ones(2, 2, 4, 4)).sum().backward()
+    return net
+
+
+def test_the_mode_of_batch_normalisation_is_the_modules_and_no_other_may_be_stated(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = _with_gradients(torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3))
+    for mode, other in (("train", "eval"), ("eval", "train")):
+        net.train(mode == "train")
+        for stated in ({}, {"batch_norm": mode}, {"batch_norm": None}):
+            capture.save(tmp_path / mode, net, batch_size=2, **stated)
+            assert capture.load(tmp_path / mode).facts.batch_norm == mode
+        with pytest.raises(ValueError, match=rf"must be {mode}, .* of 1 \(BatchNorm2d\), got {other}: .* net.{other}"):
+            capture.save(tmp_path / "u", net, batch_size=2, batch_norm=other)
+    assert capture.as_update(net, kind="weights").facts.batch_norm == "eval"
+    assert capture.as_update(net.state_dict(), batch_norm="train").facts.batch_norm == "train"
+
+
+def test_batch_normalisation_in_different_modes_is_refused_with_a_layer_of_each(tmp_path):
+    torch = pytest.importorskip("torch")
+    net = _with_gradients(torch.nn.BatchNorm2d(3), torch.nn.Sequential(torch.nn.SyncBatchNorm(3).eval()).eval())
+    net[1].eval()
+    net[2][0].train()
+    for facts in ({}, {"batch_norm": "train"}, {"batch_norm": "eval"}, {"kind": "weights", "learning_rate": 0.1}):
+        with pytest.raises(
+            ValueError,
+            match=r"different modes: 1 \(BatchNorm2d\) .* running statistics and 2\.0 \(SyncBatchNorm\) by the batch, "
+            r".* net\.train\(\) or net\.eval\(\); .*FrozenBatchNorm2d, here and in the network",
+        ):
+            capture.save(tmp_path / "u", net, batch_size=2, **facts)
+    assert not (tmp_path / "u").exists()
+
+
+def test_layers_without_running_statistics_have_no_mode():
+    torch = pytest.importorskip("torch")
+    by_batch = torch.nn.BatchNorm2d(3, track_running_stats=False)
+    net = _with_gradients(by_batch, torch.nn.InstanceNorm2d(3, track_running_stats=True), torch.nn.Dropout(0.0))
+    by_batch.eval()
+    assert capture.as_update(net).facts.batch_norm is None
+    assert capture.as_update(net, batch_norm="eval").facts.batch_norm == "eval"
+
+
 def test_equinox_and_nnx_gradients_keep_the_names_of_their_attributes(tmp_path):
     mlp = eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0))
     capture.save(tmp_path / "e", eqx.filter_grad(lambda m: m(jnp.ones(2)).sum())(mlp))

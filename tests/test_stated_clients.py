@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_updates import perceptron
 
-from jaxleak import Batch, audit, capture
-from jaxleak.audit._verdict.stated import stated_client
+from jaxleak import Batch, audit, capture, models
+from jaxleak.audit._verdict.stated import sent_update, stated_client
 
 RATE = 0.2
 
@@ -46,6 +46,19 @@ def test_a_client_that_sums_its_loss_is_simulated_with_its_own_steps(summing, st
     options = {key: facts[key] for key in ("reduction", "learning_rate", "local_steps")}
     gradient = capture.gradient_of(sent, variables["params"])
     assert audit.check_client(model, variables, gradient, x, y, **options)[-1].status == "passed"
+
+
+def test_a_module_is_read_as_what_is_stated_of_it():
+    """Its weights where these were sent, and in no other mode of batch normalisation than its own."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    net(torch.ones(2, 4)).sum().backward()
+    facts = {"kind": "weights", "learning_rate": RATE, "batch_size": 2}
+    found = sent_update(net, {**facts, "batch_norm": None})
+    np.testing.assert_array_equal(found.arrays["0.weight"], net[0].weight.detach())
+    assert (found.facts.kind, found.facts.batch_norm) == ("weights", "train")
+    with pytest.raises(ValueError, match="batch_norm must be train, the mode of 1"):
+        sent_update(net, {**facts, "batch_norm": "eval"})
 
 
 @pytest.mark.parametrize("steps", [{"local_steps": 3}, {"local_epochs": 2, "kind": "gradient"}])

@@ -1,5 +1,6 @@
 """The update file: safetensors whose header says how the client computed it."""
 
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,12 +41,14 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
             the header the names of the parameters that require no gradient (`frozen`); a dictionary of names with
             tensors or arrays, which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such
             as those of Flax and Equinox.
-        facts: what is known of the client, the fields of `Facts`.
+        facts: what is known of the client, the fields of `Facts`. Of a PyTorch module, `batch_norm` is by default the
+            mode that its layers of batch normalisation are in.
 
     Raises:
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
-            `kind="difference"`, or if there are no arrays, or a module's gradients are missing.
+            `kind="difference"`, a module whose layers of batch normalisation are in different modes or in another one
+            than is stated, or if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **{"framework": _framework(update), **facts})
     path = Path(path)
@@ -67,6 +70,7 @@ def as_update(update: Any, **facts: Any) -> Update:
         ValueError: as `save`.
     """
     stated = Facts.of(**{"frozen": _frozen(update), **facts})
+    stated = dataclasses.replace(stated, batch_norm=_mode_of(update, stated.batch_norm))
     arrays = named_arrays(update, kind=stated.kind)
     if not arrays:
         raise ValueError("update must hold arrays, got none")
@@ -133,6 +137,38 @@ def _frozen(update: Any) -> tuple[str, ...] | None:
     if not hasattr(update, "named_parameters"):
         return None
     return tuple(name for name, p in update.named_parameters() if not p.requires_grad) or None
+
+
+def _mode_of(update: Any, stated: str | None) -> str | None:
+    """The mode of a PyTorch module's batch normalisation; what is stated where it keeps no statistics, or is no module.
+
+    Raises:
+        ValueError: if its layers are in different modes, or in another one than is stated.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(update, torch.nn.Module):
+        return stated
+    # Without running statistics a layer normalises by the batch in either mode. Instance normalisation reads none here.
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    found = {
+        "train" if layer.training else "eval": f"{name or 'the module'} ({type(layer).__name__})"
+        for name, layer in reversed(list(update.named_modules()))
+        if isinstance(layer, kind) and layer.running_mean is not None
+    }
+    if len(found) > 1:
+        raise ValueError(
+            f"batch normalisation is in different modes: {found['eval']} normalises by running statistics and "
+            f"{found['train']} by the batch, but an audit takes all such layers in one mode. Put them in one for this "
+            "update, by net.train() or net.eval(); or replace those that stay in evaluation mode by layers without a "
+            "mode, such as torchvision.ops.FrozenBatchNorm2d, here and in the network that is audited"
+        )
+    mode, layer = next(iter(found.items()), (stated, ""))
+    if stated not in (None, mode):
+        raise ValueError(
+            f"batch_norm must be {mode}, the mode of {layer}, got {stated}: if the client computed the update in the "
+            f"stated mode, put the module back into it by net.{stated}()"
+        )
+    return mode
 
 
 def _framework(update: Any) -> str:

@@ -30,7 +30,8 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     if isinstance(update, str | Path):
         update = capture.load(update)
     if not isinstance(update, capture.Update):
-        update = capture.as_update(update)
+        of_module = {name: facts[name] for name in ("kind", "batch_norm") if facts.get(name) is not None}
+        update = capture.as_update(update, **of_module)
     unknown = sorted(facts.keys() - {field.name for field in dataclasses.fields(capture.Facts)})
     if unknown:
         raise ValueError(f"{unknown[0]} is not a fact about a client; see capture.Facts")
