@@ -110,6 +110,7 @@ def test_known_images_show_the_mistake_exactly(normalised):
     assert check(jax.tree.map(lambda g: 4 * g, c.gradient), reduction="sum").status == "passed"
     assert "--batch-norm train" in check(c.gradient, batch_norm="eval").option
     assert "conv_1/kernel" in check(changed(c.gradient, "conv_1/kernel", lambda g: g.swapaxes(0, 1))).cause
+    assert "in different modes" in check(changed(c.gradient, "conv_1/kernel", jnp.tanh)).cause
 
 
 def test_the_leaf_that_is_furthest_off_is_named_with_what_is_allowed():
@@ -132,12 +133,17 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
     rounding = jax.tree.map(jnp.zeros_like, expected)
     payload = jax.tree.map(lambda leaf: scale * leaf, expected)
     assert cause in _explained(payload, expected, rounding, 3)[0]
-    assert "weights of another round" in _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)[0]
-    said = _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3)
-    assert "images that were normalised in another way" in said[0]
-    assert said[1] == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
+    assert _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3) is None
     one = _explained(expected, expected, rounding, 1)[0]
     assert one == "the update is 1 times the gradient"  # of a single sample, a sum is a mean
+
+
+def test_different_modes_are_among_the_causes_only_where_there_are_modes(plain, normalised):
+    for client, modes in ((plain, False), (normalised, True)):
+        cause, option = client_checks._unexplained(client.model)
+        assert cause.startswith("weights of another round or model, images that were normalised in another way")
+        assert ("layers of batch normalisation in different modes, a defense" in cause) == modes
+        assert option == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jaxleak.audit._checks.finding import (
     ADDED_UP,
     DEFENSE_OTHER,
     LOSS_OTHER,
+    MIXED_MODES,
     Finding,
     Status,
     failed,
@@ -39,16 +40,10 @@ _OF_MIXED = 8.0
 #: Share of a leaf's norm above which no rounding of products is taken for the cause. TF32, emulated in the convolutions
 #: of a ResNet10 and a ResNet18, was off by up to 0.16, and PyTorch's bfloat16 on an H200 by up to 0.08.
 _AT_MOST = 0.3
-#: Cause and option of a difference that nothing else explains.
-_UNEXPLAINED = (
-    "weights of another round or model, images that were normalised in another way, another loss, other images than "
-    "those of the update, a defense, or mixed precision",
-    f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
-)
 #: The cause of a difference that rounding the factors of products explains, and for which no audit needs to stop.
 _ROUNDED_PRODUCTS = (
     "products in TF32, which PyTorch takes for convolutions on NVIDIA's GPUs unless it is told not to, or in 16 bits; "
-    f"if the client computed in float32, {_UNEXPLAINED[0]}"
+    "if the client computed in float32, "
 )
 
 
@@ -138,16 +133,17 @@ def _compared(
         if furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     clip = float(norm(payload)) / parts if share.total_steps == 1 else None
-    cause, option = _explained(payload, expected, rounding, len(x), precision, params, clip)
+    explained = _explained(payload, expected, rounding, len(x), precision, params, clip)
+    cause, option = explained or _unexplained(model)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
-    if cause == _UNEXPLAINED[0]:
+    if explained is None:
         coarse = jax.tree.map(jnp.subtract, scaled(sent(*_coarse(variables, batch)), parts), expected)
         more = _OF_MIXED if precision.unit else 1.0
         allowed = {"times": more * _TIMES_COARSE, "relative": more * _COARSE, "most": _AT_MOST, "share": precision.unit}
         exact = ratios(payload, expected, rounding, precision, params)
         near = ratios(payload, expected, coarse, precision, params, **allowed)
         if all(min(exact[leaf], near[leaf])[0] <= 1 for leaf in exact):
-            status, cause = "suspicious", _ROUNDED_PRODUCTS
+            status, cause = "suspicious", _ROUNDED_PRODUCTS + cause
     return [*findings, Finding(KNOWN_IMAGES, status, evidence, cause, option)]
 
 
@@ -200,8 +196,8 @@ def _explained(
     precision: Precision = FULL,
     params: PyTree | None = None,
     clip: float | None = None,
-) -> tuple[str, str]:
-    """Cause and option of a difference; `clip` is the norm of an update that is one gradient."""
+) -> tuple[str, str] | None:
+    """Cause and option of a difference, if one explains it; `clip` is the norm of an update that is one gradient."""
     inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
     scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
     if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
@@ -211,7 +207,17 @@ def _explained(
     for leaf, layout, changed in other_layouts(expected, payload):
         if furthest(changed, expected, rounding, precision, params)[0] <= 1:
             return f"the update's {leaf} is stored in another layout: {layout}", "--update"
-    return _UNEXPLAINED
+    return None
+
+
+def _unexplained(model: Classifier) -> tuple[str, str]:
+    """Causes and options of a difference that nothing else explains."""
+    modes = f"{MIXED_MODES}, " if model.has_running_statistics else ""
+    return (
+        "weights of another round or model, images that were normalised in another way, another loss, other images "
+        f"than those of the update, {modes}a defense, or mixed precision",
+        f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
+    )
 
 
 def _multiple(scale: float, samples: int, clip: float | None) -> tuple[str, str]:

@@ -14,6 +14,9 @@ TURN = "--kind difference --learning-rate 1"
 #: A cause of an update that is too large.
 ADDED_UP = "gradients that were added up over several micro-batches without dividing"
 
+#: What no option can state, of a network with running statistics: no audit takes such a client.
+MIXED_MODES = "layers of batch normalisation in different modes"
+
 
 def only_clipped(norm: float | None = None) -> str:
     """The option of a client that clips its update and adds no noise; `norm` is that of the update, where known."""

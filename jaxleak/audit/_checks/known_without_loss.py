@@ -9,7 +9,7 @@ import numpy as np
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._checks.differences import furthest, said_of, shaken
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, Finding
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts
 from jaxleak.protocols import ClientShare
@@ -56,9 +56,10 @@ def check_images_without_loss(
         if off(changed)[0] <= 1:
             cause = f"the update's {name} is stored in another layout: {layout}"
             return [Finding(KNOWN_IMAGES, "failed", evidence, cause, "--update")]
+    modes = f"{MIXED_MODES}, " if share.model.has_running_statistics else ""
     cause = (
         "weights of another round or model, images that were normalised in another way, other images than those of the "
-        "update, a loss that reads more than the network's outputs, such as features or weights, or a defense"
+        f"update, {modes}a loss that reads more than the network's outputs, such as features or weights, or a defense"
     )
     return [Finding(KNOWN_IMAGES, "suspicious", evidence, cause, f"--weights, --mean, --std, {DEFENSE_OTHER}")]
 
