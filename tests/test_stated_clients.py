@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_updates import perceptron
 
-from jaxleak import Batch, audit, capture, models
+from jaxleak import Batch, audit, capture
 from jaxleak.audit._verdict.stated import sent_update, stated_client
 
 RATE = 0.2
