@@ -230,7 +230,7 @@ def test_a_frozen_head_has_a_sentence_of_its_own(defended, samples):
     whole = jax.jit(model.init)(jax.random.key(0))
     model, variables = models.freeze(model, whole, model.head_leaves)
     case = _case(model, variables, _sent(model, variables, [2] * samples), samples=samples, defended=defended)
-    labels = labels_without_head(case, FULL)
+    labels = labels_without_head(case)
     assert not labels.proven.any()
     assert labels.withheld == (
         "No label is claimed: the update has no gradient of the last dense layer, from which labels are read."
@@ -241,11 +241,11 @@ def test_a_frozen_head_has_a_sentence_of_its_own(defended, samples):
 def test_what_is_not_read_of_an_adapted_head_is_said():
     model, variables = _network("bias")
     two = _case(model, variables, _sent(model, variables, [2, 3]), samples=2)
-    assert "has the gradient of b. From that the label of one sample is read" in labels_without_head(two, FULL).withheld
+    assert "has the gradient of b. From that the label of one sample is read" in labels_without_head(two).withheld
     model, variables = _network("both", "softcap")
     capped = _case(model, variables, _sent(model, variables, [2]))
     assert model.head
-    assert "something follows the last dense layer" in labels_without_head(capped, FULL).withheld
+    assert "something follows the last dense layer" in labels_without_head(capped).withheld
 
 
 @pytest.mark.slow

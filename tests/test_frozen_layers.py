@@ -34,9 +34,17 @@ def test_a_gradient_of_a_frozen_layer_is_zero_or_left_out(client, kind):
     (found,) = _findings(params, slope, kind=kind, frozen=("dense_0",))
     assert found.status == "failed"
     assert found.evidence == (
-        "dense_0/bias and 1 more is said to be frozen, and the update has entries other than zero there."
+        "dense_0/bias and 1 more are said to be frozen, and the update has entries other than zero there."
     )
     assert found.option == "--frozen, --weights"
+
+
+def test_a_list_of_what_is_trained_has_nothing_of_the_frozen_layers(client):
+    params, _, slope = client
+    trained = [np.asarray(leaf) for name, leaf in slope.items() if not name.startswith("dense_0")]
+    assert _findings(params, trained, frozen=("dense_0",)) == []
+    (found,) = _findings(params, [np.asarray(leaf) for leaf in slope.values()], frozen=("dense_0",))
+    assert found.status == "failed"
 
 
 def test_frozen_weights_are_those_before_the_step_however_they_were_saved(client):

@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from small_updates import case_of
 
 from jaxleak import Batch, Observation, audit, models, protocols
-from jaxleak.audit._independent import _widths, independent_numbers
+from jaxleak.audit._independent import _places, independent_numbers
 
 SIDE, CLASSES, WIDTH = 6, 5, 9
 PIXELS = SIDE * SIDE
@@ -96,7 +96,7 @@ def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
     assert held.passed == PIXELS  # the image itself is the narrowest place with nothing below
     steps = protocols.ClientShare(wider, local_steps=2, learning_rate=0.1)
     assert independent_numbers(steps, "train", update_of(share, start, x), 2).passed == 2 * PIXELS
-    places = {below: width for width, below in _widths(wider, "train", 1)}
+    places = {below: width for width, below in _places(wider, "train", 1).widths}
     assert places[frozenset()] == PIXELS
     assert places[frozenset({"shift"})] == WIDTH
 
@@ -111,3 +111,57 @@ def test_a_network_that_trains_all_of_itself_passes_the_whole_image(name):
     held = independent_numbers(share, "train", update_of(share, variables, x), 1)
     assert held.passed >= PIXELS
     assert held.entries >= PIXELS
+
+
+def padded(x):
+    return jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+
+def repeated(x):
+    return jnp.repeat(x, 3, axis=-1)
+
+
+@pytest.mark.parametrize("before", [padded, repeated])
+def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
+    """The first dense layer shows them by a row of zeros, also where it reads the image padded or repeated."""
+    size = before(jnp.zeros((1, SIDE, SIDE, 1))).size
+    params = {
+        "layer": {"kernel": jax.random.normal(jax.random.key(0), (size, 8)) / SIDE, "bias": jnp.zeros(8)},
+        "head": {"kernel": jax.random.normal(jax.random.key(1), (8, CLASSES)), "bias": jnp.zeros(CLASSES)},
+    }
+
+    def network(variables, x):
+        p = variables["params"]
+        read = jnp.tanh(before(x).reshape(len(x), -1) @ p["layer"]["kernel"] + p["layer"]["bias"])
+        return read @ p["head"]["kernel"] + p["head"]["bias"]
+
+    model, variables = models.from_function(
+        network, {"params": params}, image_shape=(SIDE, SIDE, 1), num_classes=CLASSES
+    )
+    x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1)).at[0, :3].set(0.0)
+    gradient = update_of(protocols.ClientShare(model), variables, x)
+    held = independent_numbers(protocols.ClientShare(model), "train", gradient, 1)
+    assert held.entries >= PIXELS
+    assert held.passed >= PIXELS
+    left_out = independent_numbers(protocols.ClientShare(model), "train", gradient, 1, zeros_tell=False)
+    assert left_out.entries < held.entries  # of entries that were left out, zeros say nothing
+    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5, truth=(x, None))
+    assert verdict.best.shown.all()
+    assert verdict.metrics["psnr"] > 60
+
+
+def test_weights_that_are_used_transposed_as_well_are_counted_by_their_entries():
+    params = {"w": jax.random.normal(jax.random.key(0), (PIXELS, WIDTH)) / SIDE, "v": jnp.ones((PIXELS, CLASSES)) / 9}
+
+    def network(variables, x):
+        p = variables["params"]
+        return jnp.tanh(jnp.tanh(x.reshape(len(x), -1) @ p["w"]) @ p["w"].T) @ p["v"]
+
+    model, variables = models.from_function(
+        network, {"params": params}, image_shape=(SIDE, SIDE, 1), num_classes=CLASSES
+    )
+    x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1))
+    share = protocols.ClientShare(model)
+    held = independent_numbers(share, "train", update_of(share, variables, x), 1)
+    assert held.entries >= PIXELS * WIDTH
+    assert min(held) >= rank_of_the_jacobian(share, variables, x)

@@ -232,8 +232,8 @@ class TestStages:
         assert len(adam) == batch_norm
 
     def test_what_a_certificate_lacks_behind_a_step_of_adam_is_said(self):
-        held = SimpleNamespace(entries=17)
-        case = SimpleNamespace(received=SimpleNamespace(undone="a step"), held=held, observation=None, defense=None)
+        received = SimpleNamespace(undone="a step", told=lambda seen: {"a": jnp.ones(17), "b": jnp.zeros(9)})
+        case = SimpleNamespace(received=received, observation=None, defense=None)
         near, agreed = {"distance": 0.005}, np.full(2, 0.99)
         (said,) = stages._short_of_bounds(case, [answer_of(determined=False, agreement=agreed, **near)])
         assert "17 entries of the gradient are known up to a quarter" in said

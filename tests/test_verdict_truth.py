@@ -7,6 +7,7 @@ import pytest
 
 from jaxleak import Batch, audit, metrics, models, protocols
 from jaxleak._command.audit import _scored
+from jaxleak.audit._verdict.judgement import contradicted_by_truth
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
 
@@ -80,6 +81,26 @@ def test_scores_are_those_of_the_metrics_and_the_truth_is_in_the_answers_order()
     assert "label_accuracy" not in scores((x, None), answer)[0]
     assert "label_accuracy" not in scores((x, np.array([0, 1, 1])), answer._replace(y=np.array([1, -1, 2])))[0]
     assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"
+
+
+def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_images_are_printed():
+    x = 0.8 * np.random.default_rng(0).random((2, 8, 8, 1))
+    wrong = np.stack([x[0], np.roll(x[1], 3, axis=0)])
+    answer = Answer("fedleak_400", wrong, np.array([1, 2]), 0.0, 0.0, agreement=np.ones(2))
+    numbers = scores((x, None), answer)[0]
+    said = contradicted_by_truth(answer, numbers)
+    assert said.startswith(
+        "The truth contradicts a certificate. Images that are certified and are not the client's: 1 of 2"
+    )
+    assert _scored(numbers).endswith(f" (1.00, {numbers['ssim_each'][1]:.2f})")
+    for fine in (
+        answer._replace(agreement=np.array([1.0, 0.5])),  # the wrong one is not certified
+        answer._replace(dimmer=np.array([False, True])),  # nor is its brightness
+        answer._replace(x=3 * wrong),  # in another unit
+    ):
+        assert contradicted_by_truth(fine, numbers) == ""
+    assert contradicted_by_truth(answer, scores((wrong, None), answer)[0]) == ""
+    assert contradicted_by_truth(None, {}) == ""
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import Counter
 from typing import NamedTuple
 
 import jax
@@ -17,13 +18,15 @@ from jaxleak.protocols import ClientShare
 
 
 class Independent(NamedTuple):
-    """Two bounds from above."""
+    """Two bounds: no more numbers than these depend on the images."""
 
     entries: int  # entries of the update, without those that follow from others
     passed: int  # what the network hands on to layers that are trained, and entries of those that it passed by then
 
 
-def independent_numbers(share: ClientShare, batch_norm: BatchNormMode, told: PyTree, samples: int) -> Independent:
+def independent_numbers(
+    share: ClientShare, batch_norm: BatchNormMode, told: PyTree, samples: int, *, zeros_tell: bool = True
+) -> Independent:
     """How many numbers of an update can depend on the images, at the most.
 
     The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
@@ -36,44 +39,53 @@ def independent_numbers(share: ClientShare, batch_norm: BatchNormMode, told: PyT
         batch_norm: mode of its normalisation.
         told: a tree like the payload, whose entries say something unless they are zero.
         samples: number of samples of all local steps and clients.
+        zeros_tell: whether an entry of zero is one of the gradient, and not one that was left out.
 
     Returns:
         The bounds. After several steps, weights below a place have changed by the images, and only places below all
         that is trained are looked at.
     """
     leaves = named_leaves(told)
-    counts = _counts(share.model, batch_norm, leaves, samples * getattr(share, "local_epochs", 1))
-    widths = _widths(share.model, batch_norm, samples)
-    if total_steps(share) > 1:
-        widths = tuple(place for place in widths if not place[1])
+    places = _places(share.model, batch_norm, samples)
+    read_by = samples * getattr(share, "local_epochs", 1)
+    counts = _counts(share.model, batch_norm, leaves, read_by, places.first if zeros_tell else frozenset())
+    widths = [place for place in places.widths if total_steps(share) == 1 or not place[1]]
     passed = min(width + sum(counts.get(name, 0) for name in below) for width, below in widths)
     return Independent(sum(counts.values()), passed)
 
 
-def _counts(model: Classifier, batch_norm: BatchNormMode, leaves: dict[str, jax.Array], samples: int) -> dict[str, int]:
-    """The free numbers of every leaf; those of a bias are among its kernel's."""
+class _Places(NamedTuple):
+    """What `_places` finds in a network."""
+
+    widths: tuple[tuple[int, frozenset[str]], ...]  # numbers that pass, and the parameters that have met them by then
+    first: frozenset[str]  # parameters that meet the image before any other
+
+
+def _counts(
+    model: Classifier, batch_norm: BatchNormMode, leaves: dict[str, jax.Array], samples: int, first: frozenset[str]
+) -> dict[str, int]:
+    """The free numbers of every leaf; those of a bias that is one layer's are among its kernel's."""
     counts = {name: int(jnp.count_nonzero(leaf)) for name, leaf in leaves.items()}
-    pixels = samples * math.prod(model.image_shape)
-    for name, (rows, width) in sizes_of_all_rows(model, samples, batch_norm).items():
-        if name not in leaves:
-            continue
-        # Dead inputs and outputs say nothing; but where a layer reads the image, a pixel of zero is known to be that.
+    layers = {name: size for name, size in sizes_of_all_rows(model, samples, batch_norm).items() if name in leaves}
+    biases = Counter(model.bias_of(name) for name in layers)
+    for name, (rows, width) in layers.items():
+        # Dead inputs and outputs say nothing. But a layer that reads the image itself shows that a pixel is zero.
         seen = np.asarray(model.matrix(name, leaves[name])) != 0
         outputs = int(seen.any(axis=0).sum())
-        inputs = width if rows * width == pixels else int(seen.any(axis=1).sum())
+        inputs = width if name in first else int(seen.any(axis=1).sum())
         bias = model.bias_of(name)
-        inputs += bias in leaves
-        rank = min(rows, inputs, outputs)
-        counts[name] = min(counts[name] + counts.get(bias, 0), rank * (inputs + outputs - rank))
-        counts.pop(bias, None)
+        own = bias in leaves and biases[bias] == 1
+        entries = (inputs * outputs if name in first else counts[name]) + (counts.pop(bias) if own else 0)
+        rank = min(rows, inputs + own, outputs)
+        counts[name] = min(entries, rank * (inputs + own + outputs - rank))
     return counts
 
 
 @functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and an audit asks for every answer
-def _widths(model: Classifier, batch_norm: BatchNormMode, samples: int) -> tuple[tuple[int, frozenset[str]], ...]:
+def _places(model: Classifier, batch_norm: BatchNormMode, samples: int) -> _Places:
     """How many numbers of the images pass a place in the network, and which parameters have met them by then.
 
-    Of all places with the same parameters below them, the narrowest.
+    Of all places with the same parameters below them, the narrowest counts.
     """
     variables = jax.eval_shape(model.init, jax.random.key(0))
     params, tree = jax.tree.flatten(variables["params"])
@@ -89,6 +101,7 @@ def _widths(model: Classifier, batch_norm: BatchNormMode, samples: int) -> tuple
     owners = {slot: frozenset({name}) for slot, name in zip(program.inputs, names, strict=False)}
     image, end = program.inputs[-1], len(program.steps) + 1
     born, last, met = {image: 0}, {image: 0}, dict[str, int]()
+    weighed, first = set[int](), set[str]()  # slots behind a parameter, and parameters behind no other
     for number, step in enumerate(program.steps, start=1):
         own = frozenset[str]().union(*(owners.get(slot, ()) for slot in step.inputs))
         if not any(slot in born for slot in step.inputs):
@@ -96,16 +109,20 @@ def _widths(model: Classifier, batch_norm: BatchNormMode, samples: int) -> tuple
             continue
         last.update({slot: number for slot in step.inputs if slot in born})
         born.update(dict.fromkeys(step.outputs, number))
-        for name in own:
-            met.setdefault(name, number)
+        behind = any(slot in weighed for slot in step.inputs)
+        for name in own - met.keys():
+            met[name] = number
+            first.update(() if behind else (name,))
+        if own or behind:
+            weighed.update(step.outputs)
     last.update({slot: end for slot in program.outputs if slot in born})
     change = np.zeros(end + 1, np.int64)
-    for slot, first in born.items():
-        if last.get(slot, first) > first:
-            change[first] += math.prod(program.shape(slot))
+    for slot, begin in born.items():
+        if last.get(slot, begin) > begin:
+            change[begin] += math.prod(program.shape(slot))
             change[last[slot]] -= math.prod(program.shape(slot))
     narrowest: dict[frozenset[str], int] = {}
     for place, width in enumerate(np.cumsum(change)[:end].tolist()):
         below = frozenset(name for name, number in met.items() if number <= place)
         narrowest[below] = min(width, narrowest.get(below, width))
-    return tuple((width, below) for below, width in narrowest.items())
+    return _Places(tuple((width, below) for below, width in narrowest.items()), frozenset(first))

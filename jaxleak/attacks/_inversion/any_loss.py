@@ -156,7 +156,10 @@ def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:
         return "every step of every client has derivatives of its own, and the last layer's gradient is their sum"
     if not model.head:
         return "the network ends in no dense layer that is known"
-    count, features = sizes_of_all_rows(model, batch_size)[model.head_names[0]]
+    read = sizes_of_all_rows(model, batch_size).get(model.head_names[0])
+    if read is None:
+        return "the weights of the last dense layer are used elsewhere in the network as well"
+    count, features = read
     if count != batch_size:
         return f"the last dense layer reads {count // batch_size} rows of features for each image"
     if features < batch_size:

@@ -29,7 +29,10 @@ def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> 
     if not frozen:
         return []
     leaves = named_leaves(params)
-    held = held_of(sent.arrays, list(leaves), names, what=sent.source)
+    try:
+        held = held_of(sent.arrays, list(leaves), names, what=sent.source)
+    except ValueError:  # a list of what is trained, for example, which has no entries of the others
+        return []
     moved = [
         name
         for name in matching(frozen, list(leaves), what="frozen")
@@ -38,8 +41,8 @@ def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> 
     if not moved:
         return []
     what = "other weights than --weights" if sent.facts.kind == "weights" else "entries other than zero"
-    more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-    evidence = f"{moved[0]}{more} is said to be frozen, and the update has {what} there."
+    which = f"{moved[0]} and {len(moved) - 1} more are" if len(moved) > 1 else f"{moved[0]} is"
+    evidence = f"{which} said to be frozen, and the update has {what} there."
     cause = "the client trained these layers"
     if sent.facts.kind == "weights":
         cause += ", or the weights are those of another round"

@@ -10,6 +10,7 @@ from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._checks.differences import furthest, said_of, shaken
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding
+from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts
 from jaxleak.protocols import ClientShare
@@ -38,9 +39,11 @@ def check_images_without_loss(
 
     Returns:
         Passed; failed, where a mode of normalisation or a layout explains the difference; or suspicious, since a loss
-        may also read more than the outputs. No finding where the equations do not hold, as after several steps.
+        may also read more than the outputs. No finding where the equations do not hold, as after several steps, or
+        where something follows the last dense layer.
     """
-    if why_not_any_loss(share.model, share, len(images)):
+    model, mode = share.model, share.batch_norm
+    if why_not_any_loss(model, share, len(images)) or head_of(model, payload, variables, precision, mode) is None:
         return []
     x = jnp.asarray(images, jnp.float32)
     batch = Batch(x[:, None], jnp.zeros(len(x), jnp.int32), jnp.arange(len(x)))
@@ -59,7 +62,8 @@ def check_images_without_loss(
     modes = f"{MIXED_MODES}, " if share.model.has_running_statistics else ""
     cause = (
         "weights of another round or model, images that were normalised in another way, other images than those of the "
-        f"update, {modes}a loss that reads more than the network's outputs, such as features or weights, or a defense"
+        f"update, products in TF32 or in 16 bits, {modes}a loss that reads more than the network's outputs, such as "
+        "features or weights, or a defense"
     )
     return [Finding(KNOWN_IMAGES, "suspicious", evidence, cause, f"--weights, --mean, --std, {DEFENSE_OTHER}")]
 

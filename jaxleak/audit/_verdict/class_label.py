@@ -1,12 +1,10 @@
 """Labels where the update has no gradient of a plain last dense layer's bias: of one sample, and why no others."""
 
-import jax
 import jax.numpy as jnp
 
 from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows
 from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.labels import Labels, label_of_rows
-from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._verdict.search import Case
 
 #: Why no label is claimed where labels cannot be examined.
@@ -32,7 +30,7 @@ def with_read_label(case: Case) -> tuple[Case, list[str]]:
     if model.head and head_of(model, seen.payload, seen.params, mode=case.share.batch_norm) is not None:
         return case, []
     leaves = _leaves(case)
-    labels = _labels(case, leaves, precision_of(jax.tree.leaves(seen.payload), seen.payload)) if leaves else None
+    labels = _labels(case, leaves) if leaves else None
     if labels is None or not labels.proven.any():
         return case, []
     label = int(labels.proven.argmax())
@@ -40,16 +38,15 @@ def with_read_label(case: Case) -> tuple[Case, list[str]]:
     return case._replace(observation=seen._replace(labels=jnp.full(1, label, jnp.int32))), [told]
 
 
-def labels_without_head(case: Case, precision: Precision) -> Labels:
+def labels_without_head(case: Case) -> Labels:
     """What rows of classes prove of one sample, or why no label is claimed.
 
     Args:
-        case: an audited update that has no gradient of a plain last dense layer.
-        precision: the format of the update.
+        case: an audited update that has no gradient of a plain last dense layer's bias.
     """
     leaves = _leaves(case)
     if leaves and of_one_sample(case):
-        return _labels(case, leaves, precision)
+        return _labels(case, leaves)
     model = case.share.model
     why = _IN_PART.format(_called(leaves)) if leaves else _NOT_ALONE if model.head else _NO_HEAD
     return Labels.none(model.num_classes)._replace(withheld=why)
@@ -70,7 +67,7 @@ def _called(leaves: tuple[ClassLeaf, ...]) -> str:
     return " and ".join(leaf.name for leaf in leaves)
 
 
-def _labels(case: Case, leaves: tuple[ClassLeaf, ...], precision: Precision) -> Labels:
+def _labels(case: Case, leaves: tuple[ClassLeaf, ...]) -> Labels:
     gradient = class_rows(leaves, case.observation.payload)
     weights = class_rows(leaves, case.observation.params["params"])
-    return label_of_rows(_called(leaves), gradient, weights, precision)
+    return label_of_rows(_called(leaves), gradient, weights, case.precision)

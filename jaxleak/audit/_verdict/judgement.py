@@ -7,7 +7,6 @@ import numpy as np
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
-from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
 from jaxleak.audit._verdict.search import Case
 from jaxleak.audit._verdict.truth import scores
@@ -35,8 +34,8 @@ _RECOGNISED = (
 )
 #: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
-    "The truth contradicts a certificate: {} of {} images is certified and another one, with an SSIM of {:.2f} to the "
-    "truth. If the truth is right, please report this audit."
+    "The truth contradicts a certificate. Images that are certified and are not the client's: {} of {}. The lowest "
+    "SSIM of one to the truth is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
 #: Why no finding is claimed of a client with a defense.
@@ -89,26 +88,29 @@ def judged(
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
     """What must stand first where the truth has another image than a certificate; nothing if it has not.
 
-    An answer in another unit than that of the truth, as of images that were normalised, cannot be compared.
+    An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
+    image whose brightness is said to be open.
     """
     if best is None or out_of_range(best):
         return ""
-    wrong = [s for s, shown in zip(numbers.get("ssim_each", []), best.shown, strict=False) if shown and s <= _WRONG]
+    counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
+    wrong = [s for s, shown in zip(numbers.get("ssim_each", []), counted, strict=False) if shown and s <= _WRONG]
     return _CONTRADICTED.format(len(wrong), len(best.x), min(wrong)) if wrong else ""
 
 
 def _too_little(case: Case, best: Answer | None) -> list[str]:
     """Why nothing certifies images of which an update says less than they hold."""
-    if best is None or best.determined or case.received.undone is not None:
+    if best is None or best.determined:
         return []
     held, pixels = case.held, best.x.size
+    unknown = 0 if case.loss_known else case.samples * case.share.model.num_classes
     if held.passed < pixels:
         why = f"at most {held.passed} numbers of the update depend on the images, which have {pixels}"
-    else:
-        beside = (
-            "" if case.loss_known else f", beside {case.samples * case.share.model.num_classes} numbers of the loss"
-        )
+    elif held.entries < pixels + unknown and case.received.undone is None:
+        beside = f", beside {unknown} numbers of the loss" if unknown else ""
         why = f"the update has {held.entries} independent entries, and the images have {pixels} pixels{beside}"
+    else:
+        return []
     return [f"No image can be certified: {why}. Other images have the same update, and starts may agree on one."]
 
 
@@ -120,19 +122,18 @@ def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ver
     return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
 
 
-def proven_labels(case: Case, head: Head | None, precision: Precision) -> Labels:
+def proven_labels(case: Case, head: Head | None) -> Labels:
     """What the head's gradient proves, or rows of classes in its place, and what of the client's statements grants it.
 
     Args:
         case: the audited update.
         head: the head's gradient, or None where labels cannot be read from one.
-        precision: the format of the update.
     """
     nothing = Labels.none(case.share.model.num_classes)
     if not case.loss_known:
         return nothing._replace(withheld=_NO_LABELS)
     if head is None or (head.bias_gradient is None and of_one_sample(case)):
-        labels = labels_without_head(case, precision)
+        labels = labels_without_head(case)
     elif case.defended:
         labels = defended_labels(head, case.samples, case.defense)
     else:
@@ -140,10 +141,10 @@ def proven_labels(case: Case, head: Head | None, precision: Precision) -> Labels
     return labels._replace(stated=("momentum", *labels.stated) if case.share.momentum else labels.stated)
 
 
-def proven_findings(case: Case, precision: Precision) -> Labels:
+def proven_findings(case: Case) -> Labels:
     """What the head's gradient proves of outputs that have a binary cross-entropy each."""
     seen = case.observation
-    head = head_of(case.share.model, seen.payload, seen.params, precision, case.share.batch_norm)
+    head = head_of(case.share.model, seen.payload, seen.params, case.precision, case.share.batch_norm)
     if head is None:
         return Labels.none(case.share.model.num_classes)
     if case.defended:

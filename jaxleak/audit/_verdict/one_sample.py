@@ -109,7 +109,8 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
     if solved is not None:
         yield solved
         return
-    if peeled.layer in case.share.model.head_names and not why_not(case):
+    model = case.share.model
+    if model.head and peeled.layer in model.head_names and not why_not(case):
         yield "Peeling was not tried: below the last dense layer it would know less than the search without the loss."
         return
     # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.

@@ -15,6 +15,7 @@ from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
+from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._received import Received, misfit
@@ -53,7 +54,7 @@ class Case(NamedTuple):
     """One audited update."""
 
     share: ClientShare
-    observation: Observation  # params and payload, nothing else
+    observation: Observation  # params and payload; where these two show a label without a head, that label as well
     samples: int  # number of samples of all local steps and clients
     store: Store
     key: jax.Array
@@ -61,6 +62,7 @@ class Case(NamedTuple):
     defended: bool = False  # whether the client has changed its update in a way that equations do not survive
     defense: Defense | None = None  # how, where that is known
     loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
+    precision: Precision = FULL  # the format in which the update was sent
     unknowns: int = 0  # how many numbers besides the pixels an answer leaves open, by which an unknown loss enters
 
     @property
@@ -71,8 +73,10 @@ class Case(NamedTuple):
     @property
     def held(self) -> Independent:
         """How many numbers of the update can depend on the images."""
-        told = self.received.told(self.observation)
-        return independent_numbers(self.share, self.share.batch_norm, told, self.samples)
+        by = self.received
+        zeros_tell = not by.in_part and by.undone is None
+        told = by.told(self.observation)
+        return independent_numbers(self.share, self.share.batch_norm, told, self.samples, zeros_tell=zeros_tell)
 
     @property
     def template(self) -> Batch:

@@ -217,8 +217,9 @@ def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
     best = best_of(answers)
     if case.received.undone is None or best is None or best.determined or not best.matched:
         return
+    told = sum(int(jnp.count_nonzero(leaf)) for leaf in jax.tree.leaves(case.received.told(case.observation)))
     yield (
-        f"No image can be certified: through the step of Adam {case.held.entries} entries of "
+        f"No image can be certified: through the step of Adam {told} entries of "
         f"the gradient are known up to a quarter, and the best answer has a cosine distance of "
         f"{best.cosine_distance:.2g}. A certificate takes {best.x.size} entries and {WITHIN_BOUNDS_BELOW:g}. "
         f"{_agreeing(best)}"

@@ -153,13 +153,14 @@ def update(
     identity = _identity(share, variables, payload, known, seed)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
-    case = Case(share, seen, samples, store, jax.random.key(seed), shown, is_defended(known), defense, loss_known)
+    key = jax.random.key(seed)
+    case = Case(share, seen, samples, store, key, shown, is_defended(known), defense, loss_known, precision)
     answers, said = _attacked(case)
     said += _rounded_products()
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
-    labels = proven_findings(case, precision) if binary else proven_labels(case, head, precision)
+    labels = proven_findings(case) if binary else proven_labels(case, head)
     return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
 
 

@@ -223,7 +223,12 @@ class Plan:
             [plain(table[slot]) for slot in self.program.outputs],
             features,
             tuple(plain(table[slot]) for slot in sorted(self.activations)),
-            {name: parts[0] if len(parts) == 1 else jnp.concatenate(parts) for name, parts in read.items()},
+            # Weights that one layer uses and another one transposed have no rows of one length.
+            {
+                name: jnp.concatenate(parts)
+                for name, parts in read.items()
+                if len({part.shape[1] for part in parts}) == 1
+            },
         )
 
     def _apply(
