@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-import threading
 
 import hypothesis
 import pytest
@@ -32,8 +31,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
 # The older code generator compiles a tiny program in two thirds of the time, and a second-order program in one piece
 # takes a tenth less than in parts. An unknown flag would end the process, so this is for releases known to have both.
-KNOWN_RELEASE = importlib.metadata.version("jaxlib").startswith("0.10.")
-if KNOWN_RELEASE:
+if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
 
 # Chosen by `--hypothesis-profile deep`, see `fuzzing.fuzz`.
@@ -45,27 +43,7 @@ gc.set_threshold(100_000, 50, 50)
 
 def pytest_collection_finish():
     """What was imported stays to the end, so that the collector need not look at it."""
-    if KNOWN_RELEASE:
-        _share_contexts()
     gc.freeze()
-
-
-def _share_contexts(programs=100):
-    """Let so many programs share the context that holds their types and operations.
-
-    JAX makes one for every program that it compiles, which is a quarter of a tiny program's time. A thread has its own.
-    """
-    from jax._src.interpreters import mlir
-
-    make, kept = mlir.make_ir_context, threading.local()
-
-    def context():
-        kept.used = getattr(kept, "used", -1) + 1
-        if kept.used % programs == 0:
-            kept.context = make()
-        return kept.context
-
-    mlir.make_ir_context = context
 
 
 @pytest.fixture(scope="session")
