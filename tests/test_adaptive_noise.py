@@ -203,6 +203,7 @@ def _psnr_of(model, deviation, settings_of):
     return psnr
 
 
+@pytest.mark.slow
 def test_who_knows_large_noise_is_not_misled_by_it():
     """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
     model = models.build("mlp", (8, 8, 1), 10, widths=(32,))

@@ -91,6 +91,7 @@ def attacked(tmp_path_factory):
     return folder, outcomes, found
 
 
+@pytest.mark.slow
 def test_a_command_with_two_starts_reports_their_agreement(attacked):
     folder, outcomes, found = attacked
     stored = json.loads((folder / "results.json").read_text())

@@ -279,6 +279,7 @@ def test_of_a_template_of_arrays_only_the_shapes_are_read():
     )
 
 
+@pytest.mark.slow
 def test_attacks_run_where_jax_computes_in_64_bits():
     """Their states keep the types that they began with, whatever a step computes in."""
     model = models.mlp((4, 4, 1), 3, widths=(5,), activation="sigmoid")

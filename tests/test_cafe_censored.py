@@ -86,6 +86,7 @@ def test_visible_entries_are_those_below_the_curve_of_the_noise(monkeypatch, siz
     assert 0.1 < np.mean(shares) < 0.95
 
 
+@pytest.mark.slow
 def test_fake_gradients_stop_the_attacker_who_does_not_know_them(setting):
     _, recovery = run(setting, attacks.cafe_exact, scale="tensor")
     assert np.median(error(recovery, setting[1])) > 0.03

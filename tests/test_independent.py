@@ -9,6 +9,7 @@ from small_updates import case_of
 
 from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak.audit._independent import _places, independent_numbers
+from jaxleak.audit._verdict import one_sample, stages
 
 SIDE, CLASSES, WIDTH = 6, 5, 9
 PIXELS = SIDE * SIDE
@@ -62,14 +63,17 @@ def test_what_lies_behind_a_frozen_layer_tells_no_more_than_its_width(images):
     assert rank_of_the_jacobian(share, variables, x) == images * WIDTH
 
 
-def test_an_image_behind_a_narrow_frozen_layer_is_not_certified():
+def test_an_image_behind_a_narrow_frozen_layer_is_not_certified(monkeypatch):
     """Two starts of peeling agree on the image that the prior prefers among those with the same features."""
     model, variables, x = adapter()
     gradient = update_of(protocols.ClientShare(model), variables, x)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
     case = case_of(protocols.ClientShare(model), seen)
     assert case.held.passed < PIXELS
-    verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5)
+    monkeypatch.setattr(one_sample, "_PEELED", 40)
+    monkeypatch.setattr(stages, "_FIRST", 20)
+    monkeypatch.setattr(stages, "_LATER", (10**9,))
+    verdict = audit.update(model, variables, gradient, batch_size=1)
     assert verdict.answers
     assert not any(answer.shown.any() for answer in verdict.answers)
     said = f"No image can be certified: at most {WIDTH} numbers of the update depend on the images, which have {PIXELS}"

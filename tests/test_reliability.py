@@ -386,6 +386,7 @@ class TestCompiledPrograms:
                 assert double._cache_size() == 1
             assert double._cache_size() == kept
 
+    @pytest.mark.slow
     def test_maps_are_given_back(self):
         def used():
             return len(Path("/proc/self/maps").read_text().splitlines())

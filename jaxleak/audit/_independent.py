@@ -98,7 +98,7 @@ def _places(model: Classifier, batch_norm: BatchNormMode, samples: int) -> _Plac
     x = jax.ShapeDtypeStruct((samples, *model.image_shape), jnp.float32)
     program = flattened(jax.make_jaxpr(logits)(params, rest, x))
     names = list(named_leaves(variables["params"]))
-    owners = {slot: frozenset({name}) for slot, name in zip(program.inputs, names, strict=False)}
+    owners = {slot: frozenset({name}) for slot, name in zip(program.inputs[: len(names)], names, strict=True)}
     image, end = program.inputs[-1], len(program.steps) + 1
     born, last, met = {image: 0}, {image: 0}, dict[str, int]()
     weighed, first = set[int](), set[str]()  # slots behind a parameter, and parameters behind no other

@@ -91,10 +91,11 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
     image whose brightness is said to be open.
     """
-    if best is None or out_of_range(best):
+    each = numbers.get("ssim_each")
+    if best is None or each is None or out_of_range(best):
         return ""
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
-    wrong = [s for s, shown in zip(numbers.get("ssim_each", []), counted, strict=False) if shown and s <= _WRONG]
+    wrong = [s for s, shown in zip(each, counted, strict=True) if shown and s <= _WRONG]
     return _CONTRADICTED.format(len(wrong), len(best.x), min(wrong)) if wrong else ""
 
 
