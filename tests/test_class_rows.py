@@ -9,7 +9,8 @@ import pytest
 from small_updates import case_of
 
 from jaxleak import Observation, audit, models, protocols
-from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows, label_of_one_sample
+from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows
+from jaxleak.attacks._inversion.label_rules import label_of_one_sample
 from jaxleak.audit._checks.labels import label_of_rows
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._verdict import stages

@@ -57,7 +57,7 @@ def rank_of_the_jacobian(share, variables, x):
 def test_what_lies_behind_a_frozen_layer_tells_no_more_than_its_width(images):
     model, variables, x = adapter(images)
     share = protocols.ClientShare(model)
-    held = independent_numbers(share, "train", update_of(share, variables, x), images)
+    held = independent_numbers(share, update_of(share, variables, x), images)
     assert held.passed == images * WIDTH
     assert held.entries > images * WIDTH
     assert rank_of_the_jacobian(share, variables, x) == images * WIDTH
@@ -96,10 +96,10 @@ def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
         num_classes=CLASSES,
     )
     share = protocols.ClientShare(wider)
-    held = independent_numbers(share, "train", update_of(share, start, x), 1)
+    held = independent_numbers(share, update_of(share, start, x), 1)
     assert held.passed == PIXELS  # the image itself is the narrowest place with nothing below
     steps = protocols.ClientShare(wider, local_steps=2, learning_rate=0.1)
-    assert independent_numbers(steps, "train", update_of(share, start, x), 2).passed == 2 * PIXELS
+    assert independent_numbers(steps, update_of(share, start, x), 2).passed == 2 * PIXELS
     places = {below: width for width, below in _places(wider, "train", 1).widths}
     assert places[frozenset()] == PIXELS
     assert places[frozenset({"shift"})] == WIDTH
@@ -112,7 +112,7 @@ def test_a_network_that_trains_all_of_itself_passes_the_whole_image(name):
     variables = jax.jit(model.init)(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(1), (1, SIDE, SIDE, 1)).at[0, :2].set(0.0)  # pixels of zero are known to be
     share = protocols.ClientShare(model)
-    held = independent_numbers(share, "train", update_of(share, variables, x), 1)
+    held = independent_numbers(share, update_of(share, variables, x), 1)
     assert held.passed >= PIXELS
     assert held.entries >= PIXELS
 
@@ -144,10 +144,10 @@ def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
     )
     x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1)).at[0, :3].set(0.0)
     gradient = update_of(protocols.ClientShare(model), variables, x)
-    held = independent_numbers(protocols.ClientShare(model), "train", gradient, 1)
+    held = independent_numbers(protocols.ClientShare(model), gradient, 1)
     assert held.entries >= PIXELS
     assert held.passed >= PIXELS
-    left_out = independent_numbers(protocols.ClientShare(model), "train", gradient, 1, zeros_tell=False)
+    left_out = independent_numbers(protocols.ClientShare(model), gradient, 1, zeros_tell=False)
     assert left_out.entries < held.entries  # of entries that were left out, zeros say nothing
     verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5, truth=(x, None))
     assert verdict.best.shown.all()
@@ -166,6 +166,6 @@ def test_weights_that_are_used_transposed_as_well_are_counted_by_their_entries()
     )
     x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1))
     share = protocols.ClientShare(model)
-    held = independent_numbers(share, "train", update_of(share, variables, x), 1)
+    held = independent_numbers(share, update_of(share, variables, x), 1)
     assert held.entries >= PIXELS * WIDTH
     assert min(held) >= rank_of_the_jacobian(share, variables, x)

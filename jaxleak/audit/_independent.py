@@ -24,9 +24,7 @@ class Independent(NamedTuple):
     passed: int  # what the network hands on to layers that are trained, and entries of those that it passed by then
 
 
-def independent_numbers(
-    share: ClientShare, batch_norm: BatchNormMode, told: PyTree, samples: int, *, zeros_tell: bool = True
-) -> Independent:
+def independent_numbers(share: ClientShare, told: PyTree, samples: int, *, zeros_tell: bool = True) -> Independent:
     """How many numbers of an update can depend on the images, at the most.
 
     The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
@@ -36,7 +34,6 @@ def independent_numbers(
 
     Args:
         share: what the client computes; what it does not train is a constant of its model.
-        batch_norm: mode of its normalisation.
         told: a tree like the payload, whose entries say something unless they are zero.
         samples: number of samples of all local steps and clients.
         zeros_tell: whether an entry of zero is one of the gradient, and not one that was left out.
@@ -45,10 +42,9 @@ def independent_numbers(
         The bounds. After several steps, weights below a place have changed by the images, and only places below all
         that is trained are looked at.
     """
-    leaves = named_leaves(told)
-    places = _places(share.model, batch_norm, samples)
-    read_by = samples * getattr(share, "local_epochs", 1)
-    counts = _counts(share.model, batch_norm, leaves, read_by, places.first if zeros_tell else frozenset())
+    model, mode, epochs = share.model, share.batch_norm, total_steps(share) // share.local_steps
+    places = _places(model, mode, samples)
+    counts = _counts(model, mode, named_leaves(told), samples * epochs, places.first if zeros_tell else frozenset())
     widths = [place for place in places.widths if total_steps(share) == 1 or not place[1]]
     passed = min(width + sum(counts.get(name, 0) for name in below) for width, below in widths)
     return Independent(sum(counts.values()), passed)

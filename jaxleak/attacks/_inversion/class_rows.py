@@ -23,7 +23,6 @@ import numpy as np
 
 from jaxleak._base import BatchNormMode, PyTree
 from jaxleak._tree import named_leaves, replaced
-from jaxleak.attacks._inversion.label_rules import infer_labels, rule_of_one_sample
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import HeadLayer
 
@@ -116,8 +115,3 @@ def class_rows(leaves: Sequence[ClassLeaf], tree: PyTree) -> HeadLayer:
     bias = None if first is None else found[first.name].reshape(classes) / first.slope
     rows = [jnp.moveaxis(found[leaf.name], leaf.axis, -1).reshape(-1, classes) for leaf in leaves if leaf is not first]
     return HeadLayer(jnp.concatenate([jnp.zeros((0, classes)), *rows]), bias)
-
-
-def label_of_one_sample(rows: HeadLayer) -> jax.Array:
-    """(1,) the label behind one sample's gradient, from `class_rows`: exact for three classes or more."""
-    return infer_labels(rule_of_one_sample(rows.bias), rows.kernel, rows.bias, 1)

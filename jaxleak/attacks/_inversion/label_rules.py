@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
+from jaxleak.models._classifier import HeadLayer
 
 # Constants of the rule `calibrated`: the rounds of its fixed point, and the weight of its estimate of the mean softmax,
 # beside the uniform distribution.
@@ -249,6 +250,15 @@ def infer_labels(
 def rule_of_one_sample(bias_gradient: jax.Array | None) -> str:
     """The name of the rule that is exact for the gradient of a single sample, by a head with a bias or without one."""
     return "longest_column" if bias_gradient is None else "bias_rule"
+
+
+def label_of_one_sample(gradient: HeadLayer) -> jax.Array:
+    """(1,) the label behind one sample's gradient of a dense layer, by the rule that is exact for it.
+
+    Args:
+        gradient: kernel and bias gradient of the last dense layer, or of rows of classes in its place.
+    """
+    return infer_labels(rule_of_one_sample(gradient.bias), gradient.kernel, gradient.bias, 1)
 
 
 def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak._tree import named_leaves
-from jaxleak.attacks._inversion.label_rules import infer_labels, rule_of_one_sample
+from jaxleak.attacks._inversion.label_rules import label_of_one_sample
 from jaxleak.attacks._inversion.rows import sizes_of_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
@@ -116,8 +116,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
         return state, {"distance": state.misfit}
 
     def reconstruct(state: PatchEmbeddingState, observation: Observation) -> Reconstruction:
-        head = model.head_of(observation.payload, gradient=True)
-        y = infer_labels(rule_of_one_sample(head.bias), head.kernel, head.bias, 1)
+        y = label_of_one_sample(model.head_of(observation.payload, gradient=True))
         matched = state.misfit < CONSISTENT_BELOW
         answered = matched & (state.fixed >= FIXED_ABOVE) & (state.outside < OUTSIDE_BELOW)
         return Reconstruction(state.x[None, None], y, state.misfit[None], answered[None], matched[None])

@@ -23,7 +23,7 @@ from jaxleak.audit._checks.finding import (
 )
 from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES, check_images_without_loss
 from jaxleak.audit._checks.precision import FULL, Precision, precision_of
-from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts
+from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts, stored_as
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
@@ -206,7 +206,7 @@ def _explained(
         return _multiple(scale, samples, clip)
     for leaf, layout, changed in other_layouts(expected, payload):
         if furthest(changed, expected, rounding, precision, params)[0] <= 1:
-            return f"the update's {leaf} is stored in another layout: {layout}", "--update"
+            return stored_as(leaf, layout)
     return None
 
 

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 
 from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.finding import Finding
+from jaxleak.audit._checks.precision import FORMATS
 from jaxleak.capture._names import held_of, matching
-
-#: Formats in which weights may have been saved that were trained in float32.
-_FORMATS = (np.float16, ml_dtypes.bfloat16)
 
 
 def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> list[Finding]:
@@ -56,5 +53,5 @@ def _moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:
         return False  # names and shapes are another check's
     array, before = np.asarray(array, np.float32).ravel(), before.astype(np.float32).ravel()
     # Where weights were saved in 16 bits, those of a constant are rounded.
-    rounded = (before, *(before.astype(kind).astype(np.float32) for kind in _FORMATS))
+    rounded = (before, *(before.astype(kind).astype(np.float32) for kind, _ in FORMATS.values()))
     return not any(np.array_equal(array, same) for same in rounded)

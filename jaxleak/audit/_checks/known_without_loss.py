@@ -12,7 +12,7 @@ from jaxleak.audit._checks.differences import furthest, said_of, shaken
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding
 from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.precision import Precision
-from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts
+from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts, stored_as
 from jaxleak.protocols import ClientShare
 
 #: Name of the finding on known images.
@@ -57,8 +57,7 @@ def check_images_without_loss(
         return [Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     for name, layout, changed in other_layouts(variables["params"], payload):
         if off(changed)[0] <= 1:
-            cause = f"the update's {name} is stored in another layout: {layout}"
-            return [Finding(KNOWN_IMAGES, "failed", evidence, cause, "--update")]
+            return [Finding(KNOWN_IMAGES, "failed", evidence, *stored_as(name, layout))]
     modes = f"{MIXED_MODES}, " if share.model.has_running_statistics else ""
     cause = (
         "weights of another round or model, images that were normalised in another way, other images than those of the "

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxleak.attacks._inversion.class_rows import label_of_one_sample
+from jaxleak.attacks._inversion.label_rules import label_of_one_sample
 from jaxleak.audit._checks.defended import certain
 from jaxleak.audit._checks.head import Head, columns_of, counted, highest_rank, rank_of
 from jaxleak.audit._checks.precision import Precision

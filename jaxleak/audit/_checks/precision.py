@@ -10,7 +10,7 @@ import numpy as np
 from jaxleak._base import PyTree
 
 #: Formats of 16 bits, the coarser first, and the largest relative error of rounding a number to each.
-_FORMATS: dict[str, tuple[Any, float]] = {"bfloat16": (ml_dtypes.bfloat16, 2.0**-8), "float16": (np.float16, 2.0**-11)}
+FORMATS: dict[str, tuple[Any, float]] = {"bfloat16": (ml_dtypes.bfloat16, 2.0**-8), "float16": (np.float16, 2.0**-11)}
 
 
 #: Largest relative error of rounding a number to float32.
@@ -58,7 +58,7 @@ class Precision(NamedTuple):
 
     def _subnormal(self) -> float:
         """Half the smallest number of the format, in units of the gradient."""
-        return (self.quantum or _smallest(_FORMATS[self.name][0])) / 2 * self.scale
+        return (self.quantum or _smallest(FORMATS[self.name][0])) / 2 * self.scale
 
     def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
         """As `error`, over the array's norm."""
@@ -75,7 +75,7 @@ class Precision(NamedTuple):
             tree = jax.tree.map(self._through_weights, tree, weights)
         if not self.unit:
             return tree
-        dtype = _FORMATS[self.name][0]
+        dtype = FORMATS[self.name][0]
         scale = self.scale * (self.quantum / _smallest(dtype) if self.quantum else 1.0)
         most = float(ml_dtypes.finfo(dtype).max)
 
@@ -115,7 +115,7 @@ def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | N
     scale = max(float(np.abs(np.asarray(leaf)).max()) for leaf in jax.tree.leaves(gradient) if np.size(leaf)) / largest
     of_weights = per_weight is not None
     deciding = arrays if of_weights else [array for array in arrays if array.ndim > 1 and array.any()] or arrays
-    for name, (dtype, unit) in _FORMATS.items():
+    for name, (dtype, unit) in FORMATS.items():
         if all(_is_of(array, dtype, in_range=of_weights) for array in deciding):
             step = _lowest_bit(deciding)
             quantum = step if largest > float(ml_dtypes.finfo(dtype).max) else min(step, _smallest(dtype))

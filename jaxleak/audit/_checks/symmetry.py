@@ -125,7 +125,7 @@ def _cause(
         return cause, f"--frozen {' '.join(layers)}"
     for leaf, layout, changed in other_layouts(variables["params"], payload):
         if against(laws, variables, changed).worst <= 1:
-            return f"the update's {leaf} is stored in another layout: {layout}", "--update"
+            return stored_as(leaf, layout)
     decay = _weight_decay(laws, variables, payload)
     if decay is not None:
         cause = f"the client's optimiser adds weight decay of {decay:.6g} to the gradient of the mean loss"
@@ -184,6 +184,11 @@ def in_other_mode(share: ClientShare, variables: PyTree) -> ClientShare | None:
 def normalised_as(share: ClientShare) -> tuple[str, str]:
     """Cause and option of an update that is the one of this client, which differs from the stated one in its mode."""
     return f'the client normalised in mode "{share.batch_norm}"', f"--batch-norm {share.batch_norm}"
+
+
+def stored_as(leaf: str, layout: str) -> tuple[str, str]:
+    """Cause and option of an update that is right but for the order of one leaf, as `other_layouts` describes it."""
+    return f"the update's {leaf} is stored in another layout: {layout}", "--update"
 
 
 def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:

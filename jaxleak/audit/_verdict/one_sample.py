@@ -12,7 +12,7 @@ from jaxleak import attacks, objectives
 from jaxleak._base import Attack, Batch, Observation
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets
-from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
+from jaxleak.attacks._inversion.label_rules import label_of_one_sample
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.audit._checks.adam import of_one_size
@@ -88,8 +88,7 @@ def _label(case: Case) -> np.ndarray:
     """(1,) the label that was read off the update before, or else what the head's gradient says."""
     if case.observation.labels is not None:
         return np.asarray(case.observation.labels)
-    head = case.share.model.head_of(case.observation.payload, gradient=True)
-    return np.asarray(attacks.infer_labels(rule_of_one_sample(head.bias), head.kernel, head.bias, 1))
+    return np.asarray(label_of_one_sample(case.share.model.head_of(case.observation.payload, gradient=True)))
 
 
 def whatever_the_loss(case: Case) -> Iterator[Answer | str]:

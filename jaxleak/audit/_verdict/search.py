@@ -76,7 +76,7 @@ class Case(NamedTuple):
         by = self.received
         zeros_tell = not by.in_part and by.undone is None
         told = by.told(self.observation)
-        return independent_numbers(self.share, self.share.batch_norm, told, self.samples, zeros_tell=zeros_tell)
+        return independent_numbers(self.share, told, self.samples, zeros_tell=zeros_tell)
 
     @property
     def template(self) -> Batch:

@@ -71,8 +71,7 @@ def conv(
     groups: int = 1,
 ) -> Array:
     """A convolution: `torch.conv1d`, `conv2d` or `conv3d` with the arguments that PyTorch gives them."""
-    strides, dilations = (([v] if isinstance(v, int) else v) for v in (stride, dilation))
-    pads = [padding] if isinstance(padding, int) else padding
+    strides, pads, dilations = _listed(stride, padding, dilation)
     return convolution(x, weight, bias, strides, pads, dilations, False, (), groups)
 
 
@@ -88,10 +87,13 @@ def conv_transpose(
     dilation: Any = 1,
 ) -> Array:
     """A transposed convolution with the arguments that PyTorch gives it."""
-    strides, pads, more, dilations = (
-        [v] if isinstance(v, int) else v for v in (stride, padding, output_padding, dilation)
-    )
+    strides, pads, more, dilations = _listed(stride, padding, output_padding, dilation)
     return convolution(x, weight, bias, strides, pads, dilations, True, more, groups)
+
+
+def _listed(*values: Any) -> list[Any]:
+    """What PyTorch gives as one number for all axes, as a list of that number; lists and names stay."""
+    return [[value] if isinstance(value, int) else value for value in values]
 
 
 def _transposed(

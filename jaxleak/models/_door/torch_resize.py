@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak.models._door.torch_table import OPERATORS, Array, register
+from jaxleak.models._door.torch_table import Array, register
 
 
 class _Axis(NamedTuple):
@@ -52,12 +52,8 @@ def _nearest(offset: float) -> Callable[..., Array]:
     return resized
 
 
-OPERATORS.update(dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"), _nearest(0.0)))
-OPERATORS.update(
-    dict.fromkeys(
-        ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"), _nearest(0.5)
-    )
-)
+register("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")(_nearest(0.0))
+register("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")(_nearest(0.5))
 
 
 @register("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
