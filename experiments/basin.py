@@ -38,14 +38,7 @@ from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result, runner_in
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates import (
-    Case,
-    Training,
-    refuse_overlap,
-    require_memory_of_update,
-    sources_of_update,
-    trained,
-)
+from jaxleak.study.updates import Case, Training, refuse_overlap, require_memory_of_update, sources_of_update, trained
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
     # four minutes on two free cores: digits and a ConvNet
     python -m experiments.defenses
+    # a network, weights and images of your own, and two defenses
+    python -m experiments.defenses --model net.py:Net --weights w.pt \\
+        --data folder:images?size=32 --only gaussian dp_sgd
     # Figures 4 and 5 of FedLeak, over three seeds
     python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 \\
         --seeds 0 1 2 --budget 120
@@ -35,12 +38,14 @@ Without options, seed 0 should print (PSNR in dB; a grey image has 7.2):
     | DP-SGD at 1000              | .820     | 10.2                         |
 
 Every point trains the same federation with the defense and attacks one upload with the recommended FedLeak, which
-infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. `--budget`
+infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. Your own network
+begins with `--weights`, or with the weights that its file makes, which are the same for every seed. `--budget`
 (minutes) is shared by all studies, evenly, and what one leaves goes to the next; what does not fit is listed. Data,
 model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
---batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local
-step; twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true
-one by accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
+--batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local step
+of the default network: another network wants its own, and twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon
+is the papers' shorthand for a noise level; the true one by accounting stands beside it. Finished runs are not run
+again: a killed study goes on, and `--fresh` starts over.
 """
 
 import functools
@@ -67,6 +72,7 @@ from jaxleak.study.updates import (
     TradeOffPoint,
     Utilities,
     cell_of_point,
+    check,
     require_memory_of_update,
     run_trade_off,
     trade_off_runner,
@@ -95,7 +101,7 @@ class Args:
     budget: float = 30.0
     """Minutes for all studies; each gets an equal share of what is left."""
     only: tuple[Literal[ONLY], ...] = ()  # type: ignore[valid-type]
-    """Run only these defenses (of the FedLeak studies), and the undefended client."""
+    """Run only these defenses (and the undefended client; none is that alone) of the studies; without --study, any."""
     strengths: tuple[str, ...] = ()
     """Strengths in place of a defense's own: soteria=0.1,0.9 and so on."""
     adaptive: bool = True
@@ -103,7 +109,13 @@ class Args:
     data: str = "digits"
     """Data set (docs/data.md lists them)."""
     model: str = "convnet"
-    """Network that is attacked."""
+    """Network that is attacked (a built-in one, or FILE.py:NAME of yours)."""
+    weights: Path | None = None
+    """Weights that training begins with (safetensors, npz or .pt)."""
+    mean: tuple[float, ...] | None = None
+    """Mean per channel (that the network subtracts), for weights trained that way."""
+    std: tuple[float, ...] | None = None
+    """Deviation per channel (by which the network divides)."""
     width: int | None = None
     """Width of a ResNet's first stage (64 in full)."""
     batch_norm: Literal["train", "eval"] = "train"
@@ -159,7 +171,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
             if study in delegated.DELEGATED:
                 rows, of_study = _delegated(args, study, folder, budget)
             else:
-                known = (DEMO_ADAPTIVE if study == "demo" and not args.strengths else None) if args.adaptive else ()
+                few = study == "demo" and not (args.strengths or args.only)
+                known = (DEMO_ADAPTIVE if few else None) if args.adaptive else ()
                 rows = run_trade_off(
                     planned[study], folder, runner, utilities,
                     seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
@@ -195,16 +208,18 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
     for name in args.only:
         _validate.one_of(ONLY, only=name)
     strengths = studies.parse_strengths(args.strengths)
-    same = ("data", "model", "width", "batch_norm", "iterations", "attacked_round", "labels")
+    same = ("data", "model", "weights", "mean", "std", "width", "batch_norm", "iterations", "attacked_round", "labels")
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
     base = Case(**{name: getattr(args, name) for name in same} | of_clients)
     if args.unseen:
         base = replace(base, skip=args.federation.samples, pool=args.federation.test_samples)
+    check(base)
     planned = {}
     for study in chosen:
         if study in delegated.DELEGATED:
             continue
-        points = studies.points_of(study, base, {n: s for n, s in strengths.items() if study in _having(n, chosen)})
+        own = {name: s for name, s in strengths.items() if study in _having(name, chosen)}
+        points = studies.points_of(study, base, studies.of_demo(args.only) | own if study == "demo" else own)
         points = [p for p in points if not args.only or p.case.defense is None or p.case.defense in args.only]
         planned[study] = [replace(p, case=replace(p.case, pool=max(p.case.pool, p.case.images))) for p in points]
     has = {name for points in planned.values() for p in points for name in ("none", p.case.defense, p.curve)}
@@ -237,7 +252,8 @@ def _shown(
     f = args.federation
     how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
-        f"Data {args.data}, model {args.model}, batch {f.batch_size}, {args.iterations} iterations of the attack.",
+        f"Data {args.data}, model {args.model}{f' with the weights {args.weights}' if args.weights else ''}, batch "
+        f"{f.batch_size}, {args.iterations} iterations of the attack.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
         f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
@@ -258,12 +274,7 @@ def _delegated(args: Args, study: str, folder: RunFolder, budget: Budget) -> tup
     before = sum(folder.seconds.values())
     with folder.phase(study):
         rows, figures = delegated.run(
-            study,
-            folder.path,
-            seeds=args.seeds,
-            budget=budget.left / 60,
-            iterations=args.iterations,
-            fresh=args.fresh,
+            study, folder.path, seeds=args.seeds, budget=budget.left / 60, iterations=args.iterations, fresh=args.fresh
         )
     budget.left -= sum(folder.seconds.values()) - before
     return rows, delegated.sections(study, rows, figures)

@@ -17,15 +17,12 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Nothing that an earlier run of the suite compiled takes part.
 os.environ.setdefault("JAXLEAK_KEEP_COMPILED", "0")
 
-# What this run compiles is compiled once, for all tests and the commands that they start. JAX does not write a program
-# in one step, so that processes of pytest-xdist, which run at the same time, have a folder each.
+# What this run compiles is compiled once, for all tests, processes of pytest-xdist and commands that they start. A
+# program that another process is just writing reads as a damaged one, and is compiled anew.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxleak-tests-")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-if "PYTEST_XDIST_WORKER" in os.environ:
-    mine = os.path.join(os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["PYTEST_XDIST_WORKER"])
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = mine
 
 # Two devices, for what several of them share; everything else runs on the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")

@@ -85,6 +85,16 @@ def test_the_victims_client_is_defended(name):
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
+def test_defenses_that_are_named_without_a_study_are_those_that_run():
+    planned = defenses._checked(args_of(defenses.Args, only=("gaussian", "quantization")), ("demo",))["demo"]
+    drawn = [(point.case.defense, point.case.strength) for point in planned]
+    own = [("gaussian", strength) for strength in CLIENT_DEFENSES["gaussian"].strengths]
+    assert drawn == [(None, 0.0), *own, ("quantization", 4.0), ("quantization", 1.0)]
+    own_strengths = args_of(defenses.Args, only=("gaussian",), strengths=("gaussian=0.5",))
+    planned = defenses._checked(own_strengths, ("demo",))["demo"]
+    assert [(point.case.defense, point.case.strength) for point in planned] == [(None, 0.0), ("gaussian", 0.5)]
+
+
 @pytest.mark.slow
 def test_true_epsilon_is_no_shorthand():
     pytest.importorskip("dp_accounting")

@@ -45,7 +45,7 @@ _SMALL = {"model": "mlp", "data": "digits", "pool": 8}
     ("options", "message"),
     [
         ({"attack": "guess"}, "attack must be one of dlg, .*patch_embedding, got 'guess'"),
-        ({"model": "alexnet"}, "model must be one of lenet"),
+        ({"model": "alexnet"}, "model must be FILE.py:NAME of your own or one of lenet"),
         ({"data": "imagenet"}, "a data specification must be one of adult"),
         (
             {"data": "digits", "pool": 5000},

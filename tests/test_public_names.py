@@ -97,7 +97,7 @@ NAMES = {
     "jaxleak.models": """
         ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
         cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS conv2d convnet convnet_ig
-        densenet121 describe freeze from_equinox from_flax from_function from_torch frozen_features
+        densenet121 describe freeze from_equinox from_file from_flax from_function from_torch frozen_features
         global_avg_pool HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp
         mobilenet_v2 normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights
         smooth_max soft_relu split_model SplitModel vit vit_small vit_tiny
@@ -122,8 +122,8 @@ NAMES = {
     """,
     "jaxleak.study": """
         cell_reports cells default_out digest distributed files forget_when_many has_run ledger peak_memory_gb plots
-        print_metrics Progress provenance reports require_own_folder rows run_command runner RunFolder sheets sources
-        stopped_message StoppedBySignal
+        print_metrics Progress provenance read_weights reports require_own_folder rows run_command runner RunFolder
+        sheets sources stopped_message StoppedBySignal
     """,
     "jaxleak.study.cell_reports": """
         finish_cells write_cells write_rows

@@ -109,12 +109,7 @@ class CafeJobs:
 
 
 def cell_of(
-    identifier: str,
-    paper: float | None,
-    unit: str,
-    setting: Setting,
-    read: Callable[[Results], float],
-    note: str = "",
+    identifier: str, paper: float | None, unit: str, setting: Setting, read: Callable[[Results], float], note: str = ""
 ) -> Cell:
     """A cell that runs one setting."""
     return Cell(identifier, paper, unit, (setting,), read, note)

@@ -120,9 +120,7 @@ def _draw_fake_gradients(out: Path, folder: Path) -> None:
         )
 
 
-def loss_curves(
-    rows: list[dict[str, Any]],
-) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
+def loss_curves(rows: list[dict[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
     """Points with fake gradients, and the one without: training loss after the last round against both attackers' PSNR.
 
     Args:

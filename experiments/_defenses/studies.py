@@ -101,6 +101,11 @@ def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
     return [TradeOffPoint(base, "none", 0.0), *_swept(base, tuple(strengths or DEMO), strengths or DEMO)]
 
 
+def of_demo(only: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
+    """Strengths of the defenses that somebody names for the demonstration, those that it has not by itself included."""
+    return {name: DEMO.get(name, CLIENT_DEFENSES[name].strengths) for name in only if name in CLIENT_DEFENSES}
+
+
 #: Studies that are run here, by name.
 STUDIES = {
     "demo": demo,

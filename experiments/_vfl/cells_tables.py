@@ -10,12 +10,7 @@ from jaxleak.study.parties import SplitCase, SplitDefenseName
 from jaxleak.study.rows import NO_DATA
 
 #: Data specifications by the printed name. BHI and CelebA are not available.
-DATASETS = {
-    "Sensorless Drive Diagnosis": "sensorless",
-    "Criteo": "criteo",
-    "Avazu": "avazu",
-    "CIFAR-10": "cifar10",
-}
+DATASETS = {"Sensorless Drive Diagnosis": "sensorless", "Criteo": "criteo", "Avazu": "avazu", "CIFAR-10": "cifar10"}
 #: Encoding of each data set. Balanced sampling is printed for Avazu only, but Criteo's baseline of 55 % suggests it for
 #: Criteo as well. On a linear scale, the long tails of Criteo's counts would squeeze most into the lowest per cent.
 ENCODINGS: dict[str, dict[str, Any]] = {

@@ -15,14 +15,10 @@ import jax
 import numpy as np
 
 from jaxleak import _validate, capture
-from jaxleak._base import PyTree
 from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
-from jaxleak._tree import named_leaves
 from jaxleak.audit import EXIT_STATUS, update, write_report
-from jaxleak.capture._names import in_order
-from jaxleak.models import Classifier
-from jaxleak.study import Progress, require_own_folder
+from jaxleak.study import Progress, read_weights, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 
 #: Exit status of an update that leaks where a script asked for one of its own.
@@ -98,23 +94,6 @@ def audit(options: argparse.Namespace) -> int:
     print(f"  The report is {report}.")
     del lock
     return LEAK_STATUS if options.fail_on_leak and verdict.verdict == "leaks" else EXIT_STATUS[verdict.verdict]
-
-
-def read_weights(path: Path, model: Classifier) -> PyTree:
-    """The model's variables out of a file of any naming; running statistics are read where the file has them.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the first parameter that is missing, of another shape or not finite.
-    """
-    arrays, _ = capture.read_arrays(path)
-    like = jax.eval_shape(model.init, jax.random.key(0))
-    arrays = in_order(arrays, model.listed, list(named_leaves(like["params"])), what=str(path))
-    variables = {name: capture.fit(arrays, tree, what=str(path)) if tree else tree for name, tree in like.items()}
-    for leaf in jax.tree.leaves(variables):
-        if not np.isfinite(np.asarray(leaf)).all():
-            raise ValueError(f"{path} holds weights that are not finite")
-    return variables
 
 
 def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:

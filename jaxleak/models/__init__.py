@@ -1,9 +1,9 @@
 """Pure functional models, built from Flax Linen modules.
 
 Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`. Networks of your own enter it as
-they are, by `from_torch`, `from_flax`, `from_equinox` or `from_function` (docs/your_model.md). The built-in networks
-are ordinary Flax modules that enter by `classifier`, which also draws their weights. Models of vertical learning are
-split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
+they are, by `from_torch`, `from_flax`, `from_equinox`, `from_function` or `from_file` (docs/your_model.md). The
+built-in networks are ordinary Flax modules that enter by `classifier`, which also draws their weights. Models of
+vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
 """
 
 import inspect
@@ -17,7 +17,7 @@ from jaxleak.models._classifier import Classifier, HeadLayer, Outputs
 from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
 from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
 from jaxleak.models._densenet import densenet121
-from jaxleak.models._door import classifier, describe, from_equinox, from_flax, from_function, from_torch
+from jaxleak.models._door import classifier, describe, from_equinox, from_file, from_flax, from_function, from_torch
 from jaxleak.models._frozen import freeze
 from jaxleak.models._layers import BatchNorm, initializers
 from jaxleak.models._mobilenet import mobilenet_v2
@@ -92,6 +92,7 @@ __all__ = [
     "describe",
     "freeze",
     "from_equinox",
+    "from_file",
     "from_flax",
     "from_function",
     "from_torch",

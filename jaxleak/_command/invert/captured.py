@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import attacks, audit, capture, models, objectives, protocols
+from jaxleak import attacks, audit, capture, objectives, protocols
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import Progress, RunFolder, sheets
+from jaxleak.models._door import file_of
+from jaxleak.study import Progress, RunFolder, read_weights, sheets
 from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
@@ -39,14 +40,14 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     """Attack a payload from elsewhere; nothing is known of the truth."""
     case, seed = args.case, args.seeds[0]
     if case.weights is None:
-        raise ValueError("--payload needs the model's weights: --weights FILE.safetensors")
+        raise ValueError("--payload needs the model's weights: --weights FILE")
     if case.defense is not None:
         raise ValueError("--payload is attacked as it is; --defense is for simulated clients")
     if len(args.seeds) > 1:
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
     check_effect(case, model)
-    variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+    variables = read_weights(case.weights, model)
     read = resolved(case).leaves(model)
     payload = load_payload(args.payload, variables["params"], read)
     attacks.check_payload(payload, variables, read)
@@ -57,7 +58,9 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
     assert args.payload is not None
     # Without its path: a folder holds the results of one payload.
-    folder.sources.bind({**contents("the payload", args.payload), **contents("the weights", case.weights)})
+    of_model = contents("the network's file", file_of(case.model)) if case.own_model else {}
+    of_files = {**contents("the payload", args.payload), **contents("the weights", case.weights)}
+    folder.sources.bind({**of_files, **of_model})
     if generator is not None:
         folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
     threat = attacker.granted(model)

@@ -13,7 +13,7 @@ from jaxleak.study.updates._names import ACTIVATIONS, ATTACKS, DEFENSES, LABEL_R
 HELP = f"""{invert.__doc__}
 What the options may name:
     --attack: {", ".join(ATTACKS)}
-    --model: {", ".join(MODELS)}
+    --model: FILE.py:NAME of your own, or {", ".join(MODELS)}
     --labels: given, joint, none (row_space and any_loss only), {", ".join(LABEL_RULES)}
     --activation: {", ".join(ACTIVATIONS)}
     --defense: {", ".join(DEFENSES)}

@@ -13,10 +13,12 @@ import optax
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import adaptive, client_updates, presets
+from jaxleak.models._door import file_of
 from jaxleak.study.updates._case import (
     HELD_OUT,
     ITERATIVE,
     OF_GENERATORS,
+    OPTIONS_OF_BUILT_IN,
     SYNTHETIC,
     Case,
     check_combinations,
@@ -30,7 +32,10 @@ CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
 
 
 def check(case: Case) -> None:
-    """Raise `ValueError` on unknown names or options out of range, before any data are loaded."""
+    """Raise `ValueError` on unknown names or options out of range, before any data are loaded.
+
+    `FileNotFoundError` says that there is no file of a model of one's own.
+    """
     _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
     _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
     _validate.count(local_epochs=case.local_epochs)
@@ -38,7 +43,7 @@ def check(case: Case) -> None:
     optional = {"width": case.width, "microbatch": case.microbatch}
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
     _validate.one_of(ATTACKS, attack=case.attack)
-    _validate.one_of(models.CLASSIFIERS, model=case.model)
+    _check_model(case)
     _validate.one_of(objectives.LOSSES, loss=case.loss)
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
@@ -74,6 +79,19 @@ def check(case: Case) -> None:
             )
     elif case.strength or case.adaptive:
         raise ValueError("strength and adaptive are of a defense, and defense names none")
+
+
+def _check_model(case: Case) -> None:
+    if not case.own_model:
+        if case.model not in models.CLASSIFIERS:
+            known = ", ".join(models.CLASSIFIERS)
+            raise ValueError(f"model must be FILE.py:NAME of your own or one of {known}, got {case.model!r}")
+        return
+    if not file_of(case.model).is_file():
+        raise FileNotFoundError(f"model: no such file: {file_of(case.model)}")
+    for option in OPTIONS_OF_BUILT_IN:
+        if getattr(case, option) is not None:
+            raise ValueError(f"{option} is for built-in networks, and model is {case.model}: set it in that file")
 
 
 def check_effect(case: Case, model: models.Classifier | None = None) -> None:

@@ -20,7 +20,7 @@ class Case:
     iterations: int = 400
     """Steps of the attack (its iterations)."""
     model: str = "convnet"
-    """Name of the network (one of jaxleak.models.CLASSIFIERS)."""
+    """Name of the network (one of jaxleak.models.CLASSIFIERS), or FILE.py:NAME of your own."""
     activation: str | None = None
     """Activation function (in place of the model's own), for example sigmoid."""
     width: int | None = None
@@ -32,7 +32,8 @@ class Case:
     std: tuple[float, ...] | None = None
     """Deviation per channel (standard deviation), by which the input is divided after the mean was subtracted."""
     weights: Path | None = None
-    """File of weights (safetensors), or a folder that Orbax has written; without it, the weights are drawn."""
+    """File of weights (safetensors, npz or .pt), or a folder that Orbax has written; without it, built-in networks draw
+    their weights, and your own has those that its file makes."""
     data: str = "natural_patches"
     """Data set: one that docs/data.md lists."""
     pool: int = 256
@@ -157,6 +158,11 @@ class Case:
         return self.skip + self.pool
 
     @property
+    def own_model(self) -> bool:
+        """Whether the model is FILE.py:NAME and no built-in one."""
+        return ":" in self.model
+
+    @property
     def total_steps(self) -> int:
         """How many steps of gradient descent a client takes, in all of its epochs."""
         return self.local_steps * self.local_epochs
@@ -176,6 +182,9 @@ _PART_OF = {
     "step_size": "optimizer",
     "prior": "adaptive",
 }  # fmt: skip
+
+#: Options of built-in networks.
+OPTIONS_OF_BUILT_IN = ("activation", "width", "init")
 
 #: Options of the generator that some attacks train on public data.
 OF_GENERATORS = ("public_data", "public_samples", "latent_size", "generator_epochs")

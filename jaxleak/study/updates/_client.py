@@ -3,14 +3,15 @@
 import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxleak import data, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
+from jaxleak.models._door import file_of
+from jaxleak.study._weights import read_weights
 from jaxleak.study.updates._attacker import resolved
-from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._case import OPTIONS_OF_BUILT_IN, Case
 from jaxleak.study.updates._partitions import client_samples
 
 
@@ -43,7 +44,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
     model, share, protocol = client_of(case, dataset.x.shape[1:], len(dataset.classes))
     if case.weights is not None:
-        variables = models.load_weights(case.weights, jax.eval_shape(model.init, jax.random.key(0)))
+        variables = read_weights(case.weights, model)
     dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
     own = client_samples(case.partition, dataset, case.federation, case.images, seed)
     if variables is not None or len(own) != case.pool:
@@ -85,12 +86,25 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
         case: names the model and the model's options.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
+
+    Raises:
+        ValueError, FileNotFoundError: on a model of one's own that `models.from_file` refuses.
     """
-    options = {name: getattr(case, name) for name in ("activation", "width", "init") if getattr(case, name) is not None}
-    model = models.build(case.model, image_shape, num_classes, **options)
+    if case.own_model:
+        model = _from_file(case.model, file_of(case.model).stat().st_mtime_ns, tuple(image_shape), num_classes)
+    else:
+        chosen = {name: getattr(case, name) for name in OPTIONS_OF_BUILT_IN}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        model = models.build(case.model, image_shape, num_classes, **given)
     if case.mean is None or case.std is None:
         return model
     return models.normalized(model, case.mean, case.std)
+
+
+@functools.lru_cache(maxsize=8)
+def _from_file(spec: str, written: int, image_shape: tuple[int, int, int], num_classes: int) -> models.Classifier:
+    """Somebody's network, exported and traced once for all that ask, until its file is `written` again."""
+    return models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
 
 
 @functools.cache

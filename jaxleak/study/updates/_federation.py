@@ -18,12 +18,14 @@ from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.checkpoint import fingerprint
 from jaxleak.study import digest
+from jaxleak.study._weights import read_weights
 from jaxleak.study.files import naming, read_numbers, write_json
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
 from jaxleak.study.updates._public_data import require_no_overlap
+from jaxleak.study.updates._sources import sources_of_model
 from jaxleak.study.updates._training import Training
 
 #: Share of the samples outside the pool that `trained` keeps for the test accuracy.
@@ -72,6 +74,7 @@ class _Run:
         *,
         seed: int,
         parts: list[np.ndarray],
+        start: PyTree = None,
         **settings: Any,
     ):
         """Round 0.
@@ -82,12 +85,13 @@ class _Run:
             test: images and labels that the test accuracy is measured on.
             seed: random seed of the initial weights and the rounds.
             parts: indices into the N samples, one array per client.
+            start: variables to begin with; None draws them.
             settings: further arguments of `protocols.federated_averaging`.
         """
         self._train, self._test = ((jnp.asarray(x), jnp.asarray(y, jnp.int32)) for x, y in (train, test))
         self._federation = protocols.federated_averaging(model, parts, **settings)
         self._key = jax.random.key(seed)
-        self._state = self._federation.init(self._key)
+        self._state = self._federation.init(self._key, start)
 
     def go_on(self, rounds: int) -> PyTree:
         """Train for `rounds` more rounds; returns the variables. `FloatingPointError` if not all of them are finite."""
@@ -102,9 +106,10 @@ class _Run:
         return {name: self._federation.evaluate(self._state.variables, *samples) for name, samples in of.items()}
 
 
-def _file(folder: Path, depends_on: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> Path:
-    """Where weights that depend on these settings and samples are kept."""
-    return folder / f"{digest({**depends_on, 'samples': fingerprint({'x': x, 'y': y})})}.safetensors"
+def _file(folder: Path, case: Case, depends_on: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> Path:
+    """Where weights that depend on these settings, these samples and the files of the case's model are kept."""
+    of_files = {name: fingerprint(load()) for name, load in sources_of_model(case).items()}
+    return folder / f"{digest({**depends_on, **of_files, 'samples': fingerprint({'x': x, 'y': y})})}.safetensors"
 
 
 def _keep(path: Path, variables: PyTree) -> None:
@@ -157,7 +162,9 @@ def trained(case: Case, training: Training, seed: int, folder: Path) -> tuple[Py
         )
     model = build_model(case, x.shape[1:], len(dataset.classes))
     of_case = {name: getattr(case, name) for name in ("model", "activation", "width", "init", "data", "pool", "skip")}
-    path = _file(folder, of_case | asdict(training) | {"seed": seed}, x, y)
+    if case.mean is not None:
+        of_case |= {"mean": case.mean, "std": case.std}
+    path = _file(folder, case, of_case | asdict(training) | {"seed": seed}, x, y)
     reached = path.with_suffix(".json")
     if path.exists() and reached.exists():
         return _kept(path, model), read_numbers(reached)
@@ -195,8 +202,9 @@ def utility_of(case: Case) -> Utility:
         place = defenses.client_defense(case.defense, case.strength).place
         if place in ("server_view", "client_payloads"):
             case = replace(case, defense=None, strength=0.0)
-    names = ("model", "activation", "width", "init", "data", "local_steps", "batch_norm", "attacked_round")
-    return Utility(Case(**{name: getattr(case, name) for name in (*names, "defense", "strength")}))
+    of_model = ("model", "activation", "width", "init", "mean", "std", "weights")
+    names = (*of_model, "data", "local_steps", "batch_norm", "attacked_round", "defense", "strength")
+    return Utility(Case(**{name: getattr(case, name) for name in names}))
 
 
 class Utilities:
@@ -215,8 +223,8 @@ class Utilities:
         return {"case": asdict(job.case), "federation": asdict(self.federation), "seed": seed}
 
     def sources(self, job: Utility, seed: int) -> Arrays:
-        """The samples of clients and test."""
-        return self.federation.sources(job.case.data, seed)
+        """The samples of clients and test, and the files of the model."""
+        return {**self.federation.sources(job.case.data, seed), **sources_of_model(job.case)}
 
     def require(self, job: Utility, seed: int) -> None:
         """Refuse to attack a round that the training does not reach."""
@@ -263,7 +271,7 @@ class Utilities:
         return build_model(case, dataset.x.shape[1:], len(dataset.classes)), dataset
 
     def _weights(self, job: Utility, seed: int, dataset: data.Dataset) -> Path:
-        return _file(self.folder, self.identity(job, seed), dataset.x, dataset.y)
+        return _file(self.folder, job.case, self.identity(job, seed), dataset.x, dataset.y)
 
     def _until_attacked(self, job: Utility, seed: int) -> _Run:
         f, case = self.federation, job.case
@@ -272,6 +280,7 @@ class Utilities:
         run = _Run(
             model, own, (dataset.x[f.samples :], dataset.y[f.samples :]),
             seed=seed, parts=data.partition_clients("iid", seed, *own, f.clients),
+            start=None if case.weights is None else read_weights(case.weights, model),
             batch_size=f.batch_size, local_steps=case.local_steps, learning_rate=f.learning_rate,
             batch_norm=case.batch_norm, defense=defense_of(case, model),
         )  # fmt: skip

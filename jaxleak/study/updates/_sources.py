@@ -1,17 +1,20 @@
-"""What a gradient inversion reads from files: the client's data, given weights, and public images."""
+"""What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
+
+import jax
 
 from jaxleak import data
+from jaxleak._base import PyTree
 from jaxleak.attacks import presets
+from jaxleak.models._door import file_of
 from jaxleak.study.sources import Arrays, contents, drawn
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
+from jaxleak.study.updates._client import build_model
 from jaxleak.study.updates._public_data import public_images
 
 
 def sources_of_update(case: Case, seed: int) -> Arrays:
     """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
-    found = dict(drawn(case.data, case.taken, seed))
-    if case.weights is not None:
-        found |= contents(f"the weights {case.weights}", case.weights)
+    found = {**drawn(case.data, case.taken, seed), **sources_of_model(case)}
     if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = case.data if case.public_data == HELD_OUT else case.public_data
 
@@ -19,4 +22,25 @@ def sources_of_update(case: Case, seed: int) -> Arrays:
             return {"x": public_images(case, seed, data.load(case.data, 1, seed).x.shape[1:])}
 
         found[f"the public images {source} (at most {case.public_samples}, drawn with seed {seed})"] = load
+    return found
+
+
+def sources_of_model(case: Case) -> Arrays:
+    """What the case's model is read from: its file if it is somebody's own, and weights that do not depend on a seed.
+
+    Args:
+        case: names the model, its weights and the data that the model is for.
+    """
+    found: Arrays = {}
+    if case.own_model:
+        found = contents(f"the file of the network {case.model}", file_of(case.model))
+    if case.weights is not None:
+        return {**found, **contents(f"the weights {case.weights}", case.weights)}
+    if case.own_model:
+
+        def load() -> PyTree:
+            one = data.load(case.data, 1)
+            return build_model(case, one.x.shape[1:], len(one.classes)).init(jax.random.key(0))
+
+        return {**found, f"the weights that {case.model} makes": load}
     return found

@@ -1,0 +1,179 @@
+"""Networks out of somebody's Python file, in whatever library they are written."""
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxleak.models._classifier import Classifier
+from jaxleak.models._door.equinox import from_equinox
+from jaxleak.models._door.flax import classifier, drawn, from_flax
+from jaxleak.models._door.network import Layout
+from jaxleak.models._door.refused import RefusedError
+from jaxleak.models._door.torch_export import from_torch
+from jaxleak.models._door.torch_graph import Dropout
+
+
+def from_file(
+    spec: str,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    dropout: Dropout = "refuse",
+    layout: Layout | None = None,
+    head: str | None = None,
+) -> Classifier:
+    """A `Classifier` of what a Python file defines, which is left as it is; the file is run.
+
+    Args:
+        spec: "FILE.py:NAME". NAME is a class of PyTorch or Linen, a module, a function that gives a module or one of
+            what `from_torch` and its kin return, or a pair of an Equinox module and its state. Classes and functions
+            are called without arguments.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+        dropout: "off" takes a PyTorch module without its dropout; see `from_torch`.
+        layout: axes of the images that a module of Flax or Equinox reads; by default those of its library.
+        head: name of the last dense layer; by default the last one with C outputs.
+
+    Returns:
+        The classifier. Its `init` draws the weights of a Linen module by the key. It gives the weights of any other
+        module as the file made them, whatever the key; PyTorch's generator has been seeded with 0 before NAME is
+        called, so that they are the same in every process.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file cannot be imported or has no such name; if what stands under the name is no model,
+            needs arguments or fails; on everything that `from_torch`, `from_flax` and `from_equinox` refuse.
+    """
+    found = _made(_named(spec), spec)
+    found, beside = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if isinstance(found, Classifier):
+        given = {"head": head, "layout": layout, "dropout": dropout == "off"}
+        if unread := [name for name, value in given.items() if value]:
+            raise ValueError(f"{unread[0]} is for modules of other libraries, and {spec} is a jaxleak Classifier")
+        return found
+    library = next((library for library, kind in _kinds().items() if isinstance(found, kind)), None)
+    if library is None:
+        raise ValueError(
+            f"{spec} must be a jaxleak Classifier or a module of PyTorch, Flax or Equinox, got {type(found).__name__}"
+        )
+    known: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "head": head}
+    try:
+        return _through_a_door(library, found, beside, dropout, layout, known)
+    except RefusedError:
+        raise
+    except (ValueError, TypeError) as error:
+        size = " x ".join(map(str, image_shape))
+        reason = str(error).split("\n")[0]
+        raise ValueError(
+            f"{reason} (it was given images of {size} and {num_classes} classes: are they those that it was made for?)"
+        ) from error
+
+
+def file_of(spec: str) -> Path:
+    """The file that "FILE.py:NAME" names."""
+    return Path(spec.rpartition(":")[0])
+
+
+def _named(spec: str) -> Any:
+    """What stands under the name in the file."""
+    path, name = file_of(spec), spec.rpartition(":")[2]
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise ValueError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever somebody's file does
+        raise ValueError(f"{path} cannot be imported: {_where(error, path)}") from error
+    if not hasattr(module, name):
+        public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
+        raise ValueError(f"{path} has no {name!r}; it has {', '.join(public)}")
+    return getattr(module, name)
+
+
+def _where(error: Exception, path: Path) -> str:
+    """The error in a line, with the line of the file that raised it where the traceback has one."""
+    inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    line = f" (line {inside[-1]})" if inside else ""
+    return f"{type(error).__name__}: {error}{line}"
+
+
+def _kinds() -> dict[str, type]:
+    """What a module may be, by the library that it is of, for the libraries that somebody's file has imported."""
+    names = {
+        "torch.nn": "Module",
+        "torch.export": "ExportedProgram",
+        "flax.linen": "Module",
+        "flax.nnx": "Module",
+        "equinox": "Module",
+    }
+    return {library: getattr(sys.modules[library], name) for library, name in names.items() if library in sys.modules}
+
+
+def _made(found: Any, spec: str) -> Any:
+    """What stands under the name; a class or a function is called."""
+    if not callable(found) or isinstance(found, (Classifier, *_kinds().values())):
+        return found
+    file, _, name = spec.rpartition(":")
+    if needed := _arguments(found):
+        raise ValueError(
+            f"{name} needs arguments ({', '.join(needed)}): write a function without any that makes the network, "
+            f"such as 'def net(): return {name}(...)', and give {file}:net"
+        )
+    try:
+        with _seeded():
+            return found()
+    except Exception as error:  # whatever somebody's code does
+        raise ValueError(f"{name} cannot be made: {_where(error, Path(file))}") from error
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """PyTorch's generator begins anew inside, if the file has imported PyTorch, and goes on outside as if unused."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _arguments(found: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a call needs."""
+    is_class = isinstance(found, type)
+    try:  # not of the class itself: the libraries' metaclasses take any arguments
+        parameters = list(inspect.signature(found.__init__ if is_class else found).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters[is_class:] if p.default is p.empty and p.kind not in anything]
+
+
+def _through_a_door(
+    library: str, found: Any, beside: Any, dropout: Dropout, layout: Layout | None, known: dict[str, Any]
+) -> Classifier:
+    if library.startswith("torch"):
+        if layout == "NHWC":
+            raise RefusedError("layout NHWC is not for PyTorch, whose images are (channels, H, W)")
+        return from_torch(found, dropout=dropout, **known)[0]
+    if dropout == "off":
+        raise RefusedError("dropout off is for PyTorch alone: set the rate to 0 in the module's own code")
+    axes: dict[str, Any] = {} if layout is None else {"layout": layout}
+    if library == "equinox":
+        return from_equinox(found, beside, **axes, **known)[0]
+    if library == "flax.linen" and beside is None:
+        beside = drawn(found, known["image_shape"], layout or "NHWC")
+        if layout in (None, "NHWC") and set(beside) <= {"params", "batch_stats"}:
+            return classifier(found, **known)
+    return from_flax(found, beside, **axes, **known)[0]

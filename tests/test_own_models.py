@@ -1,0 +1,147 @@
+"""Studies of a network of one's own, `--model FILE.py:NAME`: which weights it has, and when its results are refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxleak import data, models, protocols
+from jaxleak._base import Batch
+from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.study import RunFolder
+from jaxleak.study.updates import Case, Federation, Utilities, build_model, check, observe, utility_of, victim
+from jaxleak.study.updates._sources import sources_of_model
+
+NETWORKS = """
+import flax.linen as nn
+import jax
+import numpy as np
+from flax import nnx
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.last = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(x.reshape(len(x), -1))
+
+
+class Drawn(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10, name="last")(x.reshape(len(x), -1))
+
+
+def unseeded():
+    net = Net()
+    net.last.kernel[...] = jax.numpy.asarray(np.random.default_rng().random((64, 10)), "float32")
+    return net
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "somebodys_networks.py"
+    path.write_text(NETWORKS)
+    return path
+
+
+def _case(file, name="Net", **options):
+    return Case(model=f"{file}:{name}", data="digits", pool=8, batch_size=2, **options)
+
+
+def _weights(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_weights_are_those_of_the_file_or_drawn_by_the_key(file):
+    of_seeds = [_weights(build_model(_case(file), (8, 8, 1), 10).init(jax.random.key(seed))) for seed in (0, 1)]
+    np.testing.assert_array_equal(*of_seeds)
+    drawn = [_weights(build_model(_case(file, "Drawn"), (8, 8, 1), 10).init(jax.random.key(seed))) for seed in (0, 1)]
+    assert abs(drawn[0] - drawn[1]).max() > 0.01
+
+
+def test_a_client_trains_the_network_of_the_file_with_the_weights_of_any_library(file, tmp_path):
+    kernel = np.random.default_rng(5).normal(size=(64, 10)).astype(np.float32)
+    np.savez(tmp_path / "w.npz", **{"last.kernel": kernel, "last.bias": np.zeros(10, np.float32)})
+    case = _case(file, weights=tmp_path / "w.npz")
+    seen, truth = observe(case, 0, victim(case, 0))
+    pixels, label = np.asarray(truth.x).reshape(2, 64), np.asarray(truth.y)
+    logits = pixels @ kernel
+    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = pixels.T @ (softmax - np.eye(10)[label]) / 2
+    np.testing.assert_allclose(seen.payload["last"]["kernel"], expected, atol=1e-5)
+
+
+def test_a_federation_begins_with_the_weights_that_are_given(file, tmp_path):
+    model = build_model(_case(file), (8, 8, 1), 10)
+    weights = jax.tree.map(lambda leaf: leaf + 1, model.init(jax.random.key(0)))
+    models.save_weights(tmp_path / "w.safetensors", weights)
+    federation = Federation(rounds=1, learning_rate=1e-6, clients=2, samples=8, batch_size=2, test_samples=4)
+    case = _case(file, weights=tmp_path / "w.safetensors", attacked_round=1)
+    reached = Utilities(federation, tmp_path).variables(utility_of(case), 0)
+    np.testing.assert_allclose(_weights(reached), _weights(weights), atol=1e-4)
+
+
+def test_trainings_of_other_weights_or_another_normalisation_are_others(file, tmp_path):
+    same = utility_of(_case(file))
+    assert utility_of(_case(file, iterations=7)) == same
+    assert utility_of(_case(file, weights=tmp_path / "w.npz")) != same
+    assert utility_of(_case(file, mean=(0.5,), std=(0.2,))) != same
+
+
+@pytest.mark.parametrize("name", ["Net", "unseeded"])
+def test_results_of_a_network_that_has_changed_since_are_refused(file, tmp_path, name):
+    folder = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
+    folder.sources.bind(sources_of_model(_case(file, name)))
+    folder.sources.begin()
+    if name == "Net":
+        file.write_text(NETWORKS + "# another line\n")
+    again = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
+    build_model.__globals__["_from_file"].cache_clear()  # as in another process
+    changed = "the file of the network" if name == "Net" else "the weights that .*unseeded makes"
+    with pytest.raises(ConfigMismatchError, match=f"results on other contents of {changed}"):
+        again.sources.check(sources_of_model(_case(file, name)))
+
+
+def test_an_edited_file_is_read_again(file):
+    before = build_model(_case(file), (8, 8, 1), 10)
+    assert build_model(_case(file), (8, 8, 1), 10) is before
+    file.write_text(NETWORKS.replace("Rngs(0)", "Rngs(7)"))
+    after = build_model(_case(file), (8, 8, 1), 10)
+    assert abs(_weights(after.init(None)) - _weights(before.init(None))).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 4}, r"width is for built-in networks, and model is .*: set it in that file"),
+        ({"activation": "sigmoid"}, "activation is for built-in networks"),
+        ({"init": "wide_uniform"}, "init is for built-in networks"),
+    ],
+)
+def test_options_of_built_in_networks_are_refused(file, options, message):
+    check(_case(file))
+    with pytest.raises(ValueError, match=message):
+        check(_case(file, **options))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model: no such file: .*nets\.py"):
+        check(_case(tmp_path / "nets.py"))
+
+
+def test_an_unknown_name_says_how_ones_own_is_given():
+    with pytest.raises(ValueError, match=r"model must be FILE\.py:NAME of your own or one of lenet, .*, got 'alexnet'"):
+        check(Case(model="alexnet"))
+
+
+def test_from_file_gives_the_network_as_its_door_does(file):
+    model = models.from_file(f"{file}:Net", image_shape=(8, 8, 1), num_classes=10)
+    scope = {}
+    exec(NETWORKS, scope)
+    plain, variables = models.from_flax(scope["Net"](), image_shape=(8, 8, 1), num_classes=10)
+    digits = data.load("digits", 2)
+    batch = Batch(digits.x[:, None], digits.y, np.arange(2))
+    own, other = (protocols.ClientShare(m)(variables, batch) for m in (model, plain))
+    np.testing.assert_array_equal(_weights(own), _weights(other))
