@@ -11,6 +11,7 @@ import pytest
 from jaxleak import Batch, Observation, _tree, attacks, capture, defenses, models, protocols
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion import engine
+from jaxleak.models._classifier import digest_of
 from jaxleak.objectives import cross_entropy
 
 torch = pytest.importorskip("torch")
@@ -317,6 +318,30 @@ def test_batch_normalisation_has_the_constants_of_its_owner(mode, count):
     np.testing.assert_allclose(out.statistics["norm.running_var"], z.var((0, 2, 3)), atol=1e-5)
     assert (model.by_batch, model.has_batch_norm) == (("train",), True)
     assert list(model.order) == list(net.state_dict())
+
+
+class Fixed(nn.Module):
+    """A normalisation that is not trained, as detection networks have it, and a choice of channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([2.0, 3.0]))
+        self.register_buffer("chosen", torch.tensor([1, 0]))
+        self.register_buffer("unlisted", torch.tensor([1.0]), persistent=False)
+        self.norm, self.head = nn.BatchNorm2d(2), nn.Linear(2, 3)
+
+    def forward(self, x):
+        x = self.norm(x[:, self.chosen] * self.scale[:, None, None] + self.unlisted)
+        return self.head(x.mean((2, 3)))
+
+
+def test_buffers_that_are_no_statistics_are_constants():
+    module = Fixed()
+    model, _ = models.from_torch(module, image_shape=(4, 4, 2), num_classes=3)
+    known = dict(model.constants)
+    assert {"scale", "chosen"} <= known.keys() <= {"scale", "chosen", "unlisted"}
+    assert known["scale"] == digest_of(module.scale) != digest_of(2 * module.scale)
+    assert known["chosen"] == digest_of(module.chosen)
 
 
 def test_changes_in_place_reach_what_they_are_a_part_of():

@@ -7,7 +7,8 @@ import pytest
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch
 from jaxleak.checkpoint import ConfigMismatchError
-from jaxleak.study import RunFolder
+from jaxleak.models._classifier import digest_of
+from jaxleak.study import RunFolder, read_weights
 from jaxleak.study.updates import Case, Federation, Utilities, build_model, check, observe, utility_of, victim
 from jaxleak.study.updates._sources import sources_of_model
 
@@ -145,3 +146,17 @@ def test_from_file_gives_the_network_as_its_door_does(file):
     batch = Batch(digits.x[:, None], digits.y, np.arange(2))
     own, other = (protocols.ClientShare(m)(variables, batch) for m in (model, plain))
     np.testing.assert_array_equal(_weights(own), _weights(other))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_weights_with_another_constant_than_the_networks_are_refused(file, tmp_path, changed):
+    scale = np.arange(3, dtype=np.float32)
+    model = build_model(_case(file), (8, 8, 1), 10)._replace(constants=(("norm.scale", digest_of(scale)),))
+    kernel, bias = np.zeros((64, 10), np.float32), np.zeros(10, np.float32)
+    held = {"module.last.kernel": kernel, "module.last.bias": bias, "module.norm.scale": scale + changed}
+    np.savez(tmp_path / "w.npz", **held)
+    if not changed:
+        np.testing.assert_array_equal(_weights(read_weights(tmp_path / "w.npz", model)), 0)
+        return
+    with pytest.raises(ValueError, match=r"norm\.scale is a constant of the network, and not the one that the module"):
+        read_weights(tmp_path / "w.npz", model)

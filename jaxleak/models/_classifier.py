@@ -4,13 +4,15 @@ An attacker can run its own copy of the model with every kink (ReLU, ReLU6, max-
 the victim runs the exact one.
 """
 
+import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 import jax
 import jax.extend as jex
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _tree
 from jaxleak._base import BatchNormMode, PyTree
@@ -30,6 +32,12 @@ class Outputs(NamedTuple):
     # Mean and (biased) variance of this batch at every batch normalisation; a tree like batch_stats; {} without any.
     statistics: PyTree
     batch_stats: PyTree  # running statistics after this batch ("train"), or as given ("eval", or if None was given)
+
+
+def digest_of(array: Any) -> str:
+    """SHA-256 of an array's shape and of its entries as float32."""
+    array = np.ascontiguousarray(array, np.float32)
+    return hashlib.sha256(repr(array.shape).encode() + array.tobytes()).hexdigest()
 
 
 class HeadLayer(NamedTuple):
@@ -77,6 +85,9 @@ class Classifier(NamedTuple):
     # Whether the owner's network gives one logit z, which `apply` gives as the logits (0, z) of two classes: the binary
     # cross-entropy of z is the cross-entropy of these. The parameters stay as they are, with one column in the head.
     one_logit: bool = False
+    # (name, `digest_of`) of every array that the owner's framework lists and that is neither a parameter nor a running
+    # statistic, such as PyTorch's other buffers: `apply` has them as they were in the module, whatever the variables.
+    constants: tuple[tuple[str, str], ...] = ()
 
     def mixes_images(self, mode: BatchNormMode) -> bool:
         """Whether batch normalisation takes the batch's own statistics in this mode, so that images change each other.

@@ -8,7 +8,8 @@ import numpy as np
 from jaxleak import capture, models
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
-from jaxleak.capture._names import in_order
+from jaxleak.capture._names import held_of, in_order
+from jaxleak.models._classifier import digest_of
 
 __all__ = ["read_weights"]
 
@@ -22,13 +23,21 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: naming the first parameter that is missing, of another shape or not finite.
+        ValueError: naming the first parameter that is missing, of another shape or not finite; or a buffer that is
+            none of the variables, such as one of PyTorch's `FrozenBatchNorm2d`, and that the model has otherwise.
     """
     like = jax.eval_shape(model.init, jax.random.key(0))
     if path.is_dir():
         return models.load_weights(path, like)
     arrays, _ = capture.read_arrays(path)
     arrays = in_order(arrays, model.listed, list(named_leaves(like["params"])), what=str(path))
+    held = held_of(arrays, [name for name, _ in model.constants], None, what=str(path))
+    for name, digest in model.constants:
+        if name in held and digest_of(held[name]) != digest:
+            raise ValueError(
+                f"{path}: {name} is a constant of the network, and not the one that the module has: load these weights "
+                "into the module itself before it is handed over, net.load_state_dict(torch.load(...)) in PyTorch"
+            )
     variables = {name: capture.fit(arrays, tree, what=str(path)) if tree else tree for name, tree in like.items()}
     for leaf in jax.tree.leaves(variables):
         if not np.isfinite(np.asarray(leaf)).all():

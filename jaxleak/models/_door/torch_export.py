@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier, digest_of
 from jaxleak.models._door.function import assemble
 from jaxleak.models._door.network import Computed, Function
 from jaxleak.models._door.refused import RefusedError, without_tokens
@@ -93,7 +93,9 @@ def from_torch(
     # What the layers do decides, since not all keep statistics.
     by_batch = tuple(mode for mode, one in by_mode.items() if one.normalises_by_batch())
     normalises = model.has_batch_norm or bool(by_batch)
-    return model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state)), variables
+    constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
+    model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
+    return model, variables
 
 
 class _Graphs:

@@ -103,6 +103,11 @@ class Graph:
                 found.update(dict.fromkeys(self.buffers[arg.name] for arg in _running(node)))
         return tuple(found)
 
+    def other_buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that are no running statistics, and no counters of batches, which change no output."""
+        others = set(self.buffers.values()) & set(self.tensors) - set(self.statistics())
+        return tuple(sorted(name for name in others if not name.endswith("num_batches_tracked")))
+
     def __call__(
         self, parameters: Mapping[str, jax.Array], statistics: Mapping[str, jax.Array], x: jax.Array
     ) -> tuple[Any, Buffers]:
