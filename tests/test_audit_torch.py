@@ -246,3 +246,21 @@ def test_the_bias_of_one_logit_may_be_a_number():
     gradient = jax.grad(lambda p: jax.nn.softplus(-network({"params": p}, x)).mean())(variables["params"])
     for layer in ("w", "v"):
         assert misfit_of_one_sample(model, gradient, layer) < 1e-5
+
+
+def test_layers_in_evaluation_mode_are_those_of_the_model(tmp_path):
+    """The command makes the model with the layers that the update names; in Python they must be those of the model."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    net.append(nn.Linear(64, 10)).train()
+    net[1].eval()
+    x = torch.rand(2, 3, 8, 8)
+    F.cross_entropy(net(x), torch.tensor([3, 5])).backward()
+    update = capture.as_update(net, batch_size=2)
+    truth = x.permute(0, 2, 3, 1).numpy(), np.array([3, 5])
+    model, variables = models.from_torch(net, image_shape=(8, 8, 3))
+    with pytest.raises(ValueError, match=r"the client had 1 in evaluation mode .* eval_layers=\['1'\]\)"):
+        audit.update(model, variables, update, truth=truth, minutes=0.01)
+    model, variables = models.from_torch(net, image_shape=(8, 8, 3), eval_layers=["1"])
+    verdict = audit.update(model, variables, update, truth=truth, minutes=0.01)
+    assert verdict.verdict != "inputs inconsistent"

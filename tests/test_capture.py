@@ -77,19 +77,19 @@ def test_the_mode_of_batch_normalisation_is_the_modules_and_no_other_may_be_stat
     assert capture.as_update(net.state_dict(), batch_norm="train").facts.batch_norm == "train"
 
 
-def test_batch_normalisation_in_different_modes_is_refused_with_a_layer_of_each(tmp_path):
+def test_layers_in_evaluation_mode_beside_others_that_train_are_named(tmp_path):
     torch = pytest.importorskip("torch")
-    net = _with_gradients(torch.nn.BatchNorm2d(3), torch.nn.Sequential(torch.nn.SyncBatchNorm(3).eval()).eval())
+    net = _with_gradients(torch.nn.BatchNorm2d(3), torch.nn.Sequential(torch.nn.SyncBatchNorm(3)))
     net[1].eval()
-    net[2][0].train()
-    for facts in ({}, {"batch_norm": "train"}, {"batch_norm": "eval"}, {"kind": "weights", "learning_rate": 0.1}):
-        with pytest.raises(
-            ValueError,
-            match=r"different modes: 1 \(BatchNorm2d\) .* running statistics and 2\.0 \(SyncBatchNorm\) by the batch, "
-            r".* net\.train\(\) or net\.eval\(\); .*FrozenBatchNorm2d, here and in the network",
-        ):
-            capture.save(tmp_path / "u", net, batch_size=2, **facts)
-    assert not (tmp_path / "u").exists()
+    for facts in ({}, {"batch_norm": "train"}, {"kind": "weights", "learning_rate": 0.1}):
+        capture.save(tmp_path / "u", net, batch_size=2, **facts)
+        found = capture.load(tmp_path / "u").facts
+        assert (found.batch_norm, found.eval_layers) == ("train", ("1",))
+    assert capture.as_update(net, eval_layers=("0", "1")).facts.eval_layers == ("0", "1")
+    with pytest.raises(ValueError, match=r"must be train, the mode of 2\.0 \(SyncBatchNorm\), got eval"):
+        capture.save(tmp_path / "u", net, batch_size=2, batch_norm="eval")
+    for mode in (True, False):
+        assert capture.as_update(net.train(mode)).facts.eval_layers is None
 
 
 def test_layers_without_running_statistics_have_no_mode():

@@ -320,6 +320,26 @@ def test_batch_normalisation_has_the_constants_of_its_owner(mode, count):
     assert list(model.order) == list(net.state_dict())
 
 
+class PartlyTrained(Norms):
+    """The same network, of a client that keeps the first normalisation in evaluation mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+@pytest.mark.parametrize("name", ["norm", "module.norm"])
+def test_layers_in_evaluation_mode_stay_so_while_the_others_train(name):
+    net, plain = moved_statistics(PartlyTrained), Norms()
+    plain.load_state_dict(net.state_dict())
+    model, variables = models.from_torch(plain, image_shape=IMAGE, eval_layers=[name])
+    check_against_torch(net, model, variables, "train", 3, 5e-5)
+    assert (model.eval_layers, model.by_batch) == ((name,), ("train",))
+    with pytest.raises(ValueError, match=r"eval_layers must name parts of the module \(conv, .*\), got 'backbone'"):
+        models.from_torch(plain, image_shape=IMAGE, eval_layers=["backbone"])
+
+
 class Fixed(nn.Module):
     """A normalisation that is not trained, as detection networks have it, and a choice of channels."""
 

@@ -42,9 +42,9 @@ def audit(options: argparse.Namespace) -> int:
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"--{name} {path} does not exist or is not a file")
     with Progress() as progress:
-        model = model_of(options)
-        variables = read_weights(options.weights, model)
         sent = capture.load(options.update)
+        model = model_of(options, sent.facts.eval_layers or ())
+        variables = read_weights(options.weights, model)
         truth = None if options.truth is None else read_truth(options.truth)
         facts = {
             field.name: getattr(options, field.name)

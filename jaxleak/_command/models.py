@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,8 +47,8 @@ def _sentence(factory: Callable[..., Classifier]) -> str:
     return f"{factory.func.__name__} with {options}"
 
 
-def model_of(options: argparse.Namespace) -> Classifier:
-    """The model that `--model` names.
+def model_of(options: argparse.Namespace, eval_layers: Sequence[str] = ()) -> Classifier:
+    """The model that `--model` names, with these layers in evaluation mode while the others train.
 
     Raises:
         ValueError: if there is none of that name, or what the file has is no model.
@@ -59,7 +59,7 @@ def model_of(options: argparse.Namespace) -> Classifier:
     own = {"head": options.head, "layout": options.layout, "dropout": options.dropout or "refuse"}
     if ":" in options.model:
         try:
-            model = from_file(options.model, image_shape=shape, num_classes=classes, **own)
+            model = from_file(options.model, image_shape=shape, num_classes=classes, eval_layers=eval_layers, **own)
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"--model: {error}") from error
         if options.option:

@@ -27,6 +27,7 @@ class Facts:
         momentum: momentum of the local steps, in [0, 1), with a velocity that begins at zero.
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
+        eval_layers: names of PyTorch's submodules that were in evaluation mode while the others trained.
         defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
             none, and "other" for any other.
         strength: how strong that defense is, >= 0, in its own unit.
@@ -53,6 +54,7 @@ class Facts:
     clip: float | None = None
     noise_multiplier: float | None = None
     frozen: tuple[str, ...] | None = None
+    eval_layers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -63,10 +65,13 @@ class Facts:
         for name in ("framework", "loss", "defense"):
             if not isinstance(getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a text, got {getattr(self, name)!r}")
-        if self.frozen is not None:
-            if isinstance(self.frozen, str) or not all(isinstance(name, str) and name for name in self.frozen):
-                raise ValueError(f"frozen must hold names of layers, got {self.frozen!r}")
-            object.__setattr__(self, "frozen", tuple(self.frozen))  # JSON has lists
+        for name in ("frozen", "eval_layers"):
+            layers = getattr(self, name)
+            if layers is None:
+                continue
+            if isinstance(layers, str) or not all(isinstance(layer, str) and layer for layer in layers):
+                raise ValueError(f"{name} must hold names of layers, got {layers!r}")
+            object.__setattr__(self, name, tuple(layers))  # JSON has lists
         _validate.count(**self._given("local_steps", "local_epochs", "batch_size"))
         _validate.below_one(**self._given("momentum"))
         _validate.positive(**self._given("learning_rate", "clip"))

@@ -42,13 +42,14 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
             tensors or arrays, which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such
             as those of Flax and Equinox.
         facts: what is known of the client, the fields of `Facts`. Of a PyTorch module, `batch_norm` is by default the
-            mode that its layers of batch normalisation are in.
+            mode that its layers of batch normalisation are in. If some of them are in training mode, `eval_layers` are
+            by default those that are not.
 
     Raises:
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
-            `kind="difference"`, a module whose layers of batch normalisation are in different modes or in another one
-            than is stated, or if there are no arrays, or a module's gradients are missing.
+            `kind="difference"`, a module whose layers of batch normalisation are all in another mode than is stated, or
+            if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **{"framework": _framework(update), **facts})
     path = Path(path)
@@ -70,7 +71,9 @@ def as_update(update: Any, **facts: Any) -> Update:
         ValueError: as `save`.
     """
     stated = Facts.of(**{"frozen": _frozen(update), **facts})
-    stated = dataclasses.replace(stated, batch_norm=_mode_of(update, stated.batch_norm))
+    mode, eval_layers = _modes_of(update, stated.batch_norm)
+    of_layers = stated.eval_layers if stated.eval_layers is not None else eval_layers
+    stated = dataclasses.replace(stated, batch_norm=mode, eval_layers=of_layers)
     arrays = named_arrays(update, kind=stated.kind)
     if not arrays:
         raise ValueError("update must hold arrays, got none")
@@ -139,36 +142,33 @@ def _frozen(update: Any) -> tuple[str, ...] | None:
     return tuple(name for name, p in update.named_parameters() if not p.requires_grad) or None
 
 
-def _mode_of(update: Any, stated: str | None) -> str | None:
-    """The mode of a PyTorch module's batch normalisation; what is stated where it keeps no statistics, or is no module.
+def _modes_of(update: Any, stated: str | None) -> tuple[str | None, tuple[str, ...] | None]:
+    """The mode of a PyTorch module's batch normalisation, and the layers in evaluation mode beside others that train.
+
+    The mode is what is stated where the module keeps no statistics, or is no module.
 
     Raises:
-        ValueError: if its layers are in different modes, or in another one than is stated.
+        ValueError: if no layer is in the mode that is stated.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(update, torch.nn.Module):
-        return stated
+        return stated, None
     # Without running statistics a layer normalises by the batch in either mode. Instance normalisation reads none here.
     kind = torch.nn.modules.batchnorm._BatchNorm
-    found = {
-        "train" if layer.training else "eval": f"{name or 'the module'} ({type(layer).__name__})"
-        for name, layer in reversed(list(update.named_modules()))
-        if isinstance(layer, kind) and layer.running_mean is not None
-    }
-    if len(found) > 1:
-        raise ValueError(
-            f"batch normalisation is in different modes: {found['eval']} normalises by running statistics and "
-            f"{found['train']} by the batch, but an audit takes all such layers in one mode. Put them in one for this "
-            "update, by net.train() or net.eval(); or replace those that stay in evaluation mode by layers without a "
-            "mode, such as torchvision.ops.FrozenBatchNorm2d, here and in the network that is audited"
-        )
-    mode, layer = next(iter(found.items()), (stated, ""))
+    layers = {name: layer for name, layer in update.named_modules() if isinstance(layer, kind)}
+    layers = {name: layer for name, layer in layers.items() if layer.running_mean is not None}
+    if not layers:
+        return stated, None
+    in_eval = tuple(name for name, layer in layers.items() if not layer.training)
+    mode = "eval" if len(in_eval) == len(layers) else "train"
     if stated not in (None, mode):
+        name = next(name for name, layer in layers.items() if layer.training == (mode == "train"))
         raise ValueError(
-            f"batch_norm must be {mode}, the mode of {layer}, got {stated}: if the client computed the update in the "
-            f"stated mode, put the module back into it by net.{stated}()"
+            f"batch_norm must be {mode}, the mode of {name or 'the module'} ({type(layers[name]).__name__}), got "
+            f"{stated}: if the client computed the update in the stated mode, put the module back into it by "
+            f"net.{stated}()"
         )
-    return mode
+    return mode, in_eval if in_eval and mode == "train" else None
 
 
 def _framework(update: Any) -> str:

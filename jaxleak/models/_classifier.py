@@ -89,6 +89,9 @@ class Classifier(NamedTuple):
     # statistic, such as PyTorch's other buffers: `apply` has them as they were in the module, whatever the variables.
     constants: tuple[tuple[str, str], ...] = ()
 
+    # Names of PyTorch's submodules that are in evaluation mode while `mode="train"` trains the others.
+    eval_layers: tuple[str, ...] = ()
+
     def mixes_images(self, mode: BatchNormMode) -> bool:
         """Whether batch normalisation takes the batch's own statistics in this mode, so that images change each other.
 

@@ -66,7 +66,16 @@ def stated_client(known: capture.Facts, model: Classifier) -> ClientShare:
     """What the client computes, as a client of the mean loss, which is what attacks and checks simulate.
 
     A step on a sum over the batch is B times as long as one on the mean, so that the learning rate is B times as large.
+
+    Raises:
+        ValueError: if layers of the client were in evaluation mode that the model has in training mode.
     """
+    stated = known.eval_layers or ()
+    if known.batch_norm != "eval" and set(stated) - set(model.eval_layers):
+        raise ValueError(
+            f"eval_layers: the client had {', '.join(stated)} in evaluation mode while other layers trained, and the "
+            f"model has not: make it with from_torch(net, ..., eval_layers={list(stated)!r})"
+        )
     # One step gives its gradient whatever the learning rate; `sent_update` has refused several without one.
     rate = 1e-4 if known.learning_rate is None else known.learning_rate * parts_of_a_sum(known)
     return ClientShare(

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ def from_file(
     image_shape: tuple[int, int, int],
     num_classes: int,
     dropout: Dropout = "refuse",
+    eval_layers: Sequence[str] = (),
     layout: Layout | None = None,
     head: str | None = None,
 ) -> Classifier:
@@ -37,6 +38,8 @@ def from_file(
         image_shape: (H, W, channels).
         num_classes: C >= 2.
         dropout: "off" takes a PyTorch module without its dropout; see `from_torch`.
+        eval_layers: submodules of a PyTorch module that stay in evaluation mode; see `from_torch`. A `Classifier` has
+            its own.
         layout: axes of the images that a module of Flax or Equinox reads; by default those of its library.
         head: name of the last dense layer; by default the last one with C outputs.
 
@@ -64,7 +67,13 @@ def from_file(
         )
     known: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "head": head}
     try:
-        return _through_a_door(library, found, beside, dropout, layout, known)
+        if library.startswith("torch"):
+            return _of_torch(found, dropout, eval_layers, layout, known)
+        if dropout == "off":
+            raise RefusedError("dropout off is for PyTorch alone: set the rate to 0 in the module's own code")
+        if eval_layers:
+            raise RefusedError(f"eval_layers are for PyTorch alone, got {', '.join(eval_layers)}")
+        return _of_jax(library, found, beside, layout, known)
     except RefusedError:
         raise
     except (ValueError, TypeError) as error:
@@ -160,15 +169,15 @@ def _arguments(found: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters[is_class:] if p.default is p.empty and p.kind not in anything]
 
 
-def _through_a_door(
-    library: str, found: Any, beside: Any, dropout: Dropout, layout: Layout | None, known: dict[str, Any]
+def _of_torch(
+    found: Any, dropout: Dropout, eval_layers: Sequence[str], layout: Layout | None, known: dict[str, Any]
 ) -> Classifier:
-    if library.startswith("torch"):
-        if layout == "NHWC":
-            raise RefusedError("layout NHWC is not for PyTorch, whose images are (channels, H, W)")
-        return from_torch(found, dropout=dropout, **known)[0]
-    if dropout == "off":
-        raise RefusedError("dropout off is for PyTorch alone: set the rate to 0 in the module's own code")
+    if layout == "NHWC":
+        raise RefusedError("layout NHWC is not for PyTorch, whose images are (channels, H, W)")
+    return from_torch(found, dropout=dropout, eval_layers=eval_layers, **known)[0]
+
+
+def _of_jax(library: str, found: Any, beside: Any, layout: Layout | None, known: dict[str, Any]) -> Classifier:
     axes: dict[str, Any] = {} if layout is None else {"layout": layout}
     if library == "equinox":
         return from_equinox(found, beside, **axes, **known)[0]

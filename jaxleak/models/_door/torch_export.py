@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ def from_torch(
     image_shape: tuple[int, int, int],
     num_classes: int | None = None,
     dropout: Dropout = "refuse",
+    eval_layers: Sequence[str] = (),
     head: str | None = None,
 ) -> tuple[Classifier, PyTree]:
     """A `Classifier` of a PyTorch module, which is left as it is; see `jaxleak.models.from_function`.
@@ -40,6 +41,8 @@ def from_torch(
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         dropout: "refuse" raises where dropout or stochastic depth is active in training, since nobody outside of the
             client knows the masks; "off" takes the module without them, as of a client that trained without.
+        eval_layers: names of submodules that stay in evaluation mode while the others train, as of a client that
+            called `net.backbone.eval()`.
         head: name of the last dense layer, as in "fc"; by default the last one with C outputs.
 
     Returns:
@@ -60,7 +63,10 @@ def from_torch(
     _validate.one_of(DROPOUTS, dropout=dropout)
     height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
     _validate.count(height=height, width=width, channels=channels)
+    kept = tuple(eval_layers)
     if isinstance(module, torch.export.ExportedProgram):
+        if kept:
+            raise ValueError("eval_layers are for a module: an exported program has the modes that it was exported in")
         # A program has one mode, which is told by whether it normalises by the batch.
         graph = _readable(module, dropout)
         mode = graph.mode()
@@ -69,7 +75,7 @@ def from_torch(
         functions = dict.fromkeys(modes, _function(graph))
     elif isinstance(module, torch.nn.Module):
         with without_tokens():
-            graphs = {name: _Graphs(module, name, (channels, height, width), dropout) for name in BATCH_NORM_MODES}
+            graphs = {n: _Graphs(module, n, (channels, height, width), dropout, kept) for n in BATCH_NORM_MODES}
         by_mode = {name: of_mode.first for name, of_mode in graphs.items()}
         graph = by_mode["train"]
         functions = {name: _function(graphs[name].first, graphs[name].of) for name in BATCH_NORM_MODES}
@@ -95,16 +101,20 @@ def from_torch(
     normalises = model.has_batch_norm or bool(by_batch)
     constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
     model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
-    return model, variables
+    return model._replace(eval_layers=kept), variables
 
 
 class _Graphs:
     """A module's graphs in one mode: one for batches of any size, else one for each size that is asked for."""
 
-    def __init__(self, module: Any, mode: BatchNormMode, shape: tuple[int, ...], dropout: Dropout):
+    def __init__(
+        self, module: Any, mode: BatchNormMode, shape: tuple[int, ...], dropout: Dropout, eval_layers: tuple[str, ...]
+    ):
         """Export the module, which is left as it is, for images (channels, H, W)."""
         self.mode, self.shape, self.dropout = mode, shape, dropout
         self.module = copy.deepcopy(module).to("cpu").float().train(mode == "train")
+        for name in eval_layers:
+            _submodule(self.module, name).eval()
         # Python's len(x), or a number that is computed from it, makes a graph one for a single size.
         found = self._exported(2, of_any_size=True)
         self.of_any_size = found is not None
@@ -140,6 +150,18 @@ class _Graphs:
                     f"{str(error).splitlines()[0]}"
                 ) from error
         return _readable(exported, self.dropout)
+
+
+def _submodule(module: Any, name: str) -> Any:
+    """The part of a module of this name, which may be that of a client whose module is inside of a wrapper."""
+    parts = dict(module.named_modules())
+    plain = name
+    while plain not in parts and plain.startswith(("module.", "_orig_mod.")):
+        plain = plain.split(".", 1)[1]
+    if plain not in parts:
+        known = ", ".join(child for child, _ in module.named_children())
+        raise RefusedError(f"eval_layers must name parts of the module ({known}), got {name!r}")
+    return parts[plain]
 
 
 @contextlib.contextmanager
