@@ -142,7 +142,7 @@ def test_different_modes_are_among_the_causes_only_where_there_are_modes(plain, 
     for client, modes in ((plain, False), (normalised, True)):
         cause, option = client_checks._unexplained(client.model)
         assert cause.startswith("weights of another round or model, images that were normalised in another way")
-        assert ("layers of batch normalisation in different modes, a defense" in cause) == modes
+        assert ("layers of batch normalisation in different modes (eval_layers), a defense" in cause) == modes
         assert option == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
 
 

@@ -14,8 +14,8 @@ TURN = "--kind difference --learning-rate 1"
 #: A cause of an update that is too large.
 ADDED_UP = "gradients that were added up over several micro-batches without dividing"
 
-#: What no option can state, of a network with running statistics: no audit takes such a client.
-MIXED_MODES = "layers of batch normalisation in different modes"
+#: What a client of a network with running statistics may have forgotten to state.
+MIXED_MODES = "layers of batch normalisation in different modes (eval_layers)"
 
 
 def only_clipped(norm: float | None = None) -> str:
