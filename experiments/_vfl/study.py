@@ -1,6 +1,7 @@
 """The VFLRecon study: data sets of one's choice, or the tables of the paper."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,4 +258,4 @@ def _score_names(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]
 
 def _in_names(text: str) -> str:
     """A data specification in a form that can be part of a file's name."""
-    return text.replace("/", "_").replace(":", "_")
+    return re.sub(r"[^\w.-]", "_", text)

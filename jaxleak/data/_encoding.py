@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxleak import _validate
+from jaxleak.data._csv import read_columns
 from jaxleak.data._dataset import checked_labels
 from jaxleak.data._files import existing_file, read_npz
 from jaxleak.data._load import HOW_TO_MAKE, load
@@ -57,6 +58,8 @@ def load_table(spec: str) -> Table:
     |---|---|
     | `adult`, `avazu`, `credit_default`, `criteo`, `sensorless`, `npz:FILE` | members `x` (N, F), whose columns \
 marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missing values and `x_cat` (N, F2); and `y` |
+    | `csv:FILE?label=COLUMN` | numbers, with NaN for missing ones; columns of texts, and those that \
+`&categorical=A,B` names, are codes; `&drop=C` leaves columns out |
     | any other spec of `load` | its features, all numeric; images (colours averaged) have one feature per pixel |
 
     Files are read without unpickling; the names are files of the folder that JAXLEAK_DATA_DIR names.
@@ -67,6 +70,9 @@ marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missi
     """
     if spec.startswith("npz:") or spec in TABLES:
         return _npz_table(spec)
+    if spec.startswith("csv:"):
+        found = read_columns(spec)
+        return _table(found.numeric, found.categorical, found.y, spec)
     dataset = load(spec)
     x = dataset.x.mean(axis=-1) if dataset.x.ndim == 4 else dataset.x
     numeric = x.reshape(len(x), -1).astype(np.float64)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from jaxleak.data import _embedded, _files, _folder, _tfds
+from jaxleak.data import _csv, _embedded, _files, _folder, _tfds
 from jaxleak.data._dataset import Dataset, check_request
 from jaxleak.data._size import resized, split_size
 
@@ -31,6 +31,7 @@ _NAMED = (
     "yale32",
 )
 _PATTERNS = (
+    "csv:FILE?label=COLUMN",
     "folder:DIR",
     "idx:IMAGES,LABELS",
     "natural_patches:SIZE",
@@ -58,6 +59,8 @@ SIZExSIZEx3 |
     | `tfds:NAME`, `tfds:NAME/SPLIT` | images prepared with tensorflow-datasets in array_record format |
     | `folder:DIR`, `folder:DIR?size=S` | jpg, png or bmp files, one subfolder per class, or HAM10000 |
     | `npz:FILE` | arrays `x` and `y`, optionally `class_names` |
+    | `csv:FILE?label=COLUMN` | a table whose first row names the columns; the numbers of \
+`&categorical=A,B` are codes, and `&drop=C` leaves columns out |
     | `idx:IMAGES,LABELS` | MNIST's file format, raw or gzip |
     | `adult`, `cifar10`, `cifar100`, `credit_default`, `ham10000`, `imagenet_sample`, `lc25000_lung`, \
 `lc25000_lung32`, `mnist`, `sensorless`, `yale32` | the npz file of that name in the folder that the environment \
@@ -86,6 +89,8 @@ variable JAXLEAK_DATA_DIR names |
     """
     check_request(n, seed)
     kind, colon, rest = spec.partition(":")
+    if kind == "csv" and rest:
+        return _csv.csv_table(spec, n, seed)
     if "?" in spec and kind != "folder":  # files of a folder are brought to one size one by one
         source, size = split_size(spec)
         dataset = load(source, n, seed)

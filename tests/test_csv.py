@@ -1,0 +1,91 @@
+"""CSV tables: which columns are numbers, what is missing, what a label is, and what is refused."""
+
+import numpy as np
+import pytest
+
+from jaxleak import data
+
+
+def _written(tmp_path, text, name="t.csv"):
+    (tmp_path / name).write_text(text)
+    return f"csv:{tmp_path / name}"
+
+
+LOANS = """id,age,branch,city,zip,default
+a1,30,2,Bern,8000,yes
+b2,,1,Basel,3000,no
+c3,50.5,2,,3000,no
+"""
+
+
+def test_numbers_texts_and_missing_values_are_told_apart(tmp_path):
+    table = data.load_table(_written(tmp_path, LOANS) + "?label=default&drop=id&categorical=branch,zip")
+    np.testing.assert_array_equal(table.numeric, [[30], [np.nan], [50.5]])
+    # Codes in the order of the columns (branch, city, zip) and of the texts; a missing city comes first.
+    np.testing.assert_array_equal(table.categorical, [[1, 2, 1], [0, 1, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(table.y, [1, 0, 0])
+    assert table.num_classes == 2
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_are_told_by_the_header(tmp_path, separator):
+    text = "\ufeffa, b,label\n1,x y,0\n 2,z,1\n\n".replace(",", separator)
+    dataset = data.load(_written(tmp_path, text) + "?label=label")
+    order = np.argsort(dataset.y)
+    np.testing.assert_array_equal(dataset.x[order], [[0, 1, 0], [1, 0, 1]])  # a number, and a column per category
+
+
+def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path):
+    rows = "".join(f"{number},{label}\n" for number, label in enumerate(["10", "9", "-1"]))
+    assert data.load(_written(tmp_path, f"x,y\n{rows}") + "?label=y").classes == ("-1", "9", "10")
+    rows = "".join(f"{number},{label}\n" for number, label in enumerate(["10", "9", "b"]))
+    assert data.load(_written(tmp_path, f"x,y\n{rows}") + "?label=y").classes == ("10", "9", "b")
+
+
+def test_a_drawn_part_has_the_scale_of_the_whole(tmp_path):
+    spec = _written(tmp_path, "x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(11))) + "?label=y"
+    np.testing.assert_allclose(np.sort(data.load(spec).x[:, 0]), np.linspace(0, 1, 11), atol=1e-6)
+    np.testing.assert_array_equal(data.load(spec, 3, 5).x, data.load(spec, None, 5).x[:3])
+
+
+MANY = "name,x,y\n" + "".join(f"n{number},{number},{number % 2}\n" for number in range(201))
+NUMBERS = "x,y\n" + "".join(f"{number},{number}\n" for number in range(201))
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "message"),
+    [
+        (LOANS, "", r"must name the column of the labels, as in csv:table\.csv\?label=income"),
+        (LOANS, "?label=income", "has no column 'income'; it has id, age, branch, city, zip, default"),
+        (LOANS, "?label=default&drop=name", "has no column 'name'"),
+        (
+            LOANS,
+            "?label=default&scale=2",
+            "must be label, categorical, drop, each as NAME=VALUE, got 'scale=2'",
+        ),
+        (LOANS, "?label=city", r"the label in row 3 of column 'city' is missing"),
+        (LOANS + "d4,1,2\n", "?label=default", "row 4 has 3 values, and the header names 6 columns"),
+        (MANY, "?label=y", r"column 'name' holds 201 different texts in 201 rows, .*leave it out by &drop=name"),
+        (NUMBERS, "?label=y", "column 'y' must hold a few classes, got 201 different values in 201 rows"),
+        ("x,y\n1,0\n2,0\n", "?label=y", "must hold a few classes, got 1 different values"),
+        ("x,x\n1,0\n", "?label=x", "a name of its own for every column, got x, x"),
+        ("x,y\n", "?label=y", "has a header and no rows"),
+        ("", "?label=y", "is empty"),
+    ],
+)
+def test_what_is_refused(tmp_path, text, query, message):
+    with pytest.raises(ValueError, match=message):
+        data.load_table(_written(tmp_path, text) + query)
+
+
+def test_a_missing_number_is_for_vertical_studies_alone(tmp_path):
+    with pytest.raises(ValueError, match="a number is missing, which only vertical studies take"):
+        data.load(_written(tmp_path, LOANS) + "?label=default")
+
+
+def test_a_file_that_is_no_text_or_not_there_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"x,y\n\xff\xfe,1\n")
+    with pytest.raises(ValueError, match="cannot be read as CSV in UTF-8"):
+        data.load(f"csv:{tmp_path / 't.csv'}?label=y")
+    with pytest.raises(FileNotFoundError, match=r"nosuch\.csv does not exist"):
+        data.load("csv:nosuch.csv?label=y")
