@@ -1,5 +1,7 @@
 """Soteria, OUTPOST and Guardian against slow NumPy references on a network small enough to differentiate by hand."""
 
+import functools
+
 import chex
 import flax.linen as nn
 import jax
@@ -83,7 +85,8 @@ def _slow_ratios():
 
 
 def test_soteria_ranks_features_by_what_they_tell():
-    np.testing.assert_allclose(leakage_ratios(MODEL, VARIABLES, X), _slow_ratios(), rtol=1e-5)
+    ratios = jax.jit(functools.partial(leakage_ratios, MODEL))(VARIABLES, X)
+    np.testing.assert_allclose(ratios, _slow_ratios(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
@@ -242,25 +245,37 @@ def test_values_out_of_range_are_refused(build, options, match):
         build(**options)
 
 
-@pytest.mark.parametrize("defense", [soteria(0.5), guardian(100.0, probes=1), feature_dropout(0.3)])
-def test_batch_normalisation_is_the_clients(defense):
+@functools.cache
+def _normalised():
+    """The network with batch normalisation, its weights, and its gradient in either mode."""
     model = classifier(_Normalised(), image_shape=(2, 3, 1), num_classes=CLASSES)
     variables = model.init(KEY)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradient(mode):
+        def loss(params):
+            return cross_entropy(model.apply({**variables, "params": params}, X, mode=mode).logits, Y)
+
+        return jax.grad(loss)(variables["params"])
+
+    return model, variables, {mode: gradient(mode) for mode in ("train", "eval")}
+
+
+@pytest.mark.parametrize("defense", [soteria(0.5), guardian(100.0, probes=1), feature_dropout(0.3)])
+def test_batch_normalisation_is_the_clients(defense):
+    model, variables, gradients = _normalised()
     known = {"model": model, "variables": variables, "x": X, "y": Y}
 
-    def shared(of_gradient, **given):
-        @jax.jit
-        def both(key):
-            def loss(params):
-                return cross_entropy(model.apply({**variables, "params": params}, X, mode=of_gradient).logits, Y)
+    @jax.jit
+    def shared(key):
+        return {
+            mode: [defense.apply(key, gradient, **known, **given) for given in ({"mode": mode}, {})]
+            for mode, gradient in gradients.items()
+        }
 
-            return defense.apply(key, jax.grad(loss)(variables["params"]), **known, **given)
-
-        return both(KEY)
-
-    stated, left_out = shared("eval", mode="eval"), shared("eval")
-    assert not np.allclose(reference.flat(stated), reference.flat(left_out), atol=1e-6)
-    np.testing.assert_array_equal(reference.flat(shared("train", mode="train")), reference.flat(shared("train")))
+    found = {mode: [reference.flat(sent) for sent in both] for mode, both in shared(KEY).items()}
+    assert not np.allclose(*found["eval"], atol=1e-6)
+    np.testing.assert_array_equal(*found["train"])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +301,7 @@ def test_what_the_defender_must_know_is_asked_for(defense, given, match):
 class TestFeatureDropout:
     def test_equals_the_slow_reference(self):
         kept = np.asarray(jax.random.bernoulli(KEY, 0.6, (len(X), FEATURES))) / 0.6
-        dropped = feature_dropout(0.4).apply(KEY, PAYLOAD, **BATCH)
+        dropped = _share(feature_dropout(0.4))
         np.testing.assert_allclose(
             reference.flat(dropped), reference.flat(_slow_gradient(np.asarray(X), kept)), atol=1e-6
         )
@@ -295,13 +310,13 @@ class TestFeatureDropout:
     def test_the_share_that_is_dropped(self):
         keys = jax.random.split(KEY, 200)
         one = {**BATCH, "x": X[:1], "y": Y[:1]}
-        rows = jax.vmap(lambda key: feature_dropout(0.3).apply(key, PAYLOAD, **one)["head"]["kernel"])(keys)
-        features = MODEL.apply(VARIABLES, X[:1]).features[0]
-        gone = np.asarray((rows == 0).all(axis=2))[:, np.asarray(features > 0)]
+        kernel = lambda key: feature_dropout(0.3).apply(key, PAYLOAD, **one)["head"]["kernel"]  # noqa: E731
+        rows, features = jax.jit(lambda: (jax.vmap(kernel)(keys), MODEL.apply(VARIABLES, X[:1]).features[0]))()
+        gone = (np.asarray(rows) == 0).all(axis=2)[:, np.asarray(features) > 0]
         assert abs(gone.mean() - 0.3) < 4 * np.sqrt(0.21 / gone.size)
 
     def test_rate_zero_is_the_identity(self):
-        chex.assert_trees_all_equal(feature_dropout(0.0).apply(KEY, PAYLOAD, **BATCH), PAYLOAD)
+        chex.assert_trees_all_equal(_share(feature_dropout(0.0)), PAYLOAD)
 
     @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
     def test_a_rate_out_of_range_is_refused(self, rate):
@@ -313,31 +328,34 @@ class TestFeatureDropout:
             feature_dropout(0.5).apply(KEY, PAYLOAD, model=MODEL, variables=VARIABLES, x=X)
 
 
+@functools.cache
 def _twins():
     """A network of one logit, and the same with the columns (0, w) of two classes."""
 
     def hidden(p, x):
         return jnp.maximum(x.reshape(len(x), -1) @ p["first"], 0)
 
-    keys = jax.random.split(jax.random.key(3), 3)
-    first, w, b = (jax.random.normal(k, s) for k, s in zip(keys, ((16, 6), (6, 1), (1,)), strict=True))
-    for kernel, bias in ((w, b), (jnp.hstack([0 * w, w]), jnp.hstack([0 * b, b]))):
-        params = {"first": first, "w": kernel, "b": bias}
-        yield from_function(
+    first, w, b = (reference.normal(*shape, seed=3 + i) for i, shape in enumerate(((16, 6), (6, 1), (1,))))
+    return [
+        from_function(
             lambda v, x: hidden(v["params"], x) @ v["params"]["w"] + v["params"]["b"],
-            {"params": params},
+            {"params": {"first": first, "w": kernel, "b": bias}},
             image_shape=(4, 4, 1),
         )
+        for kernel, bias in ((w, b), (np.hstack([0 * w, w]), np.hstack([0 * b, b])))
+    ]
 
 
 @pytest.mark.parametrize("defense", [soteria(0.5), feature_dropout(0.3)])
 def test_a_network_of_one_logit_is_defended_as_its_twin_of_two(defense):
-    x, y = jax.random.uniform(jax.random.key(0), (2, 4, 4, 1)), jnp.array([1, 0])
-    sent = []
-    for model, variables in _twins():
-        gradient = jax.grad(lambda p, m=model: cross_entropy(m.apply({"params": p}, x).logits, y))(variables["params"])
-        sent.append(defense.apply(KEY, gradient, model=model, variables=variables, x=x, y=y))
-    one, two = sent
+    x, y = np.random.default_rng(0).random((2, 4, 4, 1)).astype(np.float32), jnp.array([1, 0])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def sent(model, variables):
+        gradient = jax.grad(lambda p: cross_entropy(model.apply({"params": p}, x).logits, y))(variables["params"])
+        return defense.apply(KEY, gradient, model=model, variables=variables, x=x, y=y)
+
+    one, two = (sent(*twin) for twin in _twins())
     assert (one["w"].shape, one["b"].shape) == ((6, 1), (1,))
     for name in one:
         np.testing.assert_allclose(one[name], two[name][..., 1:] if name != "first" else two[name], atol=1e-6)
