@@ -1,5 +1,7 @@
 """Labels that are proven of a defended update: what the stated defense leaves of the signs, and no more."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +24,8 @@ def client():
     """A client of three images of classes 3, 4 and 5."""
     model = perceptron()
     variables, batch, gradient = sent_by(model, images=3)
-    alone = jax.vmap(
-        lambda x, y: ClientShare(model)(variables, batch._replace(x=x[None], y=y[None], index=jnp.zeros(1)))
+    alone = jax.jit(
+        jax.vmap(lambda x, y: ClientShare(model)(variables, batch._replace(x=x[None], y=y[None], index=jnp.zeros(1))))
     )
     return model, variables, batch, gradient, alone(batch.x, batch.y)
 
@@ -31,13 +33,21 @@ def client():
 def defended(client, defense, key):
     """The gradient as it arrives; other clients send the reversed one, whose signs are all wrong."""
     model, variables, batch, gradient, examples = client
-    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0}
+    known = {"variables": variables, "x": batch.x[:, 0], "y": batch.y}
     if defense.place == "per_example_gradient":
-        return jax.tree.map(lambda leaf: leaf.mean(axis=0), defense.apply(key, examples, **known))
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), defense.apply(key, examples, model=model, **known, round=0))
     if defense.place == "client_payloads":
-        payloads = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), gradient)
-        return jax.tree.map(lambda leaf: leaf[0], defense.apply(key, payloads, **known))
-    return defense.apply(key, gradient, **known)
+        payloads = jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), gradient)
+        return jax.tree.map(lambda leaf: leaf[0], _applied(defense, model, key, payloads, known))
+    if defense.place == "representation":
+        return _applied(defense, model, key, gradient, known)
+    return defense.apply(key, gradient, model=model, **known, round=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _applied(defense, model, key, payload, known):
+    """As one program for all keys; of defenses of few operations, several kinds and strengths share these instead."""
+    return defense.apply(key, payload, model=model, **known, round=0)
 
 
 #: Strengths at which the proof stands, by kind. Those of the other kinds say nothing of signs.
