@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,16 +33,27 @@ from jaxleak.defenses import (
 )
 from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise, Replayed
 
+CLIPPED = clipped_gaussian(3.0, 0.0)
 PAYLOAD = {
     "first": {"kernel": jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)},
     "rest": {"bias": jnp.asarray(np.random.default_rng(1).standard_normal(5), jnp.float32)},
 }
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(defense, key, payload):
+    return defense.apply(key, payload)
+
+
+def _applied(defense, payload, seed=0):
+    """As one program, compiled once for all keys and payloads that are given to a defense."""
+    return jax.tree.map(np.asarray, _compiled(defense, jax.random.key(seed), payload))
+
+
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 0.0])
 def test_clipping_never_exceeds_the_clip_and_leaves_short_payloads_alone(size):
-    payload = jax.tree.map(lambda leaf: size * leaf, PAYLOAD)
-    shared = reference.flat(clipped_gaussian(3.0, 0.0).apply(jax.random.key(0), payload))
+    payload = jax.tree.map(lambda leaf: size * np.asarray(leaf), PAYLOAD)
+    shared = reference.flat(_applied(CLIPPED, payload))
     truth = reference.flat(payload)
     norm = np.linalg.norm(truth)
     assert np.linalg.norm(shared) <= 3 * (1 + 1e-6)
@@ -49,7 +62,7 @@ def test_clipping_never_exceeds_the_clip_and_leaves_short_payloads_alone(size):
 
 def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another():
     zeros = {"a": jnp.zeros((40, 50)), "b": jnp.zeros(3000)}
-    noise = reference.flat(clipped_gaussian(2.0, 0.7).apply(jax.random.key(0), zeros))
+    noise = reference.flat(_applied(clipped_gaussian(2.0, 0.7), zeros))
     p = {scale: scipy.stats.kstest(noise, scipy.stats.norm(0, 1.4 * scale).cdf).pvalue for scale in (2 / 3, 1, 3 / 2)}
     assert p[1] > 1e-3
     assert p[2 / 3] < 1e-9
@@ -57,7 +70,7 @@ def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another():
 
 
 def test_leaves_of_the_same_shape_get_different_noise():
-    noise = clipped_gaussian(1.0, 1.0).apply(jax.random.key(0), {"a": jnp.zeros(100), "b": jnp.zeros(100)})
+    noise = _applied(clipped_gaussian(1.0, 1.0), {"a": np.zeros(100, np.float32), "b": np.zeros(100, np.float32)})
     assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 0.4
 
 
@@ -65,9 +78,9 @@ def test_chain_gives_each_member_a_key_of_its_own():
     zeros = jnp.zeros(20_000)
     # The clip is far above the noise, so the second member only adds. The same noise twice would have scale 2.
     member = Defense("payload", _adding_noise())
-    noise = np.asarray(chain(member, member).apply(jax.random.key(0), zeros))
+    noise = _applied(chain(member, member), zeros)
     assert noise.std() == pytest.approx(np.sqrt(2), rel=0.03)
-    three = np.asarray(chain(member, chain(member, member)).apply(jax.random.key(0), zeros))
+    three = _applied(chain(member, chain(member, member)), zeros)
     assert three.std() == pytest.approx(np.sqrt(3), rel=0.03)
 
 
@@ -79,15 +92,13 @@ def _adding_noise():
 
 
 def test_chain_applies_members_in_order():
-    payload = jax.tree.map(lambda leaf: 100 * leaf, PAYLOAD)
-    both = chain(clipped_gaussian(3.0, 0.0), clipped_gaussian(0.5, 0.0)).apply(jax.random.key(0), payload)
+    payload = jax.tree.map(lambda leaf: 100 * np.asarray(leaf), PAYLOAD)
+    both = _applied(chain(clipped_gaussian(3.0, 0.0), clipped_gaussian(0.5, 0.0)), payload)
     assert np.linalg.norm(reference.flat(both)) == pytest.approx(0.5, rel=1e-5)
     noisy_then_clipped = chain(clipped_gaussian(3.0, 10.0), clipped_gaussian(0.5, 0.0))
-    assert np.linalg.norm(reference.flat(noisy_then_clipped.apply(jax.random.key(0), payload))) == pytest.approx(
-        0.5, rel=1e-5
-    )
+    assert np.linalg.norm(reference.flat(_applied(noisy_then_clipped, payload))) == pytest.approx(0.5, rel=1e-5)
     clipped_then_noisy = chain(clipped_gaussian(0.5, 0.0), clipped_gaussian(3.0, 10.0))
-    assert np.linalg.norm(reference.flat(clipped_then_noisy.apply(jax.random.key(0), payload))) > 10
+    assert np.linalg.norm(reference.flat(_applied(clipped_then_noisy, payload))) > 10
 
 
 def test_a_chain_of_several_says_nothing_of_its_output():
@@ -134,45 +145,44 @@ def _pool(key, payload, pool_size, variance, redraw=0):
 
 @pytest.mark.parametrize("reading", ["printed", "clamped", "paired"])
 def test_fake_gradients_follow_the_paper(reading):
+    defense = fake_gradients(pool_size=20, variance=0.8, reading=reading, scale="absolute")
     for seed in range(3):
-        key = jax.random.key(seed)
-        fake = fake_gradients(pool_size=20, variance=0.8, reading=reading, scale="absolute").apply(key, PAYLOAD)
+        fake = _applied(defense, PAYLOAD, seed)
         gradients = [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
-        slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, 20, 0.8), reading=reading)
+        slow = reference.algorithm_5(gradients, _pool(jax.random.key(seed), PAYLOAD, 20, 0.8), reading=reading)
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize("pool_size", [1, 4])
 def test_the_unit_of_fake_noise_is_a_root_mean_square(pool_size):
-    key, sizes = jax.random.key(0), {"a": 4000, "b": 1000}
-    payload = {name: 10.0**i * jax.random.laplace(key, (n,)) for i, (name, n) in enumerate(sizes.items())}
+    rng, sizes = np.random.default_rng(0), {"a": 4000, "b": 1000}
+    payload = {name: np.float32(10.0**i * rng.laplace(size=n)) for i, (name, n) in enumerate(sizes.items())}
 
     def rms(x):
         return np.sqrt(np.mean(np.square(reference.flat(x))))
 
-    fake = fake_gradients(pool_size, 1.1, reading="paired", scale="tensor").apply(key, payload)
+    fake = _applied(fake_gradients(pool_size, 1.1, reading="paired", scale="tensor"), payload)
     for name, true in payload.items():
         assert rms(fake[name]) == pytest.approx(1.1**0.5 * rms(true), rel=0.1)
-    fake = fake_gradients(pool_size, 1.1, reading="paired", scale="gradient").apply(key, payload)
+    fake = _applied(fake_gradients(pool_size, 1.1, reading="paired", scale="gradient"), payload)
     for name in payload:
         assert rms(fake[name]) == pytest.approx(1.1**0.5 * rms(payload), rel=0.1)
 
 
 def test_paired_noise_keeps_the_order_and_nothing_else():
-    key, true = jax.random.key(0), {"g": jax.random.normal(jax.random.key(1), (50,))}
-    fake = fake_gradients(pool_size=3, reading="paired", scale="absolute").apply(key, true)["g"]
+    true, defense = {"g": np.asarray(reference.normal(50))}, fake_gradients(3, reading="paired", scale="absolute")
+    fake = _applied(defense, true)["g"]
     np.testing.assert_array_equal(np.argsort(fake), np.argsort(true["g"]))
-    other = fake_gradients(pool_size=3, reading="paired", scale="absolute").apply(key, {"g": true["g"] ** 3})["g"]
+    other = _applied(defense, {"g": true["g"] ** 3})["g"]
     # The same pool and the same order: at most the nearest member differs.
-    assert any(np.allclose(np.sort(other), np.sort(m[0]), atol=1e-6) for m in _pool(key, true, 3, 1.1))
+    pool = _pool(jax.random.key(0), true, 3, 1.1)
+    assert any(np.allclose(np.sort(other), np.sort(member[0]), atol=1e-6) for member in pool)
 
 
 def test_as_printed_the_smallest_entries_become_negative_noise():
-    payload = {"g": jnp.linspace(1e-3, 1.0, 40)}  # ascending and all positive
-    fake = np.asarray(
-        fake_gradients(pool_size=5, reading="printed", scale="absolute").apply(jax.random.key(0), payload)["g"]
-    )
+    payload = {"g": np.linspace(1e-3, 1.0, 40, dtype=np.float32)}  # ascending and all positive
+    fake = _applied(fake_gradients(pool_size=5, reading="printed", scale="absolute"), payload)["g"]
     psi = [np.sort(member[0]) for member in _pool(jax.random.key(0), payload, 5, 1.1)]
     # The lower half of psi is negative: whichever member was chosen, those entries are psi itself.
     assert (fake[:12] < 0).all()
@@ -183,17 +193,15 @@ def test_as_printed_the_smallest_entries_become_negative_noise():
 
 @pytest.mark.parametrize("size", [1e-4, 1.0])
 def test_the_default_changes_gradients_of_any_size(size):
-    payload = {"g": size * jax.random.laplace(jax.random.key(0), (500,))}
-    fake = fake_gradients(pool_size=1).apply(jax.random.key(1), payload)["g"]
+    payload = {"g": np.float32(size * np.random.default_rng(0).laplace(size=500))}
+    fake = _applied(fake_gradients(pool_size=1), payload, seed=1)["g"]
     assert np.linalg.norm(fake - payload["g"]) > 0.1 * np.linalg.norm(payload["g"])
 
 
 def test_clamped_every_sign_stays_and_no_magnitude_grows():
+    defense = fake_gradients(pool_size=3)
     for seed in range(4):
-        truth, fake = (
-            reference.flat(PAYLOAD),
-            reference.flat(fake_gradients(pool_size=3).apply(jax.random.key(seed), PAYLOAD)),
-        )
+        truth, fake = reference.flat(PAYLOAD), reference.flat(_applied(defense, PAYLOAD, seed))
         assert (truth * fake >= 0).all()
         assert (np.abs(fake) <= np.abs(truth) * (1 + 1e-6)).all()
         assert not np.allclose(fake, truth)
@@ -214,7 +222,7 @@ def test_pools_are_drawn_again_until_one_is_near_enough(size):
     threshold = nearest[chosen] * 1.001
     stop = next(r for r in range(6) if nearest[r] <= threshold)
     for max_redraws, used in ((10, stop), (stop - 1, stop - 1), (0, 0)):
-        fake = fake_gradients(size, 1.1, threshold, max_redraws, scale="absolute").apply(key, PAYLOAD)
+        fake = _applied(fake_gradients(size, 1.1, threshold, max_redraws, scale="absolute"), PAYLOAD)
         slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, size, 1.1, used), reading="clamped")
         for a, b in zip(jax.tree.leaves(fake), slow, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
@@ -224,7 +232,7 @@ def test_a_larger_pool_is_nearer():
     gradients = [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
 
     def distance(size):
-        fake = fake_gradients(pool_size=size).apply(jax.random.key(0), PAYLOAD)
+        fake = _applied(fake_gradients(pool_size=size), PAYLOAD)
         return np.linalg.norm(reference.flat(fake) - np.concatenate([g.ravel() for g in gradients]))
 
     assert distance(500) < distance(1)
@@ -272,7 +280,8 @@ def test_named_defenses_are_those_that_their_number_asks_for():
     ):
         found = client_defense(name, strength)
         assert found.place == same.place
-        np.testing.assert_array_equal(found.apply(key, rows)["w"], same.apply(key, rows)["w"], err_msg=name)
+        one, other = jax.jit(lambda rows, two=(found, same): [of.apply(key, rows)["w"] for of in two])(rows)
+        np.testing.assert_array_equal(one, other, err_msg=name)
         for a, b in zip(jax.tree.leaves(found.init(rows)), jax.tree.leaves(same.init(rows)), strict=True):
             np.testing.assert_array_equal(a, b)
     sigma = noise_multiplier_shorthand(7.0, 1e-5)
