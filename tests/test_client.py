@@ -38,16 +38,17 @@ def test_local_steps_are_sgd(model, problem):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.random((8, 1, *SHAPE)), jnp.float32)
     y = jnp.arange(8, dtype=jnp.int32) % CLASSES
-    total = jax.tree.map(jnp.zeros_like, variables["params"])
+    start = jax.tree.map(np.asarray, variables["params"])
+    total = jax.tree.map(np.zeros_like, start)
     for c in range(2):
-        weights = variables["params"]
+        weights = start
         for step in range(2):
             part = slice(4 * c + 2 * step, 4 * c + 2 * step + 2)
             g = reference.mean_of_classifier_gradients(
                 model, {**variables, "params": weights}, Batch(x[part], y[part], None)
             )
-            weights = jax.tree.map(lambda w, d: w - 0.5 * d, weights, g)
-        total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, variables["params"], weights)
+            weights = jax.tree.map(lambda w, d: w - 0.5 * np.asarray(d), weights, g)
+        total = jax.tree.map(lambda t, w0, w: t + (w0 - w) / (0.5 * 2 * 2), total, start, weights)
     payload = jax.jit(share)(variables, Batch(x, y, jnp.arange(8)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, total)
     assert objectives.cosine(payload, jax.jit(protocols.averaged_share(share))(variables, Batch(x, y, None))) > 1e-6
@@ -55,18 +56,19 @@ def test_local_steps_are_sgd(model, problem):
 
 def _momentum_sgd(model, variables, x, y, *, visits, rate, momentum):
     """(w - w') over the sum of the rates at which the gradients act, by a velocity of plain SGD."""
-    weights, velocity = variables["params"], jax.tree.map(jnp.zeros_like, variables["params"])
+    weights = jax.tree.map(np.asarray, variables["params"])
+    velocity = jax.tree.map(np.zeros_like, weights)
     shares = np.zeros(len(visits))
     for step, part in enumerate(visits):
         now = {**variables, "params": weights}
         g = reference.mean_of_classifier_gradients(model, now, Batch(x[part], y[part], None))
-        velocity = jax.tree.map(lambda v, d: momentum * v + d, velocity, g)
+        velocity = jax.tree.map(lambda v, d: momentum * v + np.asarray(d), velocity, g)
         weights = jax.tree.map(lambda w, v: w - rate * v, weights, velocity)
         shares[step] = sum(momentum**later for later in range(len(visits) - step))
-    return jax.tree.map(lambda a, b: (a - b) / (rate * shares.sum()), variables["params"], weights)
+    return jax.tree.map(lambda a, b: (np.asarray(a) - b) / (rate * shares.sum()), variables["params"], weights)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_epochs_take_the_same_samples_again_and_new_orders_are_the_clients_own(model, momentum):
     share = protocols.ClientShare(model, local_steps=2, local_epochs=3, learning_rate=0.5, momentum=momentum, clients=2)
     assert share.total_steps == 6
@@ -132,7 +134,7 @@ def test_defenses_act_at_their_places(model, problem, defense):
     protocol = protocols.client(problem.protocol.share, num_samples=B, batch_size=B, defense=defense)
     state = jax.jit(protocol.init)(jax.random.key(0))
     _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, problem.private)
-    plain = problem.protocol.share(state.params, transcript.private)
+    plain = jax.jit(problem.protocol.share)(state.params, transcript.private)
     assert jax.tree.structure(plain) == jax.tree.structure(transcript.payload)
     differs = jax.tree.map(lambda a, b: not np.allclose(a, b, atol=1e-7), plain, transcript.payload)
     assert any(jax.tree.leaves(differs))
@@ -250,7 +252,8 @@ class TestLabels:
 
     def test_soft_labels_are_left_as_they_are(self, model):
         share, variables = protocols.ClientShare(model), model.init(jax.random.key(5))
-        hard, soft = (share(variables, self.batch(y)) for y in ([0, 2], [[1.0, 0, 0], [0, 0, 1.0]]))
+        batches = self.batch([0, 2]), self.batch([[1.0, 0, 0], [0, 0, 1.0]])
+        hard, soft = jax.jit(lambda: [share(variables, batch) for batch in batches])()  # whose labels are known
         jax.tree.map(np.testing.assert_array_equal, hard, soft)
 
     @pytest.mark.parametrize("bad", [-0.5, jnp.nan, jnp.inf])
@@ -307,12 +310,14 @@ def test_a_defense_remembers_the_rounds_before(model, place):
         share, num_samples=4, batch_size=batch_size, neighbours=neighbours, defense=reference.growing(place)
     )
     private = reference.client_problem(4, model).private
-    state, one_round = protocol.init(jax.random.key(0)), jax.jit(protocol.round)
+    state, one_round, alone = protocol.init(jax.random.key(0)), jax.jit(protocol.round), jax.jit(share)
     for number in (1, 2, 3):
         state, seen = one_round(jax.random.key(1), state, private)
-        plain = share(state.params, seen.private)
+        plain = alone(state.params, seen.private)
         jax.tree.map(
-            lambda a, b, n=number: np.testing.assert_allclose(a, n * b, rtol=1e-4, atol=1e-6), seen.payload, plain
+            lambda a, b, n=number: np.testing.assert_allclose(a, n * np.asarray(b), rtol=1e-4, atol=1e-6),
+            seen.payload,
+            plain,
         )
     with pytest.raises(ValueError, match=f"remembers earlier rounds, and no state of it is kept here, at {place}"):
         jax.eval_shape(protocol.round, jax.random.key(1), state._replace(defense=()), private)
