@@ -19,8 +19,17 @@ KEY = jax.random.key(0)
 GRADIENT = np.asarray(np.random.default_rng(0).normal(0, 0.5, (200, 4)), np.float32)
 
 
+#: One program each, where single operations would be many.
+_variances = jax.jit(optimal_variances, static_argnums=3)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _defended(gradient, reading, key):
+    return vfl_defender(T_MAX, T_MIN, reading=reading).apply(key, gradient)
+
+
 def _defend(gradient, reading, key=KEY):
-    return np.asarray(vfl_defender(T_MAX, T_MIN, reading=reading).apply(key, jnp.asarray(gradient)))
+    return np.asarray(_defended(gradient, reading, key))
 
 
 def _algorithm_2(gradient, draws):
@@ -154,7 +163,7 @@ PROBLEMS = [  # u, v, squared gap, d, share of positives, power
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_marvells_variances_are_feasible_and_no_other_noise_of_the_same_power_is_better(problem):
     u, v, gap, d, share, power = problem
-    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), d, share, power)
+    best = _variances(u, v, gap, d, share, power)
     along0, across0, along1, across1, sum_kl = (float(value) for value in best)
     assert along0 >= across0 >= 0
     assert along1 >= across1 >= 0
@@ -180,15 +189,20 @@ def test_marvells_variances_are_feasible_and_no_other_noise_of_the_same_power_is
         assert ours <= _achieved(problem, *(draw * power / spent(*draw))) * (1 + 1e-4)
 
 
+@jax.jit  # one program for all batches of a size
+def _noises(keys, gradient, positive):
+    return jax.vmap(lambda key: label_noise(key, gradient, positive, 0.4))(keys)
+
+
 @pytest.mark.parametrize(("size", "members"), [(12, 4), (12, 1), (12, 0), (12, 12), (3, 0), (3, 3)])
 def test_marvells_noise_has_the_covariance_that_was_solved_for(size, members):
     """A class without members has gradient zero, the other's variance and half a member."""
     rng = np.random.default_rng(0)
-    positive = jnp.arange(size) < members
+    positive = np.arange(size) < members
     spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class gets much noise across as well
-    gradient = jnp.asarray(spread * rng.normal(size=(size, 3)) + np.outer(positive, [0.0, 0.6, 0.8]), jnp.float32)
-    draw = jax.jit(jax.vmap(lambda key: label_noise(key, 1e-9 * gradient, positive, 0.4)))
-    noise = np.asarray(draw(jax.random.split(KEY, 96_000 // size)), np.float64) * 1e9
+    gradient = np.float32(spread * rng.normal(size=(size, 3)) + np.outer(positive, [0.0, 0.6, 0.8]))
+    keys = jax.random.split(KEY, 96_000 // size)
+    noise = np.asarray(_noises(keys, np.float32(1e-9) * gradient, positive), np.float64) * 1e9
     g, own = np.asarray(gradient, np.float64), np.asarray(positive)
     there = [rows for rows in (~own, own) if rows.any()]
     means = [g[rows].mean(axis=0) if rows.any() else np.zeros(3) for rows in (~own, own)]
@@ -197,7 +211,7 @@ def test_marvells_noise_has_the_covariance_that_was_solved_for(size, members):
     variances = [np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in there]
     u, v = variances * (3 - len(there))
     gap, share = difference @ difference, np.clip(members / size, 0.5 / size, 1 - 0.5 / size)
-    best = optimal_variances(jnp.float32(u), jnp.float32(v), jnp.float32(gap), 3, share, 0.4 * gap)
+    best = _variances(u, v, gap, 3, share, 0.4 * gap)
     assert members != 4 or best.negative_across > 0.2 * best.negative_along
     for rows, along, across in ((~own, best[0], best[1]), (own, best[2], best[3])):
         if not rows.any():
@@ -236,7 +250,8 @@ def test_marvell_grows_its_power_until_the_divergence_is_met():
     solve = jax.jit(jax.vmap(lambda power: optimal_variances(u, v, jnp.float32(gap), 4, 3 / 8, power).sum_kl))
     enough = float(powers[np.argmax(np.asarray(solve(jnp.asarray(powers * gap, jnp.float32))) <= 0.1)])
     assert 0.1 < enough < powers[-1]
-    np.testing.assert_allclose(bounded(0.1), label_noise(KEY, gradient, positive, enough), rtol=1e-3, atol=1e-4)
+    at_once = jax.jit(label_noise)(KEY, gradient, positive, enough)
+    np.testing.assert_allclose(bounded(0.1), at_once, rtol=1e-3, atol=1e-4)
 
 
 def test_marvell_also_protects_batches_of_one_class():
@@ -265,7 +280,7 @@ def test_one_class_against_the_rest_hides_every_class_and_fits_into_training():
 
 
 def test_vfl_defender_acts_in_training():
-    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+    private = Batch(np.float32(np.random.default_rng(0).random((6, 2, 3))), np.array([0, 1, 2, 2, 1, 0]), np.arange(6))
 
     def cut(model, params, defense):
         protocol = protocols.split_training(model, num_samples=6, batch_size=6, defenses=[defense])
@@ -288,7 +303,7 @@ def test_vfl_defender_acts_in_training():
 @pytest.mark.slow
 def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
     """One label holder's defense at a time, on the same shadow records and with the same key."""
-    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+    private = Batch(np.float32(np.random.default_rng(0).random((6, 2, 3))), np.array([0, 1, 2, 2, 1, 0]), np.arange(6))
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     params = jax.jit(model.init)(KEY)
     shadow = functools.partial(protocols.split_training, model, num_samples=6, batch_size=6)
@@ -322,7 +337,7 @@ def test_a_defense_is_made_for_the_classes_of_the_model():
 
 def test_cut_gradients_are_compressed_where_they_leave():
     """The largest entries of all parties together are sent, and nobody takes them for a client's upload."""
-    private = Batch(jax.random.uniform(KEY, (6, 2, 3)), jnp.array([0, 1, 2, 2, 1, 0]), jnp.arange(6))
+    private = Batch(np.float32(np.random.default_rng(0).random((6, 2, 3))), np.array([0, 1, 2, 2, 1, 0]), np.arange(6))
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     params = jax.jit(model.init)(KEY)
 
