@@ -25,9 +25,15 @@ SETTINGS = presets.preset("fedleak", 10)._replace(
 @pytest.fixture(scope="module")
 def client():
     model = models.build("mlp", SHAPE, 10, widths=(6,))
-    key = jax.random.key(0)
-    x = jax.random.uniform(key, (2, 1, *SHAPE))
-    return model, ClientShare(model), model.init(key), Batch(x, jnp.array([1, 2]), jnp.arange(2))
+    x = jnp.asarray(np.random.default_rng(0).random((2, 1, *SHAPE)), jnp.float32)
+    return model, ClientShare(model), model.init(jax.random.key(0)), Batch(x, jnp.array([1, 2]), jnp.arange(2))
+
+
+@pytest.fixture(scope="module")
+def payload(client):
+    """What the client sends without a defense."""
+    _, share, variables, batch = client
+    return jax.tree.map(np.asarray, jax.jit(share)(variables, batch))
 
 
 def informed(client, defense, settings=SETTINGS, **options):
@@ -136,10 +142,14 @@ def test_clipped_examples_are_dp_without_noise(client):
     _, share, variables, batch = client
     known = informed(client, defenses.dp_sgd(0.1, 0.0))
     assert known.settings == SETTINGS
-    each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
-    defended = defenses.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
-    for a, b in zip(jax.tree.leaves(known.share(variables, batch)), jax.tree.leaves(defended), strict=True):
-        np.testing.assert_allclose(a, b.mean(axis=0), rtol=1e-4, atol=1e-7)
+
+    @jax.jit
+    def both(batch):
+        each = jax.vmap(lambda x, y: share(variables, Batch(x[None], y[None], jnp.arange(1))))(batch.x, batch.y)
+        defended = defenses.dp_sgd(0.1, 0.0).apply(jax.random.key(0), each)
+        return known.share(variables, batch), jax.tree.map(lambda leaf: leaf.mean(axis=0), defended)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), *both(batch))
 
 
 def test_guardians_shadow_weights_say_where_the_noise_is(client):
@@ -152,19 +162,18 @@ def test_guardians_shadow_weights_say_where_the_noise_is(client):
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "magnitude_noise", "outpost", "dp_sgd", "dp_update"])
-def test_who_knows_the_noise_compares_in_its_units(client, kind):
+def test_who_knows_the_noise_compares_in_its_units(client, payload, kind):
     """Twice the noise: what is far from it weighs less, and nothing else of the attack changes."""
-    _, share, variables, batch = client
-    payload = share(variables, batch)
     other = jax.tree.map(lambda leaf: leaf + 1e-4, payload)  # within the noise, which else is taken for larger
     weak, strong = (0.1, 0.9) if kind == "outpost" else (1e4, 1e3) if kind.startswith("dp") else (0.1, 0.2)
     distances = []
     for strength in (weak, strong):
         settings = informed(client, client_defense(kind, strength)).settings
-        distances.append(settings.gradients.distance(payload, other))
+        distance = jax.jit(settings.gradients.distance)
+        distances.append(distance(payload, other))
         kept = ("candidate", "optimizer", "labels", "white_point", "smoothing", "iterations")
         assert all(getattr(settings, field) == getattr(SETTINGS, field) for field in kept)
-        assert settings.gradients.distance(payload, payload) == 0
+        assert distance(payload, payload) == 0
     ratio = distances[0] / distances[1]
     expected = {"gaussian": 4, "laplace": 2, "magnitude_noise": 4, "dp_sgd": 100, "dp_update": 100}
     if kind == "outpost":
@@ -173,34 +182,31 @@ def test_who_knows_the_noise_compares_in_its_units(client, kind):
         np.testing.assert_allclose(ratio, expected[kind], rtol=1e-4)
 
 
-def test_the_noise_of_a_sum_is_divided_by_the_images_behind_it(client):
-    model, share, variables, batch = client
-    payload = share(variables, batch)
+def test_the_noise_of_a_sum_is_divided_by_the_images_behind_it(client, payload):
+    model, share, *_ = client
     other = jax.tree.map(lambda leaf: leaf + 0.01, payload)
     for defense, ratio in ((defenses.dp_sgd(1.0, 0.5), 16), (defenses.clipped_gaussian(1.0, 0.5), 1)):
         two, eight = (
             adaptive.informed(defense, model, share, SETTINGS, batch_size=size).settings.gradients for size in (2, 8)
         )
-        np.testing.assert_allclose(eight.distance(payload, other) / two.distance(payload, other), ratio, rtol=1e-4)
+        found = jax.jit(lambda a, b, two=two, eight=eight: eight.distance(a, b) / two.distance(a, b))(payload, other)
+        np.testing.assert_allclose(found, ratio, rtol=1e-4)
 
 
-def test_who_knows_that_noise_decays_goes_by_the_round(client):
-    _, share, variables, batch = client
-    payload = share(variables, batch)
+def test_who_knows_that_noise_decays_goes_by_the_round(client, payload):
     other = jax.tree.map(lambda leaf: leaf + 0.1, payload)
     defense = defenses.adaptive_dp_sgd(1.0, 0.5, decay=0.99)
     early, late = (informed(client, defense, round=t).settings.gradients for t in (0, 10))
-    first, later = early.distance(payload, other), late.distance(payload, other)
-    np.testing.assert_allclose(later / first, 0.99**-20, rtol=1e-4)
+    found = jax.jit(lambda a, b: late.distance(a, b) / early.distance(a, b))(payload, other)
+    np.testing.assert_allclose(found, 0.99**-20, rtol=1e-4)
 
 
-def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client):
+def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client, payload):
     """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
-    model, share, variables, batch = client
-    payload = share(variables, batch)
-    seen = client_defense("encrypt_top", 20.0).apply(jax.random.key(0), payload)
+    model, *_ = client
+    encrypted = client_defense("encrypt_top", 20.0), client_defense("encrypt_bottom", 80.0)
+    seen, kept = jax.jit(lambda payload: [of.apply(jax.random.key(0), payload) for of in encrypted])(payload)
     assert not np.asarray(seen[model.head]["bias"]).any()
-    kept = client_defense("encrypt_bottom", 80.0).apply(jax.random.key(0), payload)
     np.testing.assert_array_equal(kept[model.head]["bias"], payload[model.head]["bias"])
     for kind, labels, expected in (
         ("encrypt_top", "calibrated", "joint"),
@@ -224,11 +230,14 @@ def test_attackers_draw_from_keys_of_their_own():
 
 def test_who_knows_of_dropout_averages_over_masks(client):
     model, _, variables, batch = client
-    half = informed(client, defenses.feature_dropout(0.5)).share(variables, batch)
-    draws = []
-    for key in jax.random.split(own_key(Purpose.MASKS), _simulation.DRAWS):
+    half = jax.jit(informed(client, defenses.feature_dropout(0.5)).share)(variables, batch)
+
+    @jax.jit
+    def draw(key):
         known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y}
-        draws.append(ravel_pytree(defenses.feature_dropout(0.5).apply(key, variables["params"], **known))[0])
+        return ravel_pytree(defenses.feature_dropout(0.5).apply(key, variables["params"], **known))[0]
+
+    draws = [draw(key) for key in jax.random.split(own_key(Purpose.MASKS), _simulation.DRAWS)]
     np.testing.assert_allclose(ravel_pytree(half)[0], np.mean(draws, axis=0), atol=1e-6)
 
 
@@ -243,9 +252,9 @@ def test_who_knows_of_what_is_computed_anew_computes_as_the_client_in_that_round
 
     defense = defenses.stateless("representation", update, mechanism=Mechanism(Recomputed()))
     protocol = protocols.client(share, num_samples=2, batch_size=2, variables=variables, defense=defense)
-    state = protocol.init(jax.random.key(0))._replace(round=jnp.int32(number))
-    _, transcript = protocol.round(jax.random.key(1), state, batch)
-    found = informed(client, defense, round=number).share(variables, transcript.private)
+    state = jax.jit(protocol.init)(jax.random.key(0))._replace(round=np.int32(number))
+    _, transcript = jax.jit(protocol.round)(jax.random.key(1), state, batch)
+    found = jax.jit(informed(client, defense, round=number).share)(variables, transcript.private)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, transcript.payload)
 
 
@@ -259,19 +268,18 @@ def test_private_noise_is_measured_in_the_payloads_round(client):
     assert max(_likelihood.shadow_weights(late)) < 0.9
 
 
-def test_who_knows_outpost_trusts_tensors_without_noise(client):
+def test_who_knows_outpost_trusts_tensors_without_noise(client, payload):
     """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
-    model, share, variables, batch = client
-    payload = share(variables, batch)
+    model, share, *_ = client
     noise = defenses.outpost(0.0, decay=0.0).mechanism.noise
-    distance = _likelihood.tensor_likelihood(noise, KnownClient(None, model, share, 2))
+    distance = jax.jit(_likelihood.tensor_likelihood(noise, KnownClient(None, model, share, 2)))
     drawn = model.init(own_key(Purpose.WEIGHTS))["params"]
-    spread = jax.tree.map(lambda leaf: float(leaf.var(ddof=1)), drawn)
+    spread = jax.tree.map(lambda leaf: float(np.asarray(leaf).var(ddof=1)), drawn)
 
     def moved(layer, leaf):
         other = {**payload, layer: {**payload[layer], leaf: payload[layer][leaf] + 0.1}}
         # Zeros count as pruned.
-        return float(distance(payload, other)) / jnp.count_nonzero(payload[layer][leaf])
+        return float(distance(payload, other)) / np.count_nonzero(payload[layer][leaf])
 
     floor = max(0.8 * v for v in jax.tree.leaves(spread)) * _likelihood._CLEAN
     for layer, leaf in (("dense_0", "kernel"), ("dense_0", "bias"), ("head", "kernel")):
