@@ -75,12 +75,12 @@ def test_a_batch_is_recovered_with_its_labels(attack, observed):
 def test_the_answer_is_the_better_of_the_best_and_the_last_iterate(attack, observed, better):
     """The last iterate was made by the last step, and no step has compared it yet."""
     _, seen, truth = observed
-    state = attack.init(jax.random.key(0), audit.template_of(truth))
-    order = np.argsort(truth.y)
-    near, far = ({**state.variables, "x": x} for x in (truth.x[order, 0], 1 - truth.x[order, 0]))
+    state = jax.jit(attack.init)(jax.random.key(0), truth)
+    x, order = np.asarray(truth.x), np.argsort(truth.y)
+    near, far = ({**state.variables, "x": of} for of in (x[order, 0], 1 - x[order, 0]))
     best, last = (near, far) if better == "best" else (far, near)
     found = jax.jit(attack.reconstruct)(state._replace(best=best, variables=last), seen)
-    np.testing.assert_array_equal(found.x, truth.x[order])
+    np.testing.assert_array_equal(found.x, x[order])
     assert found.gradient_matched.all()
     assert found.score[0] < 1e-4
 
@@ -337,7 +337,7 @@ class TestBadInput:
 
     def test_payload_of_another_model(self, model):
         variables = model.init(jax.random.key(0))
-        payload = jax.tree.map(jnp.zeros_like, variables["params"])
+        payload = jax.tree.map(np.zeros_like, variables["params"])
         attacks.check_payload(payload, variables)
         lacking = {name: leaf for name, leaf in payload.items() if name != "head"}
         with pytest.raises(ValueError, match=r"lacks .*head"):
@@ -370,10 +370,10 @@ class TestBadInput:
 def test_the_paper_s_priors_are_the_printed_sums(model, observed):
     """At any image size: alpha times all differences, beta times all outputs of non-linearities."""
     attack = engine(model, observed[0], presets.fedleak_paper(3)._replace(labels="calibrated"))
-    state = attack.init(jax.random.key(0), audit.template_of(observed[2]))
+    state = jax.jit(attack.init)(jax.random.key(0), observed[2])
     x = np.asarray(state.variables["x"])
     _, info = jax.jit(attack.step)(jax.random.key(0), state, observed[1])
-    weights = observed[1].params["params"]
+    weights = jax.tree.map(np.asarray, observed[1].params["params"])
     (dense,) = (layer for name, layer in weights.items() if name != model.head)
     hidden = 1 / (1 + np.exp(-(x.reshape(B, -1) @ dense["kernel"] + dense["bias"])))
     variation = np.abs(np.diff(x, axis=1)).sum() + np.abs(np.diff(x, axis=2)).sum()
@@ -410,36 +410,39 @@ def test_a_group_answers_with_the_candidate_that_matches_best():
     """Best and last iterates of all candidates contend, and one that is not finite does not win."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
     variables, y = model.init(jax.random.key(0)), jnp.array([1, 2])
-    x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
-    share = jax.jit(protocols.ClientShare(model))
-    payload = share(variables, Batch(x, y, jnp.arange(2)))
+    batch = Batch(np.random.default_rng(1).random((2, 1, 4, 4, 1)).astype(np.float32), y, jnp.arange(2))
+    share = protocols.ClientShare(model)
+    payload = jax.jit(share)(variables, batch)
     settings = attacks.presets.preset("gradinversion", 3)._replace(group=3, labels="given")
-    attack = attacks.inversion(model, protocols.ClientShare(model), settings, batch_size=2)
+    attack = attacks.inversion(model, share, settings, batch_size=2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload, labels=y)
-    template = audit.template_of(Batch(x, y, y))
-    best, last = (attack.init(jax.random.key(k), template) for k in (2, 3))
-    answer = jax.jit(attack.reconstruct)
+    init, answer = jax.jit(attack.init), jax.jit(attack.reconstruct)
+    best, last = (init(jax.random.key(k), batch) for k in (2, 3))
+
+    @jax.jit
+    def distance(x):
+        return settings.gradients.distance(payload, share(variables, batch._replace(x=x[:, None])))
+
     for one, other in ((best, last), (last, best)):
-        broken = one.variables["x"].at[0].set(jnp.nan)
+        broken = np.array(one.variables["x"])
+        broken[0] = np.nan
         found = answer(one._replace(best={**one.best, "x": broken}, variables=other.variables), seen)
-        contenders = np.concatenate([np.asarray(broken)[1:], other.variables["x"]])
-        simulated = [share(variables, Batch(jnp.asarray(c)[:, None], y, jnp.arange(2))) for c in contenders]
-        distances = [float(settings.gradients.distance(payload, gradient)) for gradient in simulated]
+        contenders = np.concatenate([broken[1:], other.variables["x"]])
+        distances = [float(distance(c)) for c in contenders]
         np.testing.assert_array_equal(found.x[:, 0], contenders[int(np.argmin(distances))])
         np.testing.assert_allclose(found.score, min(distances), rtol=1e-5)
 
 
 def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
     _, seen, truth = observed
-    template = audit.template_of(truth)
     losses = []
     for consistency in (0.0, 2.0):
         attack = engine(model, observed[0], settings(group=2, consistency=consistency, labels="given"))
-        state = attack.init(jax.random.key(3), template)
+        state = jax.jit(attack.init)(jax.random.key(3), truth)
         seen_with_labels = seen._replace(labels=truth.y)
         _, info = jax.jit(attack.step)(jax.random.key(4), state, seen_with_labels)
         losses.append(float(info["loss"]))
-    spread = float(objectives.group_distance(state.variables["x"]))
+    spread = float(jax.jit(objectives.group_distance)(state.variables["x"]))
     assert spread > 0.1
     assert losses[1] - losses[0] == pytest.approx(2.0 * spread / 2, rel=1e-4)
 
