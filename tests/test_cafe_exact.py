@@ -28,7 +28,8 @@ def few_decoder_slices():
 
 
 def _problem(model, x, classes=3, n=N, k=K, **options):
-    private = Batch(jnp.asarray(x), jax.random.randint(jax.random.key(7), (n,), 0, classes), jnp.arange(n))
+    y = np.random.default_rng(7).integers(0, classes, n).astype(np.int32)
+    private = Batch(jnp.asarray(x), jnp.asarray(y), jnp.arange(n))
     protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
     params = jax.jit(model.init)(audit.init_key(KEY))
     return reference.Problem(model, protocol, private, params, audit.template_of(private))
@@ -197,7 +198,7 @@ def test_without_extractor_steps_1_and_2_recover_the_data(network):
         "dense": lambda: models.all_dense((7,), parties=2, num_classes=3, width=16, hidden=8),
         "logistic": lambda: models.logistic((7,), parties=2, num_classes=3),
     }[network]
-    problem = _problem(build(), jax.random.normal(jax.random.key(3), (N, 2, 7)))
+    problem = _problem(build(), reference.normal(N, 2, 7, seed=3))
     plan = attacks.plan_cafe_exact(problem.model, num_samples=N, batch_size=K)
     state = _watch(problem, plan)
     attack = attacks.cafe_exact(problem.model, plan)
@@ -330,7 +331,7 @@ def test_shifts_of_workers_are_taken_off_where_enough_zeros_agree():
     shifted = v.copy()
     shifted[:30] += [0.5, -1, 2]
     shifted[30:] -= [0.25, -1, 2]
-    found, resolved = fix_worker_gauge(jnp.asarray(shifted, jnp.float32), 2)
+    found, resolved = jax.jit(fix_worker_gauge, static_argnums=1)(shifted, 2)
     np.testing.assert_array_equal(resolved, [[True, False, False]])
     np.testing.assert_allclose(found[:, :, 0], v[:, :, 0], atol=1e-6)
     assert not np.asarray(found)[:, :, 1:].any()
