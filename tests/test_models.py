@@ -49,8 +49,9 @@ def test_patches_equal_lax_under_vmap_over_kernels():
 
 def test_conv2d_is_a_cross_correlation_with_zeros_around():
     x, kernel = np.asarray(reference.normal(1, 4, 5, 2)), np.asarray(reference.normal(3, 5, 2, 2, seed=1))
-    for form in ("patches", "lax", "auto"):
-        np.testing.assert_allclose(conv2d(x, kernel, form=form), reference.conv2d(x, kernel), atol=1e-5)
+    found = jax.jit(lambda x, kernel: [conv2d(x, kernel, form=form) for form in ("patches", "lax", "auto")])(x, kernel)
+    for z in found:
+        np.testing.assert_allclose(z, reference.conv2d(x, kernel), atol=1e-5)
     with pytest.raises(ValueError, match="form must be one of auto, patches, winograd, fourier, lax, got 'fft'"):
         conv2d(x, kernel, form="fft")
 
@@ -59,27 +60,29 @@ def test_conv2d_is_a_cross_correlation_with_zeros_around():
 def test_max_pool_equals_a_loop_at_even_and_odd_sizes(height, width):
     # Shifted below zero, so that a padding with zeros would win.
     z = np.asarray(reference.normal(2, height, width, 3)) - 5
-    np.testing.assert_array_equal(max_pool(z), reference.max_pool(z))
+    np.testing.assert_array_equal(jax.jit(max_pool)(z), reference.max_pool(z))
 
 
 @pytest.mark.parametrize("size", [4, 5])
 def test_smoothed_pooling_is_exact_in_value_and_a_softmax_in_its_tangent(size):
     z, dz = reference.normal(2, size, size, 3), reference.normal(2, size, size, 3, seed=1)
     temperature = jnp.array([0.3, 2.0])
-    value, tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, temperature), (z,), (dz,))
+    pooled = lambda z: smoothed_max_pool_relu(z, temperature)  # noqa: E731
+    (value, tangent), plain = jax.jit(lambda z, dz: (jax.jvp(pooled, (z,), (dz,)), pooled(z)))(z, dz)
     np.testing.assert_array_equal(value, np.maximum(reference.max_pool(np.asarray(z)), 0))
-    np.testing.assert_array_equal(value, smoothed_max_pool_relu(z, temperature))
+    np.testing.assert_array_equal(value, plain)
     slow = reference.smoothed_pool_tangent(np.asarray(z), np.asarray(dz), np.asarray(temperature))
     np.testing.assert_allclose(tangent, slow, atol=1e-5)
 
 
 def test_smoothed_pooling_tends_to_the_exact_derivative():
     z, dz = reference.normal(1, 5, 5, 2), reference.normal(1, 5, 5, 2, seed=1)
-    exact = jax.jvp(lambda z: jax.nn.relu(max_pool(z)), (z,), (dz,))[1]
 
+    @jax.jit
     def distance(temperature):
-        tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, jnp.array([temperature])), (z,), (dz,))[1]
-        return float(jnp.abs(tangent - exact).max())
+        exact = jax.jvp(lambda z: jax.nn.relu(max_pool(z)), (z,), (dz,))[1]
+        tangent = jax.jvp(lambda z: smoothed_max_pool_relu(z, temperature[None]), (z,), (dz,))[1]
+        return jnp.abs(tangent - exact).max()
 
     assert distance(1.0) > 0.05
     assert distance(1e-4) < 1e-5
@@ -88,13 +91,18 @@ def test_smoothed_pooling_tends_to_the_exact_derivative():
 @pytest.mark.parametrize("size", [4, 5, 7])
 def test_smoothed_pooling_transposes_and_is_finite(size):
     z, dz = reference.normal(2, size, size, 3), reference.normal(2, size, size, 3, seed=1)
-    cotangent = reference.normal(*max_pool(z).shape, seed=2)
+    cotangent = reference.normal(*jax.eval_shape(max_pool, z).shape, seed=2)
+
+    @jax.jit
+    def derivatives(temperature):
+        pool = lambda z: smoothed_max_pool_relu(z, jnp.full(2, temperature))  # noqa: E731
+        tangent, (pulled,) = jax.jvp(pool, (z,), (dz,))[1], jax.vjp(pool, z)[1](cotangent)
+        return pulled, jnp.vdot(tangent, cotangent), jnp.vdot(dz, pulled)
+
     for temperature in (1e-9, 0.5, 1e3):
-        at = jnp.full(2, temperature)
-        tangent = jax.jvp(lambda z, at=at: smoothed_max_pool_relu(z, at), (z,), (dz,))[1]
-        pulled = jax.vjp(lambda z, at=at: smoothed_max_pool_relu(z, at), z)[1](cotangent)[0]
+        pulled, *products = derivatives(temperature)
         assert np.isfinite(pulled).all()
-        np.testing.assert_allclose(jnp.vdot(tangent, cotangent), jnp.vdot(dz, pulled), rtol=1e-4)
+        np.testing.assert_allclose(*products, rtol=1e-4)
 
 
 def _count(model):
@@ -206,8 +214,9 @@ def test_towers_have_activations_between_layers_and_the_asked_one_at_the_end(out
         (4, 4, 1), parties=2, num_classes=3, width=5, hidden=4, channels=(2, 2), output_activation=output_activation
     )
     params = jax.jit(model.init)(jax.random.key(0))
-    u = np.asarray(jax.random.normal(jax.random.key(1), (6, 2, 5)))
-    tower, joint = (params["rest"][name] for name in ("VmapDenseTower_0", "Dense_0"))
+    u = np.asarray(reference.normal(6, 2, 5, seed=1))
+    rest = jax.tree.map(np.asarray, params["rest"])
+    tower, joint = (rest[name] for name in ("VmapDenseTower_0", "Dense_0"))
     outputs = []
     for p in range(2):
         hidden = np.maximum(u[:, p], 0) @ tower["Dense_0"]["kernel"][p] + tower["Dense_0"]["bias"][p]
@@ -215,7 +224,7 @@ def test_towers_have_activations_between_layers_and_the_asked_one_at_the_end(out
     joined = np.concatenate(outputs, axis=1)
     assert (joined < 0).any()
     joined = joined if output_activation is None else np.maximum(joined, 0)
-    np.testing.assert_allclose(model.rest(params, u), joined @ joint["kernel"] + joint["bias"], atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.rest)(params, u), joined @ joint["kernel"] + joint["bias"], atol=1e-5)
 
 
 def test_bad_sizes_are_refused():
@@ -302,7 +311,7 @@ def _by_hand(layers, x, linear_last):
 @pytest.mark.parametrize("top", [(8, 9), (8,), None])
 def test_bottoms_and_top_are_dense_layers(top):
     model = models.bottom_top((3, 5), 4, bottom=(6, 7), top=top)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, jax.jit(model.init)(jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: np.asarray(leaf) + 0.1, jax.jit(model.init)(jax.random.key(0)))
     assert (model.parties, model.slice_shape, model.embedding) == (2, (5,), 7 if top else 4)
     x = np.asarray(reference.normal(6, 2, 5))
     embeddings = [_by_hand(params["bottom"][p], x[:, p, :d], top is None) for p, d in enumerate((3, 5))]
@@ -313,7 +322,7 @@ def test_bottoms_and_top_are_dense_layers(top):
         first = params["top"]["first"]
         z = np.maximum(np.concatenate(embeddings, 1) @ first["kernel"] + first["bias"], 0)
         logits = _by_hand(params["top"]["rest"], z, True)
-    np.testing.assert_allclose(model.apply(params, x), logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), logits, rtol=1e-4, atol=1e-5)
 
 
 def test_bottoms_and_top_are_drawn_as_their_paper_says():
@@ -374,9 +383,11 @@ class TestFrozenParts:
         assert set(_tree.named_leaves(trained["params"])) == {bias, *self.MODEL.head_names}
         assert set(_tree.named_leaves(model.init(jax.random.key(1))["params"])) == {bias, *self.MODEL.head_names}
         x = reference.normal(2, 2, 2, 1)
-        np.testing.assert_array_equal(model.apply(trained, x).logits, self.MODEL.apply(variables, x).logits)
-        assert kernel in self.MODEL.rows(variables, x)
-        assert set(model.rows(trained, x)) == set(self.MODEL.rows(variables, x)) - {kernel}
+        logits = jax.jit(lambda x: (model.apply(trained, x).logits, self.MODEL.apply(variables, x).logits))(x)
+        np.testing.assert_array_equal(*logits)
+        rows = set(jax.eval_shape(self.MODEL.rows, variables, x))
+        assert kernel in rows
+        assert set(jax.eval_shape(model.rows, trained, x)) == rows - {kernel}
         # The head is trained, and its leaves are named as before.
         assert model.head == self.MODEL.head
         assert tuple(model.head_names) == tuple(self.MODEL.head_names)
