@@ -1,5 +1,7 @@
 """`experiments.invert` on a gradient from elsewhere, here one that it saved itself."""
 
+import contextlib
+import io
 import json
 import shlex
 from dataclasses import replace
@@ -30,20 +32,38 @@ def arguments(tmp_path_factory):
     return {"case": case, "payload": payload, "image_shape": (8, 8, 1), "num_classes": 10}
 
 
-def test_it_is_attacked_and_the_verdict_printed(arguments, tmp_path, capsys):
-    scores = invert.main(invert.Args(**arguments, out=tmp_path))
+@pytest.fixture(scope="module")
+def attacked(arguments, tmp_path_factory):
+    """One attack on it: folder, scores, what was printed, what the bar was told, and the curves that were drawn."""
+    folder, shown, drawn = tmp_path_factory.mktemp("attacked"), [], {}
+    update, curves = Progress.update, plots.curves
+
+    def told(bar, *said):
+        shown.append(said)
+        update(bar, *said)
+
+    def kept(path, series, **how):
+        drawn[path.name] = series, how
+        return curves(path, series, **how)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(Progress, "update", told)
+        patch.setattr(plots, "curves", kept)
+        scores = invert.main(invert.Args(**arguments, out=folder))
+    return folder, scores, printed.getvalue(), shown, drawn
+
+
+def test_it_is_attacked_and_the_verdict_printed(attacked):
+    folder, scores, printed, *_ = attacked
     assert scores["gradient_matched"] == 0  # three iterations
-    assert "gradient matched" in capsys.readouterr().out
-    with np.load(tmp_path / "reconstruction.npz") as found:
+    assert "gradient matched" in printed
+    with np.load(folder / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 8, 8, 1)
-    assert (tmp_path / "figures" / "contact_sheet.png").exists()
+    assert (folder / "figures" / "contact_sheet.png").exists()
 
 
-def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, tmp_path, monkeypatch):
-    shown, drawn = [], {}
-    monkeypatch.setattr(Progress, "update", lambda _, *said: shown.append(said))
-    monkeypatch.setattr(plots, "curves", lambda path, series, **how: drawn.update({path.name: (series, how)}))
-    invert.main(invert.Args(**arguments, out=tmp_path))
+def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, attacked):
+    folder, *_, shown, drawn = attacked
     ((phase, done, total, note),) = shown
     assert (phase, done, total) == ("attack", 3, 3)
     series, how = drawn["distance.png"]
@@ -51,7 +71,7 @@ def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, tmp_path, mo
     (curve,) = series.values()
     assert list(curve[0]) == [0, 1, 2]
     assert note == f"gradient distance {curve[1][-1]:.3g}"
-    config = json.loads((tmp_path / "results.json").read_text())["config"]
+    config = json.loads((folder / "results.json").read_text())["config"]
     assert config["data"] == f"not known: images behind the captured update {arguments['payload']}"
 
 
