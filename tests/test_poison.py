@@ -44,8 +44,9 @@ ATTACKED = {
     "rog": GENERATIVE,
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
 }
-#: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation.
-FIRST = ("idlg", "inverting_gradients", "fedleak", "ggl")
+#: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation;
+#: or, as idlg, they run the same code of the study.
+FIRST = ("inverting_gradients", "fedleak", "ggl")
 #: One who averages draws of the defense, and one who makes up clients.
 FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
 
