@@ -53,7 +53,7 @@ def _payloads(truth, rounds, seed=0):
 
 
 def _scan(attack, problem, truth, rounds, key=0):
-    """Run on observations of the first layer only; the payload's other leaves are withheld."""
+    """The last state and all infos of observations of the first layer only; the payload's other leaves are withheld."""
 
     def one(state, data):
         index, bias, kernel = data
@@ -61,8 +61,12 @@ def _scan(attack, problem, truth, rounds, key=0):
         observation = Observation(jnp.zeros((), jnp.int32), problem.params, payload, index)
         return attack.step(jax.random.key(0), state, observation)
 
-    state = attack.init(jax.random.key(key), problem.template)
-    return jax.jit(lambda s, d: jax.lax.scan(one, s, d))(state, _payloads(truth, rounds))
+    @jax.jit
+    def run(key, data):
+        return jax.lax.scan(one, attack.init(key, problem.template), data)
+
+    state, infos = run(jax.random.key(key), _payloads(truth, rounds))
+    return state, jax.tree.map(np.asarray, infos)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +93,11 @@ def test_gradients_of_steps_1_and_2_equal_slow_references():
     rng = np.random.default_rng(0)
     h, v = rng.standard_normal((3, 2, 2)), rng.standard_normal((3, 2, 4))
     bias, kernel = rng.standard_normal((2, 4)), rng.standard_normal((2, 2, 4))
-    value, grad = output_step(jnp.asarray(v, jnp.float32), jnp.asarray(bias, jnp.float32))
+    value, grad = jax.jit(output_step)(v, bias)
     np.testing.assert_allclose(value, reference.output_objective(v, bias), rtol=1e-5)
     slow = reference.numerical_gradient(lambda v: reference.output_objective(v, bias), v)
     np.testing.assert_allclose(grad, slow, rtol=1e-4, atol=1e-4)
-    value, grad = feature_step(*(jnp.asarray(a, jnp.float32) for a in (h, v, kernel)))
+    value, grad = jax.jit(feature_step)(h, v, kernel)
     np.testing.assert_allclose(value, reference.feature_objective(h, v, kernel), rtol=1e-5)
     slow = reference.numerical_gradient(lambda h: reference.feature_objective(h, v, kernel), h)
     np.testing.assert_allclose(grad, slow, rtol=1e-4, atol=1e-4)
@@ -113,18 +117,23 @@ def test_step_1_is_algorithm_1(problem, truth):
 
 
 def test_row_optimizers_touch_only_their_rows():
-    table = jax.random.normal(jax.random.key(0), (6, 3))
-    index = jnp.array([1, 4])
+    table, index = np.asarray(reference.normal(6, 3)), np.array([1, 4])
     for rows in (_tree.row_optimizer(optax.adam(0.1)), aggregated.twice_corrected_adam(0.1)):
-        state = rows.init(table)
-        for _ in range(2):
-            new, state = rows.update(jnp.ones((2, 3)), state, table, index)
+
+        @jax.jit
+        def updated(table, rows=rows):
+            state = rows.init(table)
+            for _ in range(2):
+                new, state = rows.update(jnp.ones((2, 3)), state, table, index)
+            return new, state
+
+        new, state = jax.tree.map(np.asarray, updated(table))
         others = np.array([0, 2, 3, 5])
         np.testing.assert_array_equal(new[others], table[others])
-        assert (np.asarray(new[index]) < np.asarray(table[index])).all()
+        assert (new[index] < table[index]).all()
         for leaf in jax.tree.leaves(state):
             if leaf.ndim:
-                assert not np.asarray(leaf)[others].any()
+                assert not leaf[others].any()
 
 
 def test_nested_loops_recover_v_and_h_and_then_lower_the_misfit_of_the_data(problem, truth, transcript):
@@ -151,7 +160,8 @@ def test_nested_loops_recover_v_and_h_and_then_lower_the_misfit_of_the_data(prob
     assert x.min() >= 0
     assert x.max() <= 1
     # Misfit, per sample and in the attacker's own units, agrees with the objective's scale.
-    reconstruction = attack.reconstruct(state, threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript))
+    seen = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
+    reconstruction = jax.tree.map(np.asarray, jax.jit(attack.reconstruct)(state, seen))
     assert reconstruction.answered.all()
     assert reconstruction.score.shape == (N,)
     assert float(reconstruction.score.mean()) * K == pytest.approx(float(infos["features"][-20:].mean()), rel=0.5)
@@ -240,12 +250,13 @@ def test_inner_updates_are_steps_on_the_same_batch(small):
 def test_upstream_is_adam_with_the_bias_correction_applied_twice():
     table = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
     rows = aggregated.twice_corrected_adam(0.01)
-    slow, fast, state = reference.TwiceCorrectedAdam(table, 0.01), jnp.asarray(table), rows.init(jnp.asarray(table))
+    slow, fast, state = reference.TwiceCorrectedAdam(table, 0.01), jnp.asarray(table), jax.jit(rows.init)(table)
+    update = jax.jit(rows.update)
     rng = np.random.default_rng(1)
     for _ in range(12):
         index, gradients = rng.permutation(5)[:2], rng.standard_normal((2, 2, 3)).astype(np.float32)
         slow.update(gradients, index)
-        fast, state = rows.update(jnp.asarray(gradients), state, fast, jnp.asarray(index))
+        fast, state = update(gradients, state, fast, index)
     np.testing.assert_allclose(fast, slow.table, atol=2e-6)
 
 
