@@ -8,7 +8,7 @@ import pytest
 import reference
 from small_updates import sent_by
 
-from jaxleak import attacks, audit, defenses, models, objectives, protocols
+from jaxleak import attacks, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.labels import label_source
@@ -52,14 +52,16 @@ def least_of_labels(logits, y):
 class TestLosses:
     """Clients call their loss with integers, attacks call it with (B, C), and both must mean the same."""
 
-    @pytest.mark.parametrize("labels", ["given", "joint", "calibrated"])
-    @pytest.mark.parametrize("size", [1, B])
     @pytest.mark.parametrize(
-        ("loss", "found"),
+        ("loss", "found", "size", "labels"),
         [
-            (one_hot_inside, "this one (raises|has another gradient)"),  # of one image it broadcasts
-            (integers_only, "this one raises"),
-            (least_of_labels, "this one has another gradient"),
+            (one_hot_inside, "this one has another gradient", 1, "calibrated"),  # of one image it broadcasts
+            (one_hot_inside, "this one raises", B, "calibrated"),
+            (integers_only, "this one raises", 1, "calibrated"),
+            (integers_only, "this one raises", B, "calibrated"),
+            (least_of_labels, "this one has another gradient", 1, "calibrated"),
+            # Which rule finds the labels does not matter, since the loss is looked at first.
+            *((least_of_labels, "this one has another gradient", B, rule) for rule in ("given", "joint", "calibrated")),
         ],
     )
     def test_one_that_takes_no_soft_labels_is_refused(self, loss, found, size, labels, model):
@@ -80,7 +82,7 @@ class TestLosses:
 
     @pytest.mark.parametrize("classes", [2, 3])
     @pytest.mark.parametrize("loss", [smoothed, objectives.double_softmax_cross_entropy, several_labels])
-    @pytest.mark.parametrize("size", [1, 3, 4])
+    @pytest.mark.parametrize("size", [1, 3])
     def test_others_are_not(self, loss, classes, size):
         check_soft_labels(loss, classes, size)
         with pytest.raises(ValueError, match="loss must take labels"):
@@ -117,26 +119,28 @@ class TestLosses:
         y = jnp.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
         share = protocols.ClientShare(model, loss=several_labels)
         attack = attacks.inversion(model, share, settings(labels="given"), batch_size=B)
-        state = attack.init(jax.random.key(0), audit.template_of(truth))
+        state = jax.jit(attack.init)(jax.random.key(0), truth)
         there = state._replace(best={**state.variables, "x": truth.x[:, 0]})
-        payload = share(variables, truth._replace(y=y))
+        payload = jax.jit(share)(variables, truth._replace(y=y))
         seen = Observation(jnp.zeros((), jnp.int32), variables, payload, labels=y)
-        assert attack.reconstruct(there, seen).gradient_matched.all()
+        assert jax.jit(attack.reconstruct)(there, seen).gradient_matched.all()
 
 
 class TestRulesUnderOtherLosses:
     """Label rules read (softmax - label) / B, the gradient of a mean cross-entropy, or a known multiple of it."""
 
     Y = jnp.array([1, 3, 3, 7], jnp.int32)
+    MODEL = models.mlp(SHAPE, 10, widths=(12,), activation="relu")
 
     def inferred(self, loss, rule="calibrated", **client):
-        model = models.mlp(SHAPE, 10, widths=(12,), activation="relu")
-        variables = model.init(jax.random.key(0))
+        model, variables = self.MODEL, self.MODEL.init(jax.random.key(0))
         x = jnp.asarray(np.random.default_rng(0).random((4, 1, *SHAPE)), jnp.float32)
         share = protocols.ClientShare(model, loss=loss, **client)
         source = label_source(rule, Setup(model, share, 4))
-        seen = Observation(jnp.zeros((), jnp.int32), variables, share(variables, Batch(x, self.Y, jnp.arange(4))))
-        return np.sort(np.argmax(source.fixed(seen, jax.random.key_data(jax.random.key(0))), axis=-1))
+        payload = jax.jit(share)(variables, Batch(x, self.Y, jnp.arange(4)))
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        labels = jax.jit(source.fixed)(seen, jax.random.key_data(jax.random.key(0)))
+        return np.sort(np.argmax(np.asarray(labels), axis=-1))
 
     def test_a_sum_over_the_batch_is_divided_by_it(self):
         def summed(logits, y):
