@@ -155,7 +155,8 @@ def _image_of(model: Classifier, layer: PatchLayer) -> Callable[[jax.Array], jax
     # What the first linear layer reads depends on no parameter.
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _shapes(model))
     grey = jnp.zeros(model.image_shape)
-    offset, forward = jax.linearize(lambda x: model.rows(variables, x[None], mode="eval")[layer.kernel], grey)
+    reads = jax.jit(lambda x: model.rows(variables, x[None], mode="eval")[layer.kernel])
+    offset, forward = jax.linearize(reads, grey)  # of one program, else every layer in front runs by itself
     (sizes,) = jax.linear_transpose(forward, grey)(forward(jnp.ones_like(grey)))
 
     @jax.jit
@@ -164,7 +165,7 @@ def _image_of(model: Classifier, layer: PatchLayer) -> Callable[[jax.Array], jax
         return back / sizes
 
     x = jax.random.uniform(jax.random.key(0), model.image_shape)
-    if not jnp.allclose(image_of(offset + forward(x)), x, atol=1e-4):
+    if not jnp.allclose(image_of(reads(x)), x, atol=1e-4):
         raise ValueError(f"patch_embedding: {layer.kernel} does not read patches that make up the image")
     return image_of
 

@@ -195,6 +195,7 @@ def affine_solution(peeled: Peeled) -> jax.Array | None:
     if set(seen.params["params"]) != {CUT} or observed.size < jnp.zeros(shape).size:
         return None
 
+    @jax.jit  # one program to linearise, else every layer runs by itself
     def inputs(x: jax.Array) -> jax.Array:
         return model.apply(seen.params, x[None], mode=peeled.share.batch_norm).logits[0]
 
