@@ -31,6 +31,21 @@ def test_one_step_is_the_gradient(model, problem):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
 
 
+def test_clients_that_compute_the_same_are_equal(model):
+    """So that what was compiled for one serves the other."""
+    share, again = protocols.ClientShare(model), protocols.ClientShare(model)
+    assert share == again
+    assert hash(share) == hash(again)
+    assert share.in_mode("eval").in_mode("train") == share
+    others = {
+        "model": reference.sigmoid_mlp()._replace(notes=("another",)), "local_steps": 2, "local_epochs": 2,
+        "learning_rate": 0.5, "momentum": 0.5, "clients": 2, "batch_norm": "eval", "loss": lambda logits, y: 0.0,
+    }  # fmt: skip
+    different = [protocols.ClientShare(**{"model": model, name: value}) for name, value in others.items()]
+    assert len({share, *different}) == 1 + len(others)
+    assert share != "a client"
+
+
 def test_local_steps_are_sgd(model, problem):
     """(w - w') / (rate * steps) with w' from plain SGD, averaged over the clients."""
     share = protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5)

@@ -1,13 +1,20 @@
 """What would arrive of candidate images, and how far it is from the update that did."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxleak._base import Batch, Observation, PyTree, Share
+from jaxleak._base import Batch, Observation, PyTree, Share, ShareFn
 from jaxleak._tree import norm, where_seen
 from jaxleak.attacks._inversion.gradient_term import Undone, to_explain
+
+
+@functools.lru_cache(maxsize=8)  # one for all equal clients, so that nothing is compiled twice
+def compiled(share: Share) -> ShareFn:
+    """What a client sends of a batch, as a compiled function."""
+    return jax.jit(share)
 
 
 class Received(NamedTuple):

@@ -26,6 +26,8 @@ class ClientShare:
     gradient, averaged over the clients of a secure aggregation; with one step it is the gradient itself. With momentum,
     gradients are weighed by their part in the update. The server knows all constants, so this is arithmetic it can do.
     Samples are ordered: client by client, and step by step as in the first epoch.
+
+    Clients that compute the same are equal, so that what was compiled for one serves the other.
     """
 
     def __init__(
@@ -64,8 +66,21 @@ class ClientShare:
         _validate.below_one(momentum=momentum)
         _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
         self.model, self.loss, self.batch_norm = model, loss, batch_norm
-        self.local_steps, self.local_epochs, self.clients = local_steps, local_epochs, clients
-        self.learning_rate, self.momentum = learning_rate, momentum
+        self.local_steps, self.local_epochs, self.clients = int(local_steps), int(local_epochs), int(clients)
+        self.learning_rate, self.momentum = float(learning_rate), float(momentum)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other client computes the same, by the same model and the same loss."""
+        return isinstance(other, ClientShare) and type(self) is type(other) and self._computed() == other._computed()
+
+    def __hash__(self) -> int:
+        """Equal clients have the same."""
+        return hash(self._computed())
+
+    def _computed(self) -> tuple[Any, ...]:
+        """All that says what the client computes. A loss counts as an object: one with weights may have no hash."""
+        steps = (self.local_steps, self.local_epochs, self.learning_rate, self.momentum, self.clients)
+        return self.model, id(self.loss), self.batch_norm, steps
 
     @property
     def total_steps(self) -> int:

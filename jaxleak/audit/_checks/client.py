@@ -24,6 +24,7 @@ from jaxleak.audit._checks.finding import (
 from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES, check_images_without_loss
 from jaxleak.audit._checks.precision import FULL, Precision, precision_of
 from jaxleak.audit._checks.symmetry import in_other_mode, normalised_as, other_layouts, stored_as
+from jaxleak.audit._received import compiled
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
@@ -119,7 +120,7 @@ def _compared(
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     batch = Batch(x[:, None], y, jnp.arange(len(x)))
-    sent = jax.jit(share)  # compiled once, for both
+    sent = compiled(share)
     expected = scaled(sent(variables, batch), parts)
     rounding = jax.tree.map(jnp.subtract, scaled(sent(variables, shaken(batch)), parts), expected)
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
@@ -129,7 +130,7 @@ def _compared(
     if worst <= 1:
         return [*findings, Finding(KNOWN_IMAGES, "passed", evidence)]
     if (other := in_other_mode(share, variables)) is not None:
-        mirrored = scaled(jax.jit(other)(variables, batch), parts)
+        mirrored = scaled(compiled(other)(variables, batch), parts)
         if furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     clip = float(norm(payload)) / parts if share.total_steps == 1 else None

@@ -109,7 +109,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     weights = model.head_of(variables["params"], gradient=False)
     bright = jnp.linspace(0.1, 1.0, _IMAGES)[:, None, None, None]
     images = bright * jax.random.uniform(jax.random.key(0), (_IMAGES, *model.image_shape))
-    found = _outputs(model, mode, variables, images)
+    found = outputs(model, mode, variables, images)
     logits, features = (np.asarray(array, np.float64) for array in found)
     bias = 0.0 if weights.bias is None else np.asarray(weights.bias, np.float64)
     expected = features @ np.asarray(weights.kernel, np.float64) + bias
@@ -121,7 +121,8 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # compiled once for a model, which is audited again and again
-def _outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: jax.Array) -> tuple[jax.Array, ...]:
+def outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: jax.Array) -> tuple[jax.Array, ...]:
+    """Logits (B, C) of images (B, H, W, channels), and what the model takes for their features."""
     return model.apply(variables, images, mode=mode)[:2]
 
 

@@ -18,7 +18,7 @@ from jaxleak.audit._agreement import agreement
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._invert import InversionRun, all_starts, invert
-from jaxleak.audit._received import Received, misfit
+from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rival import rival
 from jaxleak.audit._rounds import template_of
@@ -123,7 +123,7 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
     if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
         return None
     x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
-    own = jax.jit(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
+    own = compiled(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
     sent = defense.apply(case.key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
     return float(objectives.cosine(sent, own))
 

@@ -15,6 +15,7 @@ from jaxleak._base import Observation, PyTree
 from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.frozen import check_frozen
+from jaxleak.audit._checks.head import outputs
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
@@ -226,11 +227,11 @@ def _identity(
 ) -> dict[str, Any]:
     """What an audit is of; another network may have the same weights, and shows in what it computes of an image."""
     ramp = jnp.linspace(0, 1, int(np.prod(share.model.image_shape))).reshape(1, *share.model.image_shape)
-    logits = jax.jit(lambda v: share.model.apply(v, ramp, mode=share.batch_norm).logits)(variables)[0]
+    logits, _ = outputs(share.model, share.batch_norm, variables, ramp)
     found = {"weights": fingerprint(variables), "update": fingerprint(payload)}
     return {
         **found,
-        "network": np.round(np.asarray(logits, float), 3).tolist(),
+        "network": np.round(np.asarray(logits[0], float), 3).tolist(),
         "client": known.as_text(),
         "seed": seed,
     }
