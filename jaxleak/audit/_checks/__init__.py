@@ -4,10 +4,10 @@ import jax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak._tree import norm
 from jaxleak.audit._checks.adam import check_not_adam, nearest_to_zero
 from jaxleak.audit._checks.client import check_client, check_known_images
 from jaxleak.audit._checks.contents import check_contents, check_rounding
+from jaxleak.audit._checks.differences import norm_of
 from jaxleak.audit._checks.equations import check_defended_head, check_head
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import Head, head_of
@@ -99,7 +99,7 @@ def checked_update(
         findings.append(Finding("precision", "passed", evidence))
     findings += check_rounding(precision, payload, variables)
     equations = check_head(
-        head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven, norm=float(norm(payload))
+        head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven, norm=norm_of(payload)
     )
     key = jax.random.key(0) if key is None else key
     equations += check_symmetries(share, variables, payload, batch_size, key, precision)

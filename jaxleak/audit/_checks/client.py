@@ -3,14 +3,12 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import Batch, PyTree
-from jaxleak._tree import norm
 from jaxleak.audit._checks.contents import check_contents
-from jaxleak.audit._checks.differences import furthest, ratios, said_of, scaled, shaken
+from jaxleak.audit._checks.differences import batch_of, furthest, inner, minus, norm_of, ratios, said_of, scaled, shaken
 from jaxleak.audit._checks.finding import (
     ADDED_UP,
     DEFENSE_OTHER,
@@ -114,15 +112,15 @@ def _compared(
     if failed(findings):
         return findings
     model = share.model
-    x, y = jnp.asarray(images, jnp.float32), jnp.asarray(labels, jnp.int32)
+    x, y = np.asarray(images, np.float32), np.asarray(labels, np.int32)
     if x.shape[1:] != tuple(model.image_shape) and x.shape[1:] == (*model.image_shape[2:], *model.image_shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
-    batch = Batch(x[:, None], y, jnp.arange(len(x)))
+    batch = batch_of(x, y)
     sent = compiled(share)
     expected = scaled(sent(variables, batch), parts)
-    rounding = jax.tree.map(jnp.subtract, scaled(sent(variables, shaken(batch)), parts), expected)
+    rounding = minus(scaled(sent(variables, shaken(batch)), parts), expected)
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     params = variables["params"]
     worst, leaf, error = furthest(payload, expected, rounding, precision, params)
@@ -133,12 +131,12 @@ def _compared(
         mirrored = scaled(compiled(other)(variables, batch), parts)
         if furthest(payload, mirrored, rounding, precision, params)[0] <= 1:
             return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
-    clip = float(norm(payload)) / parts if share.total_steps == 1 else None
+    clip = norm_of(payload) / parts if share.total_steps == 1 else None
     explained = _explained(payload, expected, rounding, len(x), precision, params, clip)
     cause, option = explained or _unexplained(model)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
     if explained is None:
-        coarse = jax.tree.map(jnp.subtract, scaled(sent(*_coarse(variables, batch)), parts), expected)
+        coarse = minus(scaled(sent(*_coarse(variables, batch)), parts), expected)
         more = _OF_MIXED if precision.unit else 1.0
         allowed = {"times": more * _TIMES_COARSE, "relative": more * _COARSE, "most": _AT_MOST, "share": precision.unit}
         exact = ratios(payload, expected, rounding, precision, params)
@@ -199,8 +197,7 @@ def _explained(
     clip: float | None = None,
 ) -> tuple[str, str] | None:
     """Cause and option of a difference, if one explains it; `clip` is the norm of an update that is one gradient."""
-    inner = sum(float(jnp.vdot(a, b)) for a, b in zip(*map(jax.tree.leaves, (payload, expected)), strict=True))
-    scale = inner / max(sum(float(jnp.vdot(b, b)) for b in jax.tree.leaves(expected)), 1e-30)
+    scale = inner(payload, expected) / max(inner(expected, expected), 1e-30)
     if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
@@ -232,10 +229,9 @@ def _multiple(scale: float, samples: int, clip: float | None) -> tuple[str, str]
 
 def _coarse(variables: PyTree, batch: Batch) -> tuple[PyTree, Batch]:
     """Weights and images, changed by a few times as much as rounding to TF32 may change a factor."""
+    rng = np.random.default_rng(1)
 
-    def rounded(leaf: jax.Array, number: int) -> jax.Array:
-        return leaf * (1 + _COARSE * jax.random.normal(jax.random.fold_in(jax.random.key(1), number), leaf.shape))
+    def rounded(leaf: Any) -> Any:
+        return np.asarray(leaf) * (1 + _COARSE * rng.standard_normal(np.shape(leaf), np.float32))
 
-    leaves, tree = jax.tree.flatten(variables["params"])
-    params = jax.tree.unflatten(tree, [rounded(leaf, number) for number, leaf in enumerate(leaves, start=1)])
-    return {**variables, "params": params}, batch._replace(x=rounded(batch.x, 0))
+    return {**variables, "params": jax.tree.map(rounded, variables["params"])}, batch._replace(x=rounded(batch.x))

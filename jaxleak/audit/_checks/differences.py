@@ -1,7 +1,11 @@
-"""How far an update is from what a client must have sent, in units of what rounding explains."""
+"""How far an update is from what a client must have sent, in units of what rounding explains.
+
+All of it is NumPy's arithmetic: JAX would compile a program for every operation on every shape that a network has.
+"""
+
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import Batch, PyTree
@@ -14,9 +18,15 @@ _ROUNDING = 1e-6
 _RELATIVE = 1e-3
 
 
+def batch_of(x: Any, y: Any) -> Batch:
+    """Images (B, H, W, channels) and labels (B,), arrays of NumPy, as the whole batch of a client."""
+    index: Any = np.arange(len(x), dtype=np.int32)
+    return Batch(x[:, None], y, index)
+
+
 def shaken(batch: Batch) -> Batch:
     """The batch with its images changed by as much as rounding changes them."""
-    return batch._replace(x=batch.x + _ROUNDING * jax.random.normal(jax.random.key(0), batch.x.shape))
+    return batch._replace(x=batch.x + _ROUNDING * np.random.default_rng(0).standard_normal(batch.x.shape, np.float32))
 
 
 def said_of(worst: float, leaf: str, error: float) -> str:
@@ -54,16 +64,33 @@ def ratios(
     gradient's norm, such as one that is zero in theory, may be off by that.
     """
     found, weights = {}, {} if params is None else named_leaves(params)
-    little = share * float(np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(expected))))
+    all_wanted, all_moved = named_leaves(expected), named_leaves(rounding)
+    little = share * norm_of(expected)
     for name, leaf in named_leaves(payload).items():
-        wanted, moved = named_leaves(expected)[name], named_leaves(rounding)[name]
-        error, size = float(jnp.linalg.norm((leaf - wanted).ravel())), float(jnp.linalg.norm(wanted.ravel()))
-        allowed = min(times * float(jnp.linalg.norm(moved.ravel())) + relative * size, most * size) + 1e-12
-        allowed += precision.error(np.asarray(wanted), weights.get(name)) + (little if size < little else 0.0)
+        wanted = np.asarray(all_wanted[name])
+        error, size = norm_of(np.asarray(leaf) - wanted), norm_of(wanted)
+        allowed = min(times * norm_of(all_moved[name]) + relative * size, most * size) + 1e-12
+        allowed += precision.error(wanted, weights.get(name)) + (little if size < little else 0.0)
         found[name] = error / allowed, error / max(size, 1e-30)
     return found
 
 
+def norm_of(tree: PyTree) -> float:
+    """The Euclidean norm over all leaves."""
+    return float(np.sqrt(inner(tree, tree)))
+
+
+def inner(a: PyTree, b: PyTree) -> float:
+    """The inner product over all leaves of two trees of the same structure."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(float(np.vdot(np.asarray(one), np.asarray(other))) for one, other in pairs)
+
+
 def scaled(tree: PyTree, factor: float) -> PyTree:
     """Every leaf of the tree times the factor."""
-    return jax.tree.map(lambda leaf: leaf * factor, tree)
+    return jax.tree.map(lambda leaf: np.asarray(leaf) * factor, tree)
+
+
+def minus(a: PyTree, b: PyTree) -> PyTree:
+    """The difference of two trees of the same structure."""
+    return jax.tree.map(lambda one, other: np.asarray(one) - np.asarray(other), a, b)

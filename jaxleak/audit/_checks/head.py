@@ -5,7 +5,7 @@ p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.at
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,8 +107,8 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     A constant that is added to all logits of an image changes no softmax, and is allowed.
     """
     weights = model.head_of(variables["params"], gradient=False)
-    bright = jnp.linspace(0.1, 1.0, _IMAGES)[:, None, None, None]
-    images = bright * jax.random.uniform(jax.random.key(0), (_IMAGES, *model.image_shape))
+    bright = np.linspace(0.1, 1.0, _IMAGES, dtype=np.float32)[:, None, None, None]
+    images = bright * np.random.default_rng(0).random((_IMAGES, *model.image_shape), np.float32)
     found = outputs(model, mode, variables, images)
     logits, features = (np.asarray(array, np.float64) for array in found)
     bias = 0.0 if weights.bias is None else np.asarray(weights.bias, np.float64)
@@ -121,7 +121,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # compiled once for a model, which is audited again and again
-def outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: jax.Array) -> tuple[jax.Array, ...]:
+def outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: Any) -> tuple[jax.Array, ...]:
     """Logits (B, C) of images (B, H, W, channels), and what the model takes for their features."""
     return model.apply(variables, images, mode=mode)[:2]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
-from jaxleak.audit._checks.differences import furthest, said_of, shaken
+from jaxleak.audit._checks.differences import batch_of, furthest, minus, said_of, shaken
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding
 from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.precision import Precision
@@ -45,8 +45,8 @@ def check_images_without_loss(
     model, mode = share.model, share.batch_norm
     if why_not_any_loss(model, share, len(images)) or head_of(model, payload, variables, precision, mode) is None:
         return []
-    x = jnp.asarray(images, jnp.float32)
-    batch = Batch(x[:, None], jnp.zeros(len(x), jnp.int32), jnp.arange(len(x)))
+    x = np.asarray(images, np.float32)
+    batch = batch_of(x, np.zeros(len(x), np.int32))
     off = _difference(share, variables, batch, precision)
     worst, leaf, error = off(payload)
     if worst <= 1:
@@ -76,7 +76,7 @@ def _difference(
     def furthest_of(payload: PyTree) -> tuple[float, str, float]:
         seen = seen_by_any_loss(share.model, Observation(jnp.zeros((), jnp.int32), variables, payload)).params
         expected = sent(seen, batch)
-        rounding = jax.tree.map(jnp.subtract, sent(seen, shaken(batch)), expected)
+        rounding = minus(sent(seen, shaken(batch)), expected)
         return furthest(payload, expected, rounding, precision, variables["params"])
 
     return furthest_of

@@ -122,15 +122,15 @@ def _outer(leaf: Any) -> list[int]:
     return [a for a, size in enumerate(leaf.shape) if size >= 2 * _SMALLEST_AXIS]
 
 
-def _weight(axis: int, shape: tuple[int, ...]) -> jax.Array:
+def _weight(axis: int, shape: tuple[int, ...]) -> np.ndarray:
     """Along an axis the same numbers for every leaf of that size, so that units which belong together are scaled so."""
     if axis < 0:
-        return jnp.ones((1,) * len(shape))
+        return np.ones((1,) * len(shape), np.float32)
     size = shape[axis]
     numbers = np.random.default_rng(size).choice([-1.0, 1.0], size) * np.random.default_rng(size + 1).uniform(
         0.5, 1.5, size
     )
-    return jnp.asarray(numbers.reshape([size if a == axis else 1 for a in range(len(shape))]), jnp.float32)
+    return numbers.reshape([size if a == axis else 1 for a in range(len(shape))]).astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -225,13 +225,15 @@ def _images(key: jax.Array, count: int, shape: tuple[int, ...]) -> jax.Array:
     )
 
 
-@jax.jit
 def _other_weights(variables: PyTree, key: jax.Array) -> PyTree:
-    """Weights of the same sizes in another order: those of a network that never was this one."""
-    leaves, treedef = jax.tree.flatten(variables["params"])
-    keys = jax.random.split(key, len(leaves))
-    mixed = [
-        jax.random.permutation(k, leaf.ravel()).reshape(leaf.shape) * jax.random.uniform(k, (), minval=0.7, maxval=1.4)
-        for k, leaf in zip(keys, leaves, strict=True)
-    ]
-    return {**variables, "params": jax.tree.unflatten(treedef, mixed)}
+    """Weights of the same sizes in another order: those of a network that never was this one.
+
+    NumPy draws the order, since compiling a shuffle for every shape of a network takes longer than all else here.
+    """
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+    def mixed(leaf: Any) -> np.ndarray:
+        order = rng.permutation(np.ravel(leaf)).reshape(np.shape(leaf))
+        return (order * rng.uniform(0.7, 1.4)).astype(order.dtype)
+
+    return {**variables, "params": jax.tree.map(mixed, variables["params"])}

@@ -4,11 +4,12 @@ import itertools
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jaxleak._base import BatchNormMode, PyTree
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.contents import zero_layers
+from jaxleak.audit._checks.differences import minus, scaled
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, Finding, Status
 from jaxleak.audit._checks.laws import (
     VANISHING_BELOW,
@@ -164,7 +165,7 @@ def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | Non
     params = variables["params"]
 
     def worst(decay: float) -> float:
-        return against(laws, variables, jax.tree.map(lambda g, w: g - decay * w, payload, params)).worst
+        return against(laws, variables, minus(payload, scaled(params, decay))).worst
 
     # The slopes are linear in the decay, and zero without it.
     slopes, unit = (slopes_along(laws, variables, tree) for tree in (payload, params))
@@ -196,13 +197,14 @@ def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, P
 
     Two equal axes are exchanged, or channels are counted before positions and not after.
     """
-    leaves, treedef = named_leaves(payload), jax.tree.structure(payload)
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
+    treedef = jax.tree.structure(payload)
     channels = {size for leaf in named_leaves(params).values() if leaf.ndim == 4 for size in leaf.shape if size > 3}
     for name, leaf in leaves.items():
         others = []
         for a, b in itertools.combinations(range(leaf.ndim), 2):
             if leaf.shape[a] == leaf.shape[b] > 1:
-                others.append((f"axes {a} and {b} are exchanged", jnp.swapaxes(leaf, a, b)))
+                others.append((f"axes {a} and {b} are exchanged", np.swapaxes(leaf, a, b)))
         if leaf.ndim == 2:
             others += [reordered for axis in (0, 1) for reordered in _reordered(leaf, axis, channels)]
         for layout, changed in others:
@@ -210,13 +212,13 @@ def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, P
             yield name, layout, jax.tree.unflatten(treedef, tree)
 
 
-def _reordered(leaf: jax.Array, axis: int, channels: set[int]) -> Iterator[tuple[str, jax.Array]]:
+def _reordered(leaf: np.ndarray, axis: int, channels: set[int]) -> Iterator[tuple[str, np.ndarray]]:
     for count in sorted(channels):
         side = round((leaf.shape[axis] / count) ** 0.5)
         if side < 2 or side * side * count != leaf.shape[axis]:
             continue
-        rows = jnp.arange(leaf.shape[axis])
+        rows = np.arange(leaf.shape[axis])
         last = rows.reshape(count, side, side).transpose(1, 2, 0).ravel()
         first = rows.reshape(side, side, count).transpose(2, 0, 1).ravel()
         for order in (last, first):
-            yield f"axis {axis} counts channels (C) before positions (H, W) or after", jnp.take(leaf, order, axis)
+            yield f"axis {axis} counts channels (C) before positions (H, W) or after", np.take(leaf, order, axis)

@@ -226,8 +226,8 @@ def _identity(
     share: ClientShare, variables: PyTree, payload: PyTree, known: capture.Facts, seed: int
 ) -> dict[str, Any]:
     """What an audit is of; another network may have the same weights, and shows in what it computes of an image."""
-    ramp = jnp.linspace(0, 1, int(np.prod(share.model.image_shape))).reshape(1, *share.model.image_shape)
-    logits, _ = outputs(share.model, share.batch_norm, variables, ramp)
+    ramp = np.linspace(0, 1, math.prod(share.model.image_shape), dtype=np.float32)
+    logits, _ = outputs(share.model, share.batch_norm, variables, ramp.reshape(1, *share.model.image_shape))
     found = {"weights": fingerprint(variables), "update": fingerprint(payload)}
     return {
         **found,
