@@ -86,6 +86,23 @@ def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
         assert not noisy or 0.5 < expected / known.cosine_distance < 2
 
 
+def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, perceptron):
+    """So that the second one compiles nothing."""
+    model, variables, _, gradient = perceptron
+    seen, searched = Observation(jnp.zeros((), jnp.int32), variables, gradient), []
+
+    def search(case, name, attack, observation):
+        searched.append(attack)
+        return None, 0.0
+
+    monkeypatch.setattr(stages, "search", search)
+    store = SimpleNamespace(answer=lambda name: None)
+    for mode in ("train", "train", "eval"):
+        case = case_of(protocols.ClientShare(model, batch_norm=mode), seen)._replace(store=store)
+        list(stages._gradient_matching(case, FEDLEAK))
+    assert searched[0] == searched[1] != searched[2]
+
+
 class TestStages:
     """Which searches an audit makes; none is really made here."""
 

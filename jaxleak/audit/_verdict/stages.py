@@ -1,12 +1,13 @@
 """The attacks of an audit in the order of their cost, and which of them apply."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 
 from jaxleak import attacks
-from jaxleak._base import Share
+from jaxleak._base import Attack, Share
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks.client_updates import MATCHED_BELOW
@@ -26,12 +27,15 @@ from jaxleak.audit._verdict.verdict import (
     called,
 )
 from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss, why_not
+from jaxleak.models import Classifier
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
 _ROW_SPACE = 4250
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
+#: What the attacker who knows the defense is called.
+_INFORMED = "fedleak_informed"
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
 _SHORT_ABOVE = 2.0
 _JOINT = "The searches look for labels together with the images, since no rule reads them off this update."
@@ -111,24 +115,36 @@ def _by_their_knowledge(case: Case) -> tuple[str, ...]:
         # Whatever scales the update, or the gradients of single samples, is to the last one a part of the loss.
         return ("fedleak", ANY_LOSS) if case.defended and not why_not(case) else ("fedleak",)
     # What a client of Adam uploads is no gradient, to whoever does not undo the step.
-    return ("fedleak_informed",) if case.received.undone is not None else ("fedleak_informed", "fedleak")
+    return (_INFORMED,) if case.received.undone is not None else (_INFORMED, "fedleak")
 
 
 def _known(case: Case, name: str, iterations: int) -> tuple[Share, attacks.Settings]:
     """FedLeak with the homotopy, by an attacker who knows the defense, who ignores it, or who knows no loss."""
-    model, preset = case.share.model, presets.any_loss if name == ANY_LOSS else presets.fedleak
-    settings = preset(iterations)
-    if not _has_activations(case):
-        settings = settings.weighing(activation=0.0)
     if name == ANY_LOSS:
-        return case.share, settings
-    settings = settings._replace(labels=_label_rule(case))
+        return case.share, _settings(presets.any_loss, iterations, activations=_has_activations(case))
+    settings = _settings(presets.fedleak, iterations, labels=_label_rule(case), activations=_has_activations(case))
     if name == "fedleak" or case.defense is None:
         return case.share, settings
     known = adaptive.informed(
-        case.defense, model, case.share, settings, batch_size=case.samples, variables=case.observation.params
-    )
+        case.defense, case.share.model, case.share, settings, batch_size=case.samples,
+        variables=case.observation.params,
+    )  # fmt: skip
     return known.share, known.settings
+
+
+@functools.lru_cache(maxsize=16)  # an optimizer equals itself alone, so that settings made anew are never equal
+def _settings(
+    preset: Callable[[int], attacks.Settings], iterations: int, *, labels: str | None = None, activations: bool = True
+) -> attacks.Settings:
+    """The preset's settings, with a label rule of the audit's, and without a penalty on activations that are none."""
+    settings = preset(iterations) if activations else preset(iterations).weighing(activation=0.0)
+    return settings if labels is None else settings._replace(labels=labels)
+
+
+@functools.lru_cache(maxsize=8)  # for every audit of equal clients the same object, so that nothing is compiled twice
+def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, batch_size: int) -> Attack:
+    """The inversion by an attacker who ignores a defense; whoever knows one has settings of that update's own."""
+    return attacks.inversion(model, share, settings, batch_size=batch_size)
 
 
 def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
@@ -151,7 +167,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
-        attack = attacks.inversion(case.share.model, share, settings, batch_size=case.samples)
+        inversion = attacks.inversion if name == _INFORMED else _inversion
+        attack = inversion(case.share.model, share, settings, batch_size=case.samples)
         compared_as = fitted if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
@@ -250,9 +267,9 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     if _label_rule(case) == "joint":
         yield "Row spaces were not tried: they say nothing of labels, and no dense layer at the end does."
         return
-    settings = presets.row_space(_ROW_SPACE)._replace(labels=_label_rule(case))
+    settings = _settings(presets.row_space, _ROW_SPACE, labels=_label_rule(case))
     try:
-        attack = attacks.inversion(model, case.share, settings, batch_size=case.samples)
+        attack = _inversion(model, case.share, settings, batch_size=case.samples)
     except ValueError as error:
         yield f"Row spaces were not tried: {error}; an audit gives them {_ROW_SPACE}."
         return
