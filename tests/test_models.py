@@ -413,3 +413,27 @@ class TestFrozenParts:
             models.freeze(self.MODEL, variables, ["nowhere"])
         with pytest.raises(ValueError, match="a parameter must be left that is not frozen"):
             models.freeze(self.MODEL, variables, _tree.named_leaves(variables["params"]))
+
+
+def test_an_equal_network_is_the_same_object():
+    """Else all that was compiled for the one would be compiled again for the other."""
+    model = models.mlp((4, 4, 1), 3)
+    assert models.mlp([4, 4, 1], 3) is model
+    assert models.mlp((4, 4, 1), 3, widths=(5,)) is not model
+    with jax.enable_x64(True):
+        assert models.mlp((4, 4, 1), 3) is not model
+
+
+def test_a_module_without_a_hash_is_a_network_as_well():
+    class Listed(nn.Module):
+        widths: list[int]
+
+        @nn.compact
+        def __call__(self, x):
+            x = x.reshape(len(x), -1)
+            for width in self.widths:
+                x = nn.Dense(width)(x)
+            return x
+
+    model = models.classifier(Listed([5, 3]), image_shape=(2, 2, 1))
+    assert model.num_classes == 3

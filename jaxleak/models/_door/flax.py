@@ -1,5 +1,6 @@
 """Flax modules, of Linen and of NNX, as classifiers."""
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak._base import PyTree
+from jaxleak._precision import settle_products
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.models._conv import Form
 from jaxleak.models._door.function import assemble, check_sizes, wrapped
@@ -93,18 +95,40 @@ def classifier(
         form: how convolutions are written, see `jaxleak.models.conv2d`.
 
     Returns:
-        The classifier, whose `init` draws variables by the module's own initialisers, for any key.
+        The classifier, whose `init` draws variables by the module's own initialisers, for any key. For an equal module
+        and equal arguments it is the same object as before, so that what was compiled for it is used again.
 
     Raises:
         ValueError: on arguments out of range; if a layer draws random numbers in training, such as dropout; if the
             module gives no logits (B, C), or has no such head.
     """
-    height, width, channels = check_sizes(image_shape, num_classes)
+    size = check_sizes(image_shape, num_classes)
+    settle_products()
+    # What is traced depends on these two settings of JAX.
+    settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    try:
+        hash(module)
+    except TypeError:  # it has a list or an array, for example
+        return _classifier.__wrapped__(module, size, num_classes, head, form, settings)
+    return _classifier(module, size, num_classes, head, form, settings)
+
+
+@functools.lru_cache(maxsize=16)  # tracing a deep network takes seconds, and programs are compiled for each object
+def _classifier(
+    module: nn.Module,
+    image_shape: tuple[int, int, int],
+    num_classes: int | None,
+    head: str | None,
+    form: Form,
+    settings: tuple[bool, str | None],
+) -> Classifier:
+    """As `classifier`, under these settings of JAX."""
+    del settings  # they are in the cache's key alone
 
     # Compiled, so that the forward pass that only finds the shapes is never run.
     @jax.jit
     def init(key: jax.Array) -> PyTree:
-        variables = drawn(module, (height, width, channels), key=key)
+        variables = drawn(module, image_shape, key=key)
         return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
     shapes = jax.eval_shape(init, jax.random.key(0))
