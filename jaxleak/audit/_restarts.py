@@ -67,8 +67,11 @@ def best_restart(reconstructions: Reconstruction) -> Reconstruction:
 
     The diagnosis, which need not be about single samples, stays that of all R.
     """
-    score = reconstructions.score
-    choice = jnp.argmin(jnp.where(jnp.isnan(score), jnp.inf, score), axis=0)
-    samples = reconstructions._replace(diagnosis=None)
-    chosen = jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], samples)
+    chosen = _best_samples(reconstructions._replace(diagnosis=None))
     return chosen._replace(diagnosis=reconstructions.diagnosis)
+
+
+@jax.jit  # else every field would have programs of its own
+def _best_samples(stacked: Reconstruction) -> Reconstruction:
+    choice = jnp.argmin(jnp.where(jnp.isnan(stacked.score), jnp.inf, stacked.score), axis=0)
+    return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], stacked)

@@ -81,8 +81,9 @@ class Case(NamedTuple):
     @property
     def template(self) -> Batch:
         """Shapes of the private batch."""
-        empty = jnp.zeros((self.samples, 1, *self.share.model.image_shape))
-        return template_of(Batch(empty, jnp.zeros(self.samples, jnp.int32), jnp.zeros(self.samples, jnp.int32)))
+        numbers: Any = np.zeros(self.samples, np.int32)
+        images: Any = np.zeros((self.samples, 1, *self.share.model.image_shape), np.float32)
+        return template_of(Batch(images, numbers, numbers))
 
 
 @functools.partial(jax.jit, static_argnums=0)
