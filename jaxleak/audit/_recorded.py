@@ -75,10 +75,16 @@ def replay(
     Returns:
         The attack's state after the last round, and its stacked infos.
     """
+    return _replay(attack, template_of(template), observations, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _replay(
+    attack: Attack, template: Batch, observations: Observation, key: jax.Array
+) -> tuple[PyTree, dict[str, jax.Array]]:
     step_key = jax.random.fold_in(key, 3)
 
     def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
         return attack.step(jax.random.fold_in(step_key, observation.round), state, observation)
 
-    state = attack.init(jax.random.fold_in(key, 2), template_of(template))
-    return jax.jit(lambda state, observations: jax.lax.scan(one_round, state, observations))(state, observations)
+    return jax.lax.scan(one_round, attack.init(jax.random.fold_in(key, 2), template), observations)

@@ -127,30 +127,13 @@ def run(
                 }
             )
             state = checkpoints.restore_latest(state)
-    protocol_key, step_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 3)
-
-    def one_round(carry: RunState, private: Batch) -> tuple[RunState, dict[str, jax.Array]]:
-        t = carry.protocol.round
-        protocol_state, transcript = protocol.round(protocol_key, carry.protocol, private)
-        observation = view(threat, transcript)
-        bad = ~_tree.all_finite((observation.payload, observation.party))
-        bad_round = jnp.where((carry.bad_round < 0) & bad, t, carry.bad_round)
-        k = jax.random.fold_in(step_key, t)
-        attack_state, info = step_trials(attack, k, carry.attack, observation, restarts)
-        return RunState(protocol_state, attack_state, bad_round), info
-
-    # The carry holds the attack's tables: donating it updates them in place instead of copying them every chunk.
-    @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
-    def scan_chunk(carry: RunState, private: Batch, length: int) -> tuple[RunState, dict[str, jax.Array]]:
-        return jax.lax.scan(lambda c, _: one_round(c, private), carry, length=length)
-
-    compiled_step = jax.jit(one_round, donate_argnums=0)
-    one_step = one_round if executor == "eager" else compiled_step
+    programs = _programs(attack, protocol, threat, restarts)
+    one_step = programs.one_round if executor == "eager" else programs.step
 
     def run_chunk(carry: RunState, length: int) -> tuple[RunState, dict[str, Any]]:
         if executor == "scan":
-            return scan_chunk(carry, private, length)
-        return one_by_one(lambda c: one_step(c, private), carry, length)
+            return programs.scan(carry, private, key, length)
+        return one_by_one(lambda c: one_step(c, private, key), carry, length)
 
     done = int(state.protocol.round)
     # Donation would delete the caller's arrays (parameters are often shared between runs).
@@ -168,9 +151,38 @@ def run(
 
     lowered = None
     if done < rounds and executor == "scan":
-        lowered = scan_chunk.lower(state, private, min(chunk, rounds - done))
+        lowered = programs.scan.lower(state, private, key, min(chunk, rounds - done))
     elif done < rounds and executor == "step":
-        lowered = compiled_step.lower(state, private)
+        lowered = programs.step.lower(state, private, key)
     advice = f"lower restarts (now {restarts}), the batch size or the number of samples"
     with within_memory(lowered, advice):
         return in_chunks(checked_chunk, state, done, rounds, chunk, callbacks, checkpoints)
+
+
+class _Programs(NamedTuple):
+    """What `run` runs: one round, that compiled, and a compiled chunk of rounds."""
+
+    one_round: Callable[..., tuple[RunState, dict[str, jax.Array]]]
+    step: Any
+    scan: Any
+
+
+@functools.lru_cache(maxsize=4)  # so that a second run of the same attack on the same protocol compiles nothing
+def _programs(attack: Attack, protocol: Protocol, threat: Threat, restarts: int) -> _Programs:
+    def one_round(carry: RunState, private: Batch, key: jax.Array) -> tuple[RunState, dict[str, jax.Array]]:
+        protocol_key, step_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 3)
+        t = carry.protocol.round
+        protocol_state, transcript = protocol.round(protocol_key, carry.protocol, private)
+        observation = view(threat, transcript)
+        bad = ~_tree.all_finite((observation.payload, observation.party))
+        bad_round = jnp.where((carry.bad_round < 0) & bad, t, carry.bad_round)
+        k = jax.random.fold_in(step_key, t)
+        attack_state, info = step_trials(attack, k, carry.attack, observation, restarts)
+        return RunState(protocol_state, attack_state, bad_round), info
+
+    # The carry holds the attack's tables: donating it updates them in place instead of copying them every chunk.
+    @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+    def scan(carry: RunState, private: Batch, key: jax.Array, length: int) -> tuple[RunState, dict[str, jax.Array]]:
+        return jax.lax.scan(lambda c, _: one_round(c, private, key), carry, length=length)
+
+    return _Programs(one_round, jax.jit(one_round, donate_argnums=0), scan)
