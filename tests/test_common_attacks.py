@@ -230,6 +230,7 @@ def three_rounds(setting):
 
 
 class Run(NamedTuple):
+    name: str
     case: Case
     attack: Attack
     problem: reference.Problem
@@ -267,7 +268,7 @@ def run(request):
         state, info = step(key, states[-1], view(case.threat, transcript))
         states.append(state)
         infos.append(info)
-    return Run(case, attack, problem, transcripts, step, states, infos)
+    return Run(request.param, case, attack, problem, transcripts, step, states, infos)
 
 
 def test_the_template_holds_no_data(run):
@@ -332,6 +333,37 @@ def test_only_granted_fields_are_seen(run):
     observation = view(run.case.threat, run.transcripts[0])
     assert (observation.labels is not None) == run.case.threat.labels
     assert (observation.statistics is not None) == run.case.threat.statistics
+
+
+#: What a message says of a field of an observation that an attack reads and does not get.
+MISSED = {
+    "params": "needs the model's parameters",
+    "payload": "the threat does not grant ",
+    "index": "the threat must grant index",
+    "labels": "the threat must grant labels",
+    "statistics": "the threat must grant statistics",
+    "party": "the threat must grant that of a party",
+}
+
+#: What an attack reads in its steps; `cafe_exact` and its kin read the model only to reconstruct, the other never.
+READ_IN_STEPS = ("params", "payload", "index", "labels", "statistics", "party")
+WITHOUT_PARAMS = ("cafe_exact", "cafe_censored", "cafe_ordinal", "patch_embedding")
+
+
+def assert_misses_are_named(name, attack, state, granted):
+    """Of what an attack is granted, nothing that it reads can be taken away without a message that says so."""
+    taken = {field for field in READ_IN_STEPS if getattr(granted, field) is not None}
+    for field in taken - ({"params"} if name in WITHOUT_PARAMS else set()):
+        with pytest.raises(ValueError, match=MISSED[field]):
+            jax.eval_shape(attack.step, jax.random.key(0), state, granted._replace(**{field: None}))
+    if name in WITHOUT_PARAMS[:3]:
+        with pytest.raises(ValueError, match=MISSED["params"]):
+            attack.reconstruct(state, granted._replace(params=None))
+
+
+def test_a_grant_that_an_attack_misses_is_named(run):
+    """Of the narrowest threat that an attack works under; `test_grants` asks the attacks that are slow here."""
+    assert_misses_are_named(run.name, run.attack, run.states[0], view(run.case.threat, run.transcripts[0]))
 
 
 def test_reconstructions_have_the_private_sets_shape(run):

@@ -1,6 +1,5 @@
 """What each attack is granted by default, written down; one field more has to be put into a table here first."""
 
-import functools
 import importlib
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,17 +31,6 @@ SEEN = {
     "BIAS_GRADIENT_ONLY": {"round", "params", "payload", "index"},
     "FIRST_LAYER_ONLY": {"round", "params", "payload", "index"},
     "SERVER_WITHOUT_INDICES": {"round", "params", "payload"},
-}
-
-
-#: What a message says of a field of an observation that an attack reads and does not get.
-MISSED = {
-    "params": "needs the model's parameters",
-    "payload": "the threat does not grant ",
-    "index": "the threat must grant index",
-    "labels": "the threat must grant labels",
-    "statistics": "the threat must grant statistics",
-    "party": "the threat must grant that of a party",
 }
 
 
@@ -116,34 +104,18 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, *handed)
 
 
-@functools.cache
-def problem_of(setting):
-    return common.PROBLEMS[setting]()
-
-
-#: What an attack reads in its steps; `cafe_exact` and its kin read the model only to reconstruct, the other never.
-READ_IN_STEPS = ("params", "payload", "index", "labels", "statistics", "party")
-WITHOUT_PARAMS = ("cafe_exact", "cafe_censored", "cafe_ordinal", "patch_embedding")
-
-
-@pytest.mark.parametrize("name", [name for name in common.CASES if name not in common.INFORMED])
+@pytest.mark.parametrize("name", sorted(common.OTHER_SETTINGS))
 def test_a_grant_that_an_attack_misses_is_named(name):
-    """Of the narrowest threat that an attack works under, nothing can be taken away without a message that says so."""
+    """As `test_common_attacks` has it of attacks that it ran; these run there with -m slow only."""
     case = common.CASES[name]
-    problem = problem_of(case.setting)
+    problem = common.PROBLEMS[case.setting]()
     protocol, key = problem.protocol, jax.random.key(0)
     transcript = jax.eval_shape(lambda key: protocol.round(key, protocol.init(key), problem.private)[1], key)
     attack = case.build(problem.model, protocol.share, num_samples=common.N, **case.options)
     state = jax.eval_shape(attack.init, key, problem.template)
     granted = threats.view(case.threat, transcript)
     jax.eval_shape(attack.step, key, state, granted)
-    taken = [field for field in READ_IN_STEPS if getattr(granted, field) is not None]
-    for field in set(taken) - ({"params"} if name in WITHOUT_PARAMS else set()):
-        with pytest.raises(ValueError, match=MISSED[field]):
-            jax.eval_shape(attack.step, key, state, granted._replace(**{field: None}))
-    if name in WITHOUT_PARAMS[:3]:
-        with pytest.raises(ValueError, match=MISSED["params"]):
-            attack.reconstruct(state, granted._replace(params=None))
+    common.assert_misses_are_named(name, attack, state, granted)
 
 
 def test_every_threat_of_the_module_shows_what_the_table_says():
