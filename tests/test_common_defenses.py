@@ -163,8 +163,15 @@ def test_the_key_is_the_only_randomness(case):
     assert _differs(first, apply(jax.random.key(1), _payload(case))) == random
 
 
-#: Of four classes the same optimization has more unknowns, and one operation at a time takes longest.
-@pytest.mark.parametrize("case", slow_among(DEFENSES, {"marvell_of_four_classes"}), indirect=True)
+#: Run one operation at a time only with -m slow: variants of a defense whose operations another one runs, combinations
+#: of defenses that run alone, and Marvell's optimization, which takes longest.
+VARIANTS = (
+    "fake_gradients_printed", "fake_gradients_relative", "fake_gradients_paired", "vfl_defender_printed",
+    "vfl_defender_batch", "dp_before_soteria", "chain", "marvell", "marvell_of_four_classes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", slow_among(DEFENSES, VARIANTS), indirect=True)
 def test_compiled_equals_eager(case):
     defense, _, apply, _ = case
     with jax.disable_jit():
