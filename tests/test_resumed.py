@@ -1,4 +1,4 @@
-"""A run that was killed and started again leaves the files of one that nobody disturbed, byte for byte."""
+"""A run that was killed and started again leaves the files of one that nobody disturbed, and is bound to its data."""
 
 import json
 import shutil
@@ -46,6 +46,8 @@ def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     command = "jaxleak invert" if study == "invert" else f"python -m experiments.{study}"
     assert command in whole["report.md"].decode() or study == "defenses"  # whose report is of a form of its own
     assert "figures/fig6.png" in pictures or name != "vflrecon, tables"
+    # The finished run is good for one more question, which would need another one: whether its data are bound to it.
+    studies.refuse_other_data(name, **options)
 
 
 @pytest.mark.slow

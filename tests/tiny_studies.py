@@ -30,6 +30,7 @@ from jaxleak._command.cafe_scale import descent as cafe_descent
 from jaxleak._command.cafe_scale import exact as cafe_exact
 from jaxleak._command.invert import run as invert_run
 from jaxleak.audit import Agreement
+from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study.files import write_json
 from jaxleak.study.parties import SplitSetup
 from jaxleak.study.parties import _jobs as parties_jobs
@@ -94,6 +95,12 @@ def left_by(folder):
     return found
 
 
+def files_of(folder):
+    """All that a run has left, but for its lock and for what a refused start had written to replace config.json."""
+    passing = (".lock", ".lock.holder", "config.json.partial")
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in passing}
+
+
 def _documents(path):
     return path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
 
@@ -136,6 +143,16 @@ class Studies:
         self.kill_at = None
         self.run(name, **options)
         return whole, left_by(self.out)
+
+    def refuse_other_data(self, name, **options):
+        """Draw the data of a finished run anew: to go on is an error that names them, and changes no file."""
+        before = files_of(self.out)
+        assert self.out / "sources.json" in before
+        self.draw(name, 1)
+        spec = {"cafe_tables": "mnist", "vflrecon, tables": "sensorless"}.get(name, "npz:.*d.npz")
+        with pytest.raises(ConfigMismatchError, match=rf"results on other contents of the data {spec} \(.*--fresh"):
+            self.run(name, **options)
+        assert files_of(self.out) == before
 
     def count(self):
         """Called by every stub: the kill comes when it is due."""
