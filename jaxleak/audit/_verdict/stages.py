@@ -167,7 +167,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         if stored is not None:
             return stored, stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
-        inversion = attacks.inversion if name == _INFORMED else _inversion
+        inversion: Callable[..., Attack] = attacks.inversion if name == _INFORMED else _inversion
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
         compared_as = fitted if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
