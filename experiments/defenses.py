@@ -71,6 +71,7 @@ from jaxleak.study.updates import (
     Inversion,
     TradeOffPoint,
     Utilities,
+    about_model,
     cell_of_point,
     check,
     require_memory_of_update,
@@ -261,6 +262,7 @@ def _shown(
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
         f"Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta {SHORTHAND_DELTA:g}, clip 1; the "
         "true epsilon is by accounting for every client's uploads over all rounds.",
+        *about_model(points[0].case),
     ]
     outcomes = studies.outcomes(study)
     reason = "a statement of the paper, without a number that one of ours could stand beside"

@@ -1,15 +1,32 @@
 """Studies of a network of one's own, `--model FILE.py:NAME`: which weights it has, and when its results are refused."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
 
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch
-from jaxleak.checkpoint import ConfigMismatchError
+from jaxleak.attacks import adaptive
+from jaxleak.checkpoint import ConfigMismatchError, fingerprint
 from jaxleak.models._classifier import digest_of
 from jaxleak.study import RunFolder, read_weights
-from jaxleak.study.updates import Case, Federation, Utilities, build_model, check, observe, utility_of, victim
+from jaxleak.study.updates import (
+    Case,
+    Federation,
+    Inversion,
+    Inversions,
+    Utilities,
+    _own_model,
+    about_model,
+    attack,
+    build_model,
+    check,
+    observe,
+    utility_of,
+    victim,
+)
 from jaxleak.study.updates._sources import sources_of_model
 
 NETWORKS = """
@@ -99,8 +116,8 @@ def test_results_of_a_network_that_has_changed_since_are_refused(file, tmp_path,
     if name == "Net":
         file.write_text(NETWORKS + "# another line\n")
     again = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
-    build_model.__globals__["_from_file"].cache_clear()  # as in another process
-    changed = "the file of the network" if name == "Net" else "the weights that .*unseeded makes"
+    _own_model._loaded.cache_clear()  # as in another process
+    changed = "the file of the network" if name == "Net" else "what .*unseeded computes"
     with pytest.raises(ConfigMismatchError, match=f"results on other contents of {changed}"):
         again.sources.check(sources_of_model(_case(file, name)))
 
@@ -160,3 +177,121 @@ def test_weights_with_another_constant_than_the_networks_are_refused(file, tmp_p
         return
     with pytest.raises(ValueError, match=r"norm\.scale is a constant of the network, and not the one that the module"):
         read_weights(tmp_path / "w.npz", model)
+
+
+TRIED = """
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return self.ends(nn.Dense(10, name="last")(self.begins(x).reshape(len(x), -1)))
+
+    def begins(self, x):
+        return x
+
+    def ends(self, z):
+        return z
+
+
+class Hot(Plain):
+    def ends(self, z):
+        return 16 * z
+
+
+class Softmax(Plain):
+    def ends(self, z):
+        return jax.nn.softmax(z)
+
+
+class Mixing(Plain):
+    def begins(self, x):
+        return (x - x.mean(0)) / (x.std(0) + 1)
+
+
+class Flagged(nn.Module):
+    @nn.compact
+    def __call__(self, x, learning=False):
+        x = nn.BatchNorm(use_running_average=not learning)(x.reshape(len(x), -1))
+        return nn.Dense(10, name="last")(x)
+"""
+
+
+def test_what_a_network_does_is_found_by_trying_it(file):
+    file.write_text(TRIED)
+    plain, hot, mixing = (build_model(_case(file, name), (8, 8, 1), 10) for name in ("Plain", "Hot", "Mixing"))
+    assert (plain.head, plain.by_batch, plain.notes) == ("last", (), ())
+    assert hot.head == ""
+    assert any("something follows its last dense layer" in note for note in hot.notes)
+    assert all(mixing.mixes_images(mode) for mode in ("train", "eval"))
+    assert not any(plain.mixes_images(mode) for mode in ("train", "eval"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Softmax", "outputs are probabilities: take the softmax off"),
+        ("Flagged", r"keeps running statistics and does not"),
+    ],
+)
+def test_networks_that_would_be_trained_otherwise_than_their_owner_does_are_refused(file, name, message):
+    file.write_text(TRIED)
+    with pytest.raises(ValueError, match=message):
+        build_model(_case(file, name), (8, 8, 1), 10)
+    if name == "Flagged":
+        assert build_model(_case(file, name, batch_norm="eval"), (8, 8, 1), 10).head == "last"
+
+
+def test_an_attack_that_cannot_be_built_is_refused_before_anything_is_trained(file, tmp_path):
+    file.write_text(TRIED)
+    jobs = Inversions(RunFolder(tmp_path / "run", "defenses", {}, fresh=False), fresh=False)
+    jobs.require(Inversion(_case(file, "Plain", activation_penalty=0.0)), 0)
+    with pytest.raises(
+        ValueError, match=r"no last dense layer that is known; .* or say --labels given \(granted\) or joint"
+    ):
+        jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0)), 0)
+    jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0, labels="joint")), 0)
+
+
+def test_a_report_says_which_weights_are_the_same_and_what_is_found(file):
+    file.write_text(NETWORKS + TRIED.replace("import flax.linen as nn", ""))
+    same = "The weights before training are the same for every seed."
+    assert about_model(_case(file)) == [same]
+    assert about_model(_case(file, "Drawn")) == []
+    assert "Of the network: something follows its last dense layer" in about_model(_case(file, "Hot"))[0]
+    assert about_model(Case()) == []
+
+
+def test_an_imported_module_that_has_changed_since_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = NETWORKS.replace("return self.last(x.", "return self.last(SCALE * x.").replace("class Net", HELPER)
+    (tmp_path / "nets.py").write_text(text)
+    kept = []
+    for scale in (1, 2):
+        (tmp_path / "its_helper.py").write_text(f"SCALE = {float(scale)}\n")
+        sys.modules.pop("its_helper", None)
+        _own_model._loaded.cache_clear()  # as in another process
+        kept.append({name: fingerprint(load()) for name, load in sources_of_model(_case(tmp_path / "nets.py")).items()})
+    changed = [name for name in kept[0] if kept[0][name] != kept[1][name]]
+    assert changed == [f"what {tmp_path / 'nets.py'}:Net computes"]
+
+
+HELPER = "from its_helper import SCALE\n\n\nclass Net"
+
+
+def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch):
+    model = build_model(_case(file), (8, 8, 1), 10)
+    weights = jax.tree.map(lambda leaf: leaf * 3, model.init(jax.random.key(0)))
+    models.save_weights(tmp_path / "w.safetensors", weights)
+    known = []
+    informed = adaptive.informed
+    monkeypatch.setattr(
+        adaptive, "informed", lambda *args, **options: known.append(options["variables"]) or informed(*args, **options)
+    )
+    options = {"defense": "outpost", "strength": 0.5, "adaptive": True, "iterations": 1, "activation_penalty": 0.0}
+    attack(_case(file, weights=tmp_path / "w.safetensors", **options), 0)
+    np.testing.assert_array_equal(_weights(known[-1]), _weights(weights))

@@ -180,7 +180,7 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case cell_of_point check
+        about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case cell_of_point check
         check_effect client_of CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics draw_distances
         draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT Inversion
         Inversions observe Outcome own_opinion parameter_count public_images RECOGNISED_ABOVE refuse_overlap

@@ -89,6 +89,9 @@ class Classifier(NamedTuple):
     # statistic, such as PyTorch's other buffers: `apply` has them as they were in the module, whatever the variables.
     constants: tuple[tuple[str, str], ...] = ()
 
+    # Names of the parameters that the owner's framework says are not trained, such as PyTorch's `requires_grad=False`.
+    # They are parameters here all the same; `jaxleak.models.freeze` makes constants of them.
+    untrained: tuple[str, ...] = ()
     # Names of PyTorch's submodules that are in evaluation mode while `mode="train"` trains the others.
     eval_layers: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ import jax
 
 from jaxleak import _tree
 from jaxleak._base import PyTree
-from jaxleak.models._classifier import Classifier, Outputs
+from jaxleak.models._classifier import Classifier, Outputs, digest_of
 
 
 def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[Classifier, PyTree]:
@@ -63,6 +63,8 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
         head=model.head if has_head else "",
         head_leaves=(kernel, *(name for name in bias if name not in fixed)) if has_head else (),
         order=model.listed,
+        constants=(*model.constants, *((name, digest_of(leaves[name])) for name in sorted(fixed))),
+        untrained=(),
         notes=(*model.notes, f"{len(fixed)} of {len(leaves)} parameters are constants"),
     )
     return changed, {**variables, "params": trained(whole)}

@@ -156,7 +156,7 @@ def _image_of(model: Classifier, layer: PatchLayer) -> Callable[[jax.Array], jax
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _shapes(model))
     grey = jnp.zeros(model.image_shape)
     reads = jax.jit(lambda x: model.rows(variables, x[None], mode="eval")[layer.kernel])
-    offset, forward = jax.linearize(reads, grey)  # of one program, else every layer in front runs by itself
+    offset, forward = jax.linearize(reads, grey)  # as one program, else every layer in front runs by itself
     (sizes,) = jax.linear_transpose(forward, grey)(forward(jnp.ones_like(grey)))
 
     @jax.jit

@@ -26,8 +26,11 @@ _TRAINING: dict[str, bool] = {
     "train": True,
     "training": True,
     "is_training": True,
+    "is_train": True,
     "deterministic": False,
     "use_running_average": False,
+    "inference": False,
+    "is_eval": False,
 }
 
 

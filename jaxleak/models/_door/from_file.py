@@ -1,8 +1,10 @@
 """Networks out of somebody's Python file, in whatever library they are written."""
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +19,9 @@ from jaxleak.models._door.network import Layout
 from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_export import from_torch
 from jaxleak.models._door.torch_graph import Dropout
+
+#: How a file says that it needs PyTorch.
+_IMPORTS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 
 
 def from_file(
@@ -45,8 +50,8 @@ def from_file(
 
     Returns:
         The classifier. Its `init` draws the weights of a Linen module by the key. It gives the weights of any other
-        module as the file made them, whatever the key; PyTorch's generator has been seeded with 0 before NAME is
-        called, so that they are the same in every process.
+        module as the file made them, whatever the key; PyTorch's generator has been seeded with 0 before the
+        file is run and before NAME is called, so that they are the same in every process.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -100,8 +105,12 @@ def _named(spec: str) -> Any:
     module = importlib.util.module_from_spec(found)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent))
+    if _IMPORTS_TORCH.search(path.read_text(errors="ignore")):  # at once, so that its generator can be seeded
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch")
     try:
-        found.loader.exec_module(module)
+        with _seeded():
+            found.loader.exec_module(module)
     except Exception as error:  # whatever somebody's file does
         raise ValueError(f"{path} cannot be imported: {_where(error, path)}") from error
     if not hasattr(module, name):

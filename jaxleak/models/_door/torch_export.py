@@ -101,7 +101,10 @@ def from_torch(
     normalises = model.has_batch_norm or bool(by_batch)
     constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
     model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
-    return model._replace(eval_layers=kept), variables
+    is_module = isinstance(module, torch.nn.Module)
+    own = [name for name, p in module.named_parameters() if not p.requires_grad] if is_module else []
+    untrained = tuple(name for name in own if name in variables["params"])
+    return model._replace(eval_layers=kept, untrained=untrained), variables
 
 
 class _Graphs:
@@ -179,7 +182,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _readable(exported: Any, dropout: Dropout) -> Graph:
-    """The graph as it is, else decomposed into core operators, which has no changes in place."""
+    """The graph as it is, else decomposed into core operators, which has no changes in place.
+
+    Raises:
+        RefusedError: if a part of the module runs without gradients, which the decomposition would forget.
+    """
+    for node in exported.graph.nodes:
+        if "set_grad_enabled" in str(node.target) and node.args and node.args[0] is False:
+            raise RefusedError(
+                "a part of the module runs under torch.no_grad(): detach() its output instead, and set "
+                "requires_grad=False on what is not trained"
+            )
     try:
         return Graph(exported, dropout)
     except UnknownOperatorsError:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
+    from jaxleak.study.updates._own_model import about_model
     from jaxleak.study.updates._problem import (
         RECOGNISED_ABOVE,
         Outcome,
@@ -71,6 +72,7 @@ _MODULE_OF = {
         "_problem",
     ),
     **dict.fromkeys(("generator_for", "public_images", "require_no_overlap"), "_public_data"),
+    "about_model": "_own_model",
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
 }
@@ -93,6 +95,7 @@ __all__ = [
     "Utilities",
     "Utility",
     "Victim",
+    "about_model",
     "asked_for_rivals",
     "attack",
     "basin",

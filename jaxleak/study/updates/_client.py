@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxleak import data, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
-from jaxleak.models._door import file_of
 from jaxleak.study._weights import read_weights
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import OPTIONS_OF_BUILT_IN, Case
+from jaxleak.study.updates._own_model import own_model
 from jaxleak.study.updates._partitions import client_samples
 
 
@@ -75,7 +75,9 @@ def client_of(
         image_shape: (H, W, channels).
         num_classes: C >= 2.
     """
-    client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS})
+    # Weights are what a client is given, but the constants of one's own network are a part of its program.
+    constants = case.weights if case.own_model else None
+    client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS}, weights=constants)
     return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes)
 
 
@@ -88,10 +90,10 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
         num_classes: C >= 2.
 
     Raises:
-        ValueError, FileNotFoundError: on a model of one's own that `models.from_file` refuses.
+        ValueError, FileNotFoundError: on a model of one's own, as `own_model`.
     """
     if case.own_model:
-        model = _from_file(case.model, file_of(case.model).stat().st_mtime_ns, tuple(image_shape), num_classes)
+        model = own_model(case, image_shape, num_classes)
     else:
         chosen = {name: getattr(case, name) for name in OPTIONS_OF_BUILT_IN}
         given = {name: value for name, value in chosen.items() if value is not None}
@@ -99,12 +101,6 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
     if case.mean is None or case.std is None:
         return model
     return models.normalized(model, case.mean, case.std)
-
-
-@functools.lru_cache(maxsize=8)
-def _from_file(spec: str, written: int, image_shape: tuple[int, int, int], num_classes: int) -> models.Classifier:
-    """Somebody's network, exported and traced once for all that ask, until its file is `written` again."""
-    return models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
 
 
 @functools.cache

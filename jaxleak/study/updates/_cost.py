@@ -11,7 +11,7 @@ from jaxleak.attacks import presets
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
-from jaxleak.study.updates._federation import Training
+from jaxleak.study.updates._training import Training
 
 #: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
 RATE = {"cpu": 4e10, "other": 4e12}
@@ -26,7 +26,7 @@ OVERHEAD = 2e-3
 #: Seconds that a compilation takes.
 COMPILE_SECONDS = 30.0
 
-_OF_THE_FORWARD_PASS = ("model", "activation", "width", "init", "mean", "std", "data")
+_OF_THE_FORWARD_PASS = ("model", "activation", "width", "init", "mean", "std", "data", "weights", "batch_norm")
 
 
 def seconds_of_update(case: Case, training: Training | None = None) -> float:
@@ -53,8 +53,18 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
         learning += GENERATOR / _rate() * pixels * case.public_samples * case.generator_epochs
     if training is not None:
         samples = training.rounds * training.clients_per_round * training.local_steps * training.batch_size
-        learning += (1 + FIRST_ORDER) * forward * samples
+        learning += seconds_of_training(case, samples)
     return COMPILE_SECONDS + case.iterations * each + learning
+
+
+def seconds_of_training(case: Case, samples: int) -> float:
+    """Estimated seconds of steps of gradient descent on so many samples in all.
+
+    Args:
+        case: names the model, and the data that give the size of the images.
+        samples: samples of all steps together, >= 1.
+    """
+    return (1 + FIRST_ORDER) * forward_seconds(case) * samples
 
 
 def forward_seconds(case: Case) -> float:
@@ -89,7 +99,7 @@ def _forward_operations(case: Case) -> float:
     model = build_model(case, shape, classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
     one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    forward = jax.jit(lambda v, x: model.apply(v, x).logits)
+    forward = jax.jit(lambda v, x: model.apply(v, x, mode=case.batch_norm).logits)  # type: ignore[arg-type]
     try:
         with jax.default_device(jax.devices("cpu")[0]):
             analysis = forward.lower(variables, one).cost_analysis()

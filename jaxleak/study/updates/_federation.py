@@ -24,6 +24,7 @@ from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
+from jaxleak.study.updates._cost import seconds_of_training
 from jaxleak.study.updates._public_data import require_no_overlap
 from jaxleak.study.updates._sources import sources_of_model
 from jaxleak.study.updates._training import Training
@@ -231,8 +232,10 @@ class Utilities:
         _validate.in_range(0, self.federation.rounds, attacked_round=job.case.attacked_round)
 
     def cost(self, job: Utility) -> Cost:
-        """A guess: what a training of 200 rounds takes."""
-        return Cost(_SECONDS * job.case.local_steps)
+        """What the passes of all samples take, or a guess for small networks, whichever is more."""
+        f, case = self.federation, job.case
+        samples = f.rounds * f.clients * f.batch_size * case.local_steps
+        return Cost(max(_SECONDS * case.local_steps, seconds_of_training(case, samples)))
 
     def run(self, job: Utility, seed: int) -> Result:
         """Train."""

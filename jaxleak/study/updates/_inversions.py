@@ -7,7 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from jaxleak import data
 from jaxleak._base import PyTree
+from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest, plots, sheets
 from jaxleak.study.files import jsonable
@@ -15,6 +17,7 @@ from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import client_of
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
 from jaxleak.study.updates._problem import attack, compared
@@ -77,6 +80,8 @@ class Inversions(Generic[Kind]):
         if job.training is not None:
             refuse_overlap(job.case)
         require_memory_of_update(job.case)
+        if job.case.own_model:
+            _require_attack(job.case)
 
     def cost(self, job: Kind) -> Cost:
         """As `seconds_of_update` says; seeds share a compilation."""
@@ -111,6 +116,20 @@ class Inversions(Generic[Kind]):
         if outcome.second is not None:
             images |= {"other": outcome.second.other, **compared(outcome.second)}
         return Result({**outcome.scores, **reached}, images)
+
+
+def _require_attack(case: Case) -> None:
+    """Raise, before anything is trained, what building the attack on somebody's network raises."""
+    if case.attack in presets.GENERATIVE:  # which a training gives
+        return
+    one = data.load(case.data, 1)
+    model, share, _ = client_of(case, one.x.shape[1:], len(one.classes))
+    try:
+        resolved(case).build(model, share)
+    except ValueError as error:
+        if case.labels is not None:
+            raise
+        raise ValueError(f"{error}; or say --labels given (granted) or joint (sought with the images)") from error
 
 
 def _numbers_of_preset(case: Case) -> dict[str, Any]:

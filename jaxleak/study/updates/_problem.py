@@ -42,11 +42,13 @@ def _attack(
     num_classes: int,
     generator: client_updates.PublicGenerator | None,
     variables: PyTree,
+    with_weights: bool,
 ) -> Attack:
     """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
     # The round is 0 for attackers who do not know the defense: `_compiled` has reset it.
     known = _known_defense(case)
-    if case.attacked_round and known is not None and adaptive.reads_weights(known):
+    drawn_alike = not case.attacked_round and not case.own_model and not with_weights
+    if known is not None and adaptive.reads_weights(known) and not drawn_alike:
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
 
@@ -193,7 +195,8 @@ def answer_to(
     """Attack one observation. Of the private data only their shapes (`template`) come in here."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
-    engine = _attack(_compiled(case), shape, model.num_classes, generator, observation.params)
+    given = case.weights is not None
+    engine = _attack(_compiled(case), shape, model.num_classes, generator, observation.params, given)
     begin = time.perf_counter()
     found, run, infos = audit.invert(
         engine,
@@ -301,7 +304,7 @@ def _compiled(case: Case) -> Case:
         case = replace(case, defense=None, strength=0.0, attacked_round=0)  # the attacker does not know it
     return replace(
         case,
-        weights=None,
+        weights=case.weights if case.own_model else None,  # constants of one's own network
         restarts=1,
         microbatch=None,
         data="natural_patches",

@@ -52,7 +52,7 @@ def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = N
     audit.require_bytes(need, device, f"{largest} (now {named[largest]}) lowers it")
 
 
-_OF_THE_MODEL = ("model", "activation", "width", "init")
+_OF_THE_MODEL = ("model", "activation", "width", "init", "weights", "batch_norm")
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,6 +61,7 @@ def _bytes_of(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tup
     model = build_model(case, image_shape, num_classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    outputs = jax.eval_shape(lambda v, x: model.apply(v, x, mode="eval"), variables, images)
+    forward = functools.partial(model.apply, mode=case.batch_norm)  # type: ignore[arg-type]
+    outputs = jax.eval_shape(forward, variables, images)
     sizes = [4 * sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (variables, outputs.activations)]
     return sizes[0], sizes[1]

@@ -1,14 +1,10 @@
 """What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
 
-import jax
-
 from jaxleak import data
-from jaxleak._base import PyTree
 from jaxleak.attacks import presets
-from jaxleak.models._door import file_of
 from jaxleak.study.sources import Arrays, contents, drawn
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
-from jaxleak.study.updates._client import build_model
+from jaxleak.study.updates._own_model import files_of_own_model
 from jaxleak.study.updates._public_data import public_images
 
 
@@ -31,16 +27,8 @@ def sources_of_model(case: Case) -> Arrays:
     Args:
         case: names the model, its weights and the data that the model is for.
     """
-    found: Arrays = {}
-    if case.own_model:
-        found = contents(f"the file of the network {case.model}", file_of(case.model))
-    if case.weights is not None:
-        return {**found, **contents(f"the weights {case.weights}", case.weights)}
-    if case.own_model:
-
-        def load() -> PyTree:
-            one = data.load(case.data, 1)
-            return build_model(case, one.x.shape[1:], len(one.classes)).init(jax.random.key(0))
-
-        return {**found, f"the weights that {case.model} makes": load}
-    return found
+    found = {} if case.weights is None else contents(f"the weights {case.weights}", case.weights)
+    if not case.own_model:
+        return found
+    one = data.load(case.data, 1)
+    return {**found, **files_of_own_model(case, one.x.shape[1:], len(one.classes))}

@@ -1,0 +1,147 @@
+"""A network of one's own in a study: what is trained of it, and what it is found to do on images that are tried.
+
+Studies ask more of a network than an audit of a given update: they train it, infer labels by its head, and compute the
+gradients of single examples. What the file does not say is found by trying the network on a few images.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxleak import data, models
+from jaxleak._base import PyTree
+from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
+from jaxleak.models._door import file_of
+from jaxleak.study._weights import read_weights
+from jaxleak.study.sources import Arrays, contents
+from jaxleak.study.updates._case import Case
+
+#: Differences of logits below this share of the largest one are rounding.
+_ROUNDING = 1e-4
+#: Images that a network is tried on.
+_TRIED = 3
+
+
+class _Tried(NamedTuple):
+    """A network that was tried on a few images."""
+
+    model: models.Classifier
+    logits: dict[str, np.ndarray]  # by mode, (_TRIED, C)
+
+
+def own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
+    """The network of a case with `own_model`, exported and traced once until its file or its weights are written again.
+
+    Parameters that the module does not train (`requires_grad=False`) are constants, which `--weights` gives.
+
+    Args:
+        case: names the file, and weights if there are any.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: on a network that `models.from_file` refuses, or whose outputs are probabilities; on one that keeps
+            running statistics and computes the same in training as in evaluation; on weights of another network.
+    """
+    return _tried(case, tuple(image_shape), num_classes).model
+
+
+def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Arrays:
+    """What results of a case with `own_model` depend on: its file, and what the network computes, with what it imports.
+
+    Args:
+        case: names the file, and weights if there are any.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+    """
+    computed = f"what {case.model} computes"
+    of_file = contents(f"the file of the network {case.model}", file_of(case.model))
+    return {**of_file, computed: lambda: _tried(case, tuple(image_shape), num_classes).logits}
+
+
+def about_model(case: Case) -> list[str]:
+    """Sentences for a report on a network of one's own; none on a built-in one.
+
+    Args:
+        case: names the network, and the data that give the size of the images and the number of classes.
+    """
+    if not case.own_model:
+        return []
+    one = data.load(case.data, 1)
+    model = own_model(case, one.x.shape[1:], len(one.classes))
+    weights = [model.init(jax.random.key(seed))["params"] for seed in (0, 1)]
+    alike = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, weights), strict=True))
+    fixed = ["The weights before training are the same for every seed."] if alike or case.weights else []
+    return fixed + [f"Of the network: {note}." for note in model.notes]
+
+
+def _tried(case: Case, image_shape: tuple[int, ...], num_classes: int) -> _Tried:
+    weights = case.weights
+    written = file_of(case.model).stat().st_mtime_ns
+    of_weights = 0 if weights is None or not weights.exists() else weights.stat().st_mtime_ns
+    return _loaded(case.model, written, weights, of_weights, image_shape, num_classes, case.batch_norm == "train")
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(
+    spec: str,
+    written: int,
+    weights: Path | None,
+    of_weights: int,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    trains: bool,
+) -> _Tried:
+    """The network and its logits by mode; the files were written at these times, and the client `trains` its layers."""
+    model = models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
+    variables = model.init(jax.random.key(0)) if weights is None else read_weights(weights, model)
+    found = _as_tried(model, variables, trains)
+    if not model.untrained:
+        return found
+    return found._replace(model=models.freeze(found.model, variables, model.untrained)[0])
+
+
+def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tried:
+    """The network with what trying it shows: whether images change each other, and whether it ends with its head."""
+    images = np.random.default_rng(0).random((_TRIED, *model.image_shape), np.float32)
+    others = np.concatenate([images[:1], images[1:] ** 2])  # the first image, among others than before
+    logits, by_batch = dict[str, np.ndarray](), list[BatchNormMode]()
+    for mode in BATCH_NORM_MODES:
+        try:
+            apply = jax.jit(functools.partial(model.apply, mode=mode))
+            out, moved = apply(variables, images), apply(variables, others)
+        except ValueError:  # an exported program, or a function, has one mode
+            continue
+        logits[mode] = np.asarray(out.logits)
+        if mode in (model.by_batch or ()) or not _same(logits[mode][0], moved.logits[0]):
+            by_batch.append(mode)
+        if model.head and not _ends_with_head(model, variables["params"], out):
+            note = "something follows its last dense layer, so that neither label rules nor defenses of features apply"
+            model = model._replace(head="", head_leaves=(), notes=(*model.notes, note))
+    for rows in logits.values():
+        if rows.min() >= 0 and np.allclose(rows.sum(axis=1), 1, atol=1e-4):
+            raise ValueError(
+                "the network's outputs are probabilities: take the softmax off its end, since the loss has one"
+            )
+    # PyTorch's graphs tell the modes of the layers; elsewhere a flag for training may have a name that is not known.
+    if trains and model.by_batch is None and model.has_running_statistics and not by_batch:
+        raise ValueError(
+            "the network keeps running statistics and does not use the batch's in training: call the argument that "
+            "tells the modes apart train, training or deterministic, or state the evaluation mode (--batch-norm eval)"
+        )
+    return _Tried(model._replace(by_batch=tuple(by_batch)), logits)
+
+
+def _ends_with_head(model: models.Classifier, params: PyTree, out: models.Outputs) -> bool:
+    kernel, bias = model.head_of(params, gradient=False)
+    expected = np.asarray(out.features) @ np.asarray(kernel) + (0 if bias is None else np.asarray(bias))
+    return _same(expected, out.logits)
+
+
+def _same(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return bool(np.abs(a - b).max() <= _ROUNDING * max(np.abs(a).max(), np.abs(b).max(), 1e-6))
