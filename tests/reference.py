@@ -58,8 +58,9 @@ def split_problem(seed=0):
     """Bottom and top models in miniature, parties of unequal width: N = 6, B = 2."""
     model = models.bottom_top((3, 2), 2, bottom=(4,), top=(4,))
     protocol = protocols.split_training(model, num_samples=6, batch_size=2)
-    x = jax.random.uniform(jax.random.key(seed), (6, 2, 3)).at[:, 1, 2].set(0.0)
-    private = Batch(x, jnp.array([0, 1, 1, 0, 1, 0], jnp.int32), jnp.arange(6))
+    x = np.random.default_rng(seed).random((6, 2, 3), np.float32)
+    x[:, 1, 2] = 0.0
+    private = Batch(given(x), jnp.array([0, 1, 1, 0, 1, 0], jnp.int32), jnp.arange(6))
     return Problem(model, protocol, private, jax.jit(protocol.init)(jax.random.key(1)).params, template_of(private))
 
 
@@ -78,10 +79,8 @@ def client_problem(n=4, model=None, **options):
     size = n // (share.clients * share.local_steps)
     protocol = protocols.client(share, num_samples=n, batch_size=size, with_statistics=model.has_batch_norm)
     rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.random((n, 1, 4, 4, 1)), jnp.float32)
-    private = Batch(x, jnp.arange(n, dtype=jnp.int32) % 3, jnp.arange(n))
-    variables = jax.jit(protocol.init)(jax.random.key(1)).params
-    return Problem(model, protocol, private, variables, template_of(private))
+    private = Batch(given(rng.random((n, 1, 4, 4, 1))), jnp.arange(n, dtype=jnp.int32) % 3, jnp.arange(n))
+    return Problem(model, protocol, private, drawn(model, seed=1), template_of(private))
 
 
 def growing(place):
@@ -108,6 +107,7 @@ def transformer():
 
 def _problem(model, n, k, classes, **options):
     protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
+    # By the initialisers themselves, since from other draws CAFE's optimisations take more steps than their tests have.
     x_key, y_key = jax.random.split(jax.random.key(0))
     x = jax.random.uniform(x_key, (n, model.parties, *model.slice_shape))
     private = Batch(x, jax.random.randint(y_key, (n,), 0, classes), jnp.arange(n))
@@ -117,7 +117,7 @@ def _problem(model, n, k, classes, **options):
 
 def first_transcript(problem):
     # Arguments, not closed-over constants: XLA would evaluate those at compile time, slowly.
-    state = jax.jit(problem.protocol.init)(jax.random.key(1))
+    state = jax.jit(problem.protocol.init)(jax.random.key(1))._replace(params=problem.params)
     return jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)[1]
 
 
@@ -372,9 +372,48 @@ def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
+def given(numbers, dtype=np.float32):
+    """Numbers of NumPy as an array of JAX; `jnp.asarray` would compile a program for every new shape."""
+    return jax.device_put(np.asarray(numbers, dtype))
+
+
 def normal(*shape, seed=0):
     """Numbers of a standard normal distribution, the same for the same seed."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return given(np.random.default_rng(seed).standard_normal(shape))
+
+
+def uniform(*shape, seed=0):
+    """Numbers between zero and one, such as pixels, the same for the same seed; JAX would compile for every shape."""
+    return given(np.random.default_rng(seed).random(shape))
+
+
+def drawn(model, seed=0):
+    """Variables of a model, by the law of PyTorch's initialisers, which is the default of the library's networks.
+
+    They are drawn in NumPy, since compiling an initialiser takes longer than most of what the tests then do. What the
+    initialisers themselves draw is tested in `test_models`.
+    """
+    rng = np.random.default_rng([1, seed])  # other numbers than those that `uniform` draws for the same seed
+
+    def limit(kernel):
+        # An odd number of axes is that of a kernel for each of several parties.
+        inputs = kernel.shape[1 if len(kernel.shape) % 2 else 0 : -1]
+        return 1 / np.sqrt(np.prod(inputs))
+
+    def numbers(name, leaf, beside):
+        if name in ("scale", "var"):
+            return np.ones(leaf.shape)
+        if name in ("kernel", "bias") and "kernel" in beside:
+            return limit(beside["kernel"]) * rng.uniform(-1, 1, leaf.shape)
+        return np.zeros(leaf.shape) if name in ("bias", "mean") else 0.02 * rng.standard_normal(leaf.shape)
+
+    def filled(shapes):
+        return {
+            name: filled(part) if isinstance(part, dict) else given(numbers(name, part, shapes), part.dtype)
+            for name, part in shapes.items()
+        }
+
+    return filled(jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def psnr_by_hand(x, truth):

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reference
 
 from jaxleak import Batch, audit, models, protocols
 from jaxleak.audit._verdict import search
@@ -22,9 +23,9 @@ class Client:
 
     def __init__(self, batch_norm, batch_size=4):
         self.model = models.convnet((8, 8, 3), 10, channels=(8, 8, 8), strides=(1, 2, 2), batch_norm=batch_norm)
-        self.variables = jax.jit(self.model.init)(jax.random.key(0))
+        self.variables = reference.drawn(self.model)
         self.share, self.batch_size = protocols.ClientShare(self.model), batch_size
-        x = jax.random.uniform(jax.random.key(1), (batch_size, 1, 8, 8, 3))
+        x = reference.uniform(batch_size, 1, 8, 8, 3, seed=1)
         self.batch = Batch(x, jnp.arange(batch_size, dtype=jnp.int32) + 2, jnp.arange(batch_size))
         self.gradient = jax.jit(self.share)(self.variables, self.batch)
 
@@ -34,6 +35,7 @@ class Client:
 
 
 def sent_by(model, images=1, seed=1):
+    # From these draws every defense of `test_defended_labels` that can leave a proof of labels leaves one.
     variables = jax.jit(model.init)(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(seed), (images, 1, *model.image_shape))
     batch = Batch(x, jnp.arange(images, dtype=jnp.int32) + 3, jnp.arange(images))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 from small_updates import perceptron, pictures, sent_by
 
 from jaxleak import Batch, Observation, attacks, audit, capture, models, protocols
@@ -157,7 +158,7 @@ def test_an_audit_names_adam_where_nothing_is_stated(client):
 def test_a_gradient_of_one_size_is_none_of_adam(client):
     """A white image behind a softmax regression of two classes, whose gradient has entries of one size."""
     model = models.mlp((16, 16, 1), 2, widths=())
-    variables = model.init(jax.random.key(0))
+    variables = reference.drawn(model)
     white = Batch(jnp.ones((1, 1, 16, 16, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
     gradient = jax.jit(protocols.ClientShare(model))(variables, white)
     assert check_not_adam(gradient)

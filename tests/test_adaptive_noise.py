@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import attacks, audit, data, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._base import Batch
@@ -237,7 +238,7 @@ def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
     weights = shadow_weights(KnownClient(moving, model, share, 5))
     assert weights == pytest.approx((2.5 / 3.5, 1.0, 0.25 / 1.25))  # a tensor without signal is not weighed down
     assert drawn == [((5, 1, 4, 4, 1), (5,))]
-    given = model.init(jax.random.key(3))
+    given = reference.drawn(model, seed=3)
     seen = []
     share_of = lambda variables, batch: seen.append(variables) or {"a": jnp.ones(1)}  # noqa: E731
     share_of.batch_norm = "train"

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+import reference
 
 from jaxleak import attacks, models
 from jaxleak.attacks import adaptive, aggregated
@@ -31,7 +32,7 @@ KNOWN = {
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(MODEL.init)(jax.random.key(1))
+    return reference.drawn(MODEL, seed=1)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, Reconstruction, Transcript
@@ -15,7 +16,7 @@ from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
 KEY = jax.random.key(0)
-PRIVATE = Batch(jax.random.uniform(jax.random.key(9), (6, 1, 3)), jnp.arange(6) % 2, jnp.arange(6))
+PRIVATE = Batch(reference.uniform(6, 1, 3, seed=9), jnp.arange(6) % 2, jnp.arange(6))
 SERVER = threats.HONEST_BUT_CURIOUS_SERVER
 
 

@@ -213,7 +213,7 @@ def test_without_extractor_steps_1_and_2_recover_the_data(network):
 @pytest.mark.slow
 def test_horizontal_rounds_are_recovered_although_shares_are_fixed():
     model = models.all_dense((7,), num_classes=3, width=24, hidden=16)
-    problem = _problem(model, jax.random.uniform(jax.random.key(4), (N, 1, 7)))
+    problem = _problem(model, reference.uniform(N, 1, 7, seed=4))
     protocol = protocols.horizontal(model, workers=3, num_samples=N, batch_size=K)
     problem = problem._replace(protocol=protocol)
     plan = attacks.plan_cafe_exact(model, num_samples=N, batch_size=K, workers=3)
@@ -284,7 +284,7 @@ def test_a_batch_of_another_size_than_the_plans_is_refused(head, plan, build, si
 def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
     """A logistic model of two parties, whose gradients NumPy knows."""
     model = models.logistic((3,), parties=2, num_classes=4)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = reference.drawn(model)
     rng = np.random.default_rng(0)
     h, y = rng.random((5, 2, 3)).astype(np.float32), np.array([3, 0, 1, 2, 2])
     kernel, bias = (np.asarray(params["first"][name], np.float64) for name in ("kernel", "bias"))

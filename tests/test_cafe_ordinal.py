@@ -122,7 +122,7 @@ def test_the_ratio_of_sizes_is_measured_on_nobodys_data(slice_shape, monkeypatch
     """Without any data to load, the ratio comes near that of the victim's gradient: both are of one network."""
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("somebody's data were loaded"))
     model = models.all_dense(slice_shape, parties=2, num_classes=3, width=8)
-    params = model.init(jax.random.key(1))
+    params = reference.drawn(model, seed=1)
     gradient = own_gradient(model, params, 4)
     kernel, bias = (np.asarray(gradient["first"][name], np.float64) for name in ("kernel", "bias"))
     ratio = aggregated.kernel_to_bias_ratio(gradient)

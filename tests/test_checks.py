@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from small_updates import Client, changed
 
 from jaxleak import Batch, audit, models, protocols
@@ -51,7 +52,7 @@ MISTAKES = {
         "head/kernel is stored in another layout",
     ),
     "another round": (
-        lambda c: {"variables": _mixed(c.variables, c.model.init(jax.random.key(9)), 0.02)},
+        lambda c: {"variables": _mixed(c.variables, reference.drawn(c.model, seed=9), 0.02)},
         "weights of another round",
     ),
     "weight decay": (
@@ -103,7 +104,7 @@ def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones
         Net(), image_shape=(8, 8, 3), num_classes=2, variables=variables,
         train_arguments={"train": True}, eval_arguments={"train": False},
     )  # fmt: skip
-    x = jax.random.uniform(jax.random.key(1), (4, 1, 8, 8, 3))
+    x = reference.uniform(4, 1, 8, 8, 3, seed=1)
     batch = Batch(x, jnp.array([0, 1, 1, 1], jnp.int32), jnp.arange(4))
     for mode, wrong in (("train", ["mode of batch normalisation"]), ("eval", [])):
         payload = jax.jit(protocols.ClientShare(model, batch_norm=mode))(variables, batch)
@@ -121,7 +122,7 @@ def test_one_samples_equations_give_the_scale_and_the_weights():
     assert "0.01 times" in scaled[0].cause
     norm = np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(client.gradient)))
     assert scaled[0].option.startswith(f"--defense dp_update --clip {0.01 * norm:.4g} --noise-multiplier 0 (clipping")
-    other = client.model.init(jax.random.key(9))
+    other = reference.drawn(client.model, seed=9)
     assert {"one sample's equations"} <= {f.name for f in failed(client.check(variables=other))}
 
 

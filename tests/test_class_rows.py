@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from small_updates import case_of
 
 from jaxleak import Observation, audit, models, protocols
@@ -21,7 +22,7 @@ CLASSES, WIDTH, RANK = 5, 5, 3  # as many features as classes, so that a kernel 
 
 
 def _drawn(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape) / 2
+    return reference.normal(*shape, seed=seed) / 2
 
 
 def _features(p, x):
@@ -78,7 +79,7 @@ AFTER = {
 
 
 def _sent(model, variables, labels, seed=7, smoothing=0.0):
-    x = jax.random.uniform(jax.random.key(seed), (len(labels), *model.image_shape))
+    x = reference.uniform(len(labels), *model.image_shape, seed=seed)
     y = (1 - smoothing) * jax.nn.one_hot(jnp.array(labels), model.num_classes) + smoothing / model.num_classes
 
     def loss(params):
@@ -208,7 +209,7 @@ def test_searches_are_given_the_label_that_the_update_shows_and_no_other():
 
 def test_a_plain_head_is_left_to_its_rule():
     model = models.mlp((6, 6, 1), CLASSES, widths=(8,))
-    variables = jax.jit(model.init)(jax.random.key(0))
+    variables = reference.drawn(model)
     case = _case(model, variables, _sent(model, variables, [2]))
     assert with_read_label(case) == (case, [])
 
@@ -228,7 +229,7 @@ def test_a_verdict_names_the_label_of_an_adapted_head_and_what_shows_it():
 @pytest.mark.parametrize(("defended", "samples"), [(False, 1), (True, 1), (False, 2)])
 def test_a_frozen_head_has_a_sentence_of_its_own(defended, samples):
     model = models.mlp((6, 6, 1), CLASSES, widths=(8,))
-    whole = jax.jit(model.init)(jax.random.key(0))
+    whole = reference.drawn(model)
     model, variables = models.freeze(model, whole, model.head_leaves)
     case = _case(model, variables, _sent(model, variables, [2] * samples), samples=samples, defended=defended)
     labels = labels_without_head(case)
@@ -253,7 +254,7 @@ def test_what_is_not_read_of_an_adapted_head_is_said():
 def test_an_image_behind_a_frozen_head_whose_bias_alone_is_trained_is_found():
     """The label is read off the bias, and the layer that reads the image gives it away."""
     model = models.mlp((6, 6, 1), CLASSES, widths=(64,))
-    whole = jax.jit(model.init)(jax.random.key(0))
+    whole = reference.drawn(model)
     model, variables = models.freeze(model, whole, model.head_leaves[:1])
     verdict = audit.update(model, variables, _sent(model, variables, [4]), batch_size=1, minutes=1)
     assert verdict.headline == "leaks images and labels"

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from PIL import Image
 
 from jaxleak import Batch, audit, capture, models, protocols
@@ -30,8 +31,8 @@ def files(tmp_path_factory):
     """Weights, update and truth of a perceptron on one image."""
     folder = tmp_path_factory.mktemp("audited")
     model = models.mlp((4, 4, 1), 10, widths=(16, 8))
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (1, 1, 4, 4, 1))
+    variables = reference.drawn(model)
+    x = reference.uniform(1, 1, 4, 4, 1, seed=1)
     batch = Batch(x, jnp.array([3], jnp.int32), jnp.zeros(1, jnp.int32))
     gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
     models.save_weights(folder / "w.safetensors", variables)
@@ -450,8 +451,8 @@ def test_a_browser_shows_the_report(files, tmp_path, scheme):
 @pytest.mark.slow
 def test_an_audit_that_was_killed_goes_on_and_ends_with_the_same_images(tmp_path):
     model = models.convnet((6, 6, 1), 10, channels=(4, 4), strides=(1, 1))
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (2, 1, 6, 6, 1))
+    variables = reference.drawn(model)
+    x = reference.uniform(2, 1, 6, 6, 1, seed=1)
     gradient = jax.jit(protocols.ClientShare(model))(variables, Batch(x, jnp.array([3, 5]), jnp.arange(2)))
     models.save_weights(tmp_path / "w.safetensors", variables)
     capture.save(tmp_path / "u.safetensors", gradient, batch_size=2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from slowness import slow_among
 
 from jaxleak import models, protocols
@@ -96,7 +97,7 @@ class _Small(nn.Module):
 
 
 MODEL = classifier(_Small(), image_shape=(2, 2, 1), num_classes=3)
-VARIABLES = MODEL.init(jax.random.key(0))
+VARIABLES = reference.drawn(MODEL)
 ROWS = jnp.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.3], [-1.0, 0.2, 0.0], [0.4, 0.4, -0.8]])
 #: Place -> what passes there.
 PAYLOADS = {
@@ -118,7 +119,7 @@ KNOWN = {
     "labels": LABELS,
     "model": MODEL,
     "variables": VARIABLES,
-    "x": jax.random.uniform(jax.random.key(1), (4, 2, 2, 1)),
+    "x": reference.uniform(4, 2, 2, 1, seed=1),
     "y": LABELS,
     "round": 0,
 }

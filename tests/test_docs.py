@@ -5,9 +5,9 @@ import re
 import types
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+import reference
 
 ROOT = Path(__file__).parent.parent
 spec = importlib.util.spec_from_file_location("_offline", ROOT / "docs" / "_offline.py")
@@ -41,7 +41,7 @@ def test_a_model_of_ones_own_is_attacked_with_its_own_gradient():
 def test_models_of_other_frameworks_are_taken_in_as_they_are(number, capsys):
     names = run("docs/your_model.md", number, 5)
     model, variables = names["model"], names["variables"]
-    x = jax.random.uniform(jax.random.key(0), (2, *model.image_shape))
+    x = reference.uniform(2, *model.image_shape)
     out = model.apply(variables, x, mode="eval")
     assert model.num_classes == 10
     head = model.head_of(variables["params"])

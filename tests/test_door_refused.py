@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from flax import nnx
 
 from jaxleak import models
 
 IMAGE, CLASSES = (8, 8, 3), 5
-X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
+X = reference.uniform(2, *IMAGE, seed=1)
 
 
 class Tokens(nn.Module):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import models, objectives, protocols
 from jaxleak._base import Batch
@@ -75,7 +76,7 @@ class TestGradientRegularization:
         """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
         with jax.enable_x64(True):
             model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
-            variables = jax.tree.map(jnp.float64, model.init(jax.random.key(0)))
+            variables = jax.tree.map(jnp.float64, reference.drawn(model))
             share, y = protocols.ClientShare(model), jnp.array([0, 1])
             truth, x = jax.random.uniform(jax.random.key(1), (2, 2, 1, 3, 3, 1), jnp.float64)
             observed = share(variables, Batch(truth, y, None))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import test_common_attacks as common
 
 from jaxleak import audit, models, protocols, threats
@@ -78,8 +79,8 @@ def audited(monkeypatch, truth):
     """What `jaxleak audit` hands to the stages that attack, and what it was given."""
     stages = importlib.import_module("jaxleak.audit._verdict.update")
     model = models.mlp((4, 4, 1), 3, widths=(8,))
-    variables = jax.jit(model.init)(jax.random.key(0))
-    private = Batch(jax.random.uniform(jax.random.key(1), (1, 1, 4, 4, 1)), jnp.array([1]), jnp.arange(1))
+    variables = reference.drawn(model)
+    private = Batch(reference.uniform(1, 1, 4, 4, 1, seed=1), jnp.array([1]), jnp.arange(1))
     sent = jax.jit(protocols.ClientShare(model))(variables, private)
     found = []
     with monkeypatch.context() as patch:

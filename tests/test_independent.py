@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from jax.flatten_util import ravel_pytree
 from small_updates import case_of
 
@@ -109,8 +110,8 @@ def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
 def test_a_network_that_trains_all_of_itself_passes_the_whole_image(name):
     options = {"mlp": {"widths": (12, 4)}, "convnet": {"channels": (4,), "strides": (2,)}}[name]
     model = models.build(name, (SIDE, SIDE, 1), CLASSES, **options)
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (1, SIDE, SIDE, 1)).at[0, :2].set(0.0)  # pixels of zero are known to be
+    variables = reference.drawn(model)
+    x = reference.uniform(1, SIDE, SIDE, 1, seed=1).at[0, :2].set(0.0)  # pixels of zero are known to be
     share = protocols.ClientShare(model)
     held = independent_numbers(share, update_of(share, variables, x), 1)
     assert held.passed >= PIXELS
@@ -130,8 +131,8 @@ def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
     """The first dense layer shows them by a row of zeros, also where it reads the image padded or repeated."""
     size = before(jnp.zeros((1, SIDE, SIDE, 1))).size
     params = {
-        "layer": {"kernel": jax.random.normal(jax.random.key(0), (size, 8)) / SIDE, "bias": jnp.zeros(8)},
-        "head": {"kernel": jax.random.normal(jax.random.key(1), (8, CLASSES)), "bias": jnp.zeros(CLASSES)},
+        "layer": {"kernel": reference.normal(size, 8) / SIDE, "bias": jnp.zeros(8)},
+        "head": {"kernel": reference.normal(8, CLASSES, seed=1), "bias": jnp.zeros(CLASSES)},
     }
 
     def network(variables, x):
@@ -142,7 +143,7 @@ def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
     model, variables = models.from_function(
         network, {"params": params}, image_shape=(SIDE, SIDE, 1), num_classes=CLASSES
     )
-    x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1)).at[0, :3].set(0.0)
+    x = reference.uniform(1, SIDE, SIDE, 1, seed=2).at[0, :3].set(0.0)
     gradient = update_of(protocols.ClientShare(model), variables, x)
     held = independent_numbers(protocols.ClientShare(model), gradient, 1)
     assert held.entries >= PIXELS
@@ -155,7 +156,7 @@ def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
 
 
 def test_weights_that_are_used_transposed_as_well_are_counted_by_their_entries():
-    params = {"w": jax.random.normal(jax.random.key(0), (PIXELS, WIDTH)) / SIDE, "v": jnp.ones((PIXELS, CLASSES)) / 9}
+    params = {"w": reference.normal(PIXELS, WIDTH) / SIDE, "v": jnp.ones((PIXELS, CLASSES)) / 9}
 
     def network(variables, x):
         p = variables["params"]
@@ -164,7 +165,7 @@ def test_weights_that_are_used_transposed_as_well_are_counted_by_their_entries()
     model, variables = models.from_function(
         network, {"params": params}, image_shape=(SIDE, SIDE, 1), num_classes=CLASSES
     )
-    x = jax.random.uniform(jax.random.key(2), (1, SIDE, SIDE, 1))
+    x = reference.uniform(1, SIDE, SIDE, 1, seed=2)
     share = protocols.ClientShare(model)
     held = independent_numbers(share, update_of(share, variables, x), 1)
     assert held.entries >= PIXELS * WIDTH

@@ -384,9 +384,9 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
 def test_inferred_labels_are_dealt_out_over_local_steps():
     """Sorted, they would make steps of one class each, which no client's batches are."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
-    variables = model.init(jax.random.key(0))
+    variables = reference.drawn(model)
     y = jnp.repeat(jnp.arange(4), 3)
-    x = jax.random.uniform(jax.random.key(1), (12, 1, 4, 4, 1))
+    x = reference.uniform(12, 1, 4, 4, 1, seed=1)
     answers = []
     for steps in (1, 6):
         share = protocols.ClientShare(model, local_steps=steps, learning_rate=1e-3)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import models, protocols
 from jaxleak._tree import named_leaves
@@ -14,7 +15,7 @@ NAMES = ("share", "variables", "payload", "batch_size")
 
 def _client(model, *, size=4, seed=0, **share):
     """An update that no client would send: what is done to it is all that matters."""
-    variables = jax.jit(model.init)(jax.random.key(0))
+    variables = reference.drawn(model)
     rng = np.random.default_rng(0)
     payload = jax.tree.map(lambda w: jnp.asarray(rng.standard_normal(w.shape), jnp.float32), variables["params"])
     return mistakes.Client(protocols.ClientShare(model, **share), variables, payload, size, jax.random.key(seed))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 from small_updates import answer_of
 
 from jaxleak import audit, metrics, models, protocols
@@ -17,8 +18,8 @@ FINDINGS = 5
 
 def _sent(model, images=1):
     """Images (B, H, W, channels), the weights, and the gradient of a binary cross-entropy over several findings."""
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (images, *model.image_shape))
+    variables = reference.drawn(model)
+    x = reference.uniform(images, *model.image_shape, seed=1)
     y = jax.random.bernoulli(jax.random.key(2), 0.4, (images, FINDINGS)).astype(jnp.float32)
 
     def loss(params):

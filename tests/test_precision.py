@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.audit._checks import check_known_images, failed, head
@@ -22,8 +23,8 @@ def _as_sent(tree, name):
 def client():
     """A convolutional client of four samples of three classes, and its gradient."""
     model = models.convnet((8, 8, 3), 10, channels=(8, 8), strides=(1, 2), batch_norm=True)
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (4, 1, 8, 8, 3))
+    variables = reference.drawn(model)
+    x = reference.uniform(4, 1, 8, 8, 3, seed=1)
     batch = Batch(x, jnp.array([0, 0, 1, 6], jnp.int32), jnp.arange(4))
     return model, variables, batch, jax.jit(protocols.ClientShare(model))(variables, batch)
 
@@ -79,7 +80,7 @@ def test_a_rounded_update_passes_and_proves_no_sample_that_is_not_there(client, 
 @pytest.mark.parametrize(("away", "status"), [(0.03, "suspicious"), (0.5, "failed")])
 def test_a_client_that_sends_16_bits_may_have_computed_in_them(client, away, status):
     model, variables, batch, gradient = client
-    off = jax.tree.map(lambda g: g * (1 + away * jax.random.normal(jax.random.key(8), g.shape)), gradient)
+    off = jax.tree.map(lambda g: g * (1 + away * reference.normal(*g.shape, seed=8)), gradient)
     share, truth = protocols.ClientShare(model), (np.asarray(batch.x[:, 0]), np.asarray(batch.y))
     (known,) = check_known_images(share, variables, _as_sent(off, "bfloat16"), truth, defended=False)
     assert known.status == status
@@ -138,7 +139,7 @@ def test_sums_of_16_bits_leave_something_of_what_vanishes_in_front_of_batch_stat
 def test_a_mistake_is_still_found_in_a_rounded_update(client):
     model, variables, _, gradient = client
     share, sent = protocols.ClientShare(model), _as_sent(gradient, "float16")
-    other = jax.jit(model.init)(jax.random.key(5))
+    other = reference.drawn(model, seed=5)
     assert failed(audit.check_update(share, other, sent, batch_size=4))
     assert failed(audit.check_update(share, variables, sent, batch_size=1))
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation
@@ -12,7 +13,7 @@ from jaxleak.attacks.client_updates import Evidence
 
 
 def test_total_variation_may_be_truncated_as_cafe_does():
-    x = jax.random.uniform(jax.random.key(0), (2, 4, 4, 1))
+    x = reference.uniform(2, 4, 4, 1)
     evidence = Evidence(None, None, None, None, x, None)
     within, beyond = (client_updates.variation_prior("truncated", threshold=xi).value(evidence) for xi in (2.0, 50.0))
     np.testing.assert_allclose(within, objectives.total_variation(x).mean(), rtol=1e-6)
@@ -46,9 +47,9 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
 def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_norm, activation, mode, weight):
     options = {"channels": (4,), "strides": (1,), "batch_norm": batch_norm, "activation": activation}
     model = models.convnet((4, 4, 1), 10, **options)
-    variables, y = model.init(jax.random.key(0)), jnp.array([1, 2, 3])
+    variables, y = reference.drawn(model), jnp.array([1, 2, 3])
     share = protocols.ClientShare(model, batch_norm=mode)
-    batch = Batch(jax.random.uniform(jax.random.key(1), (3, 1, 4, 4, 1)), y, jnp.arange(3))
+    batch = Batch(reference.uniform(3, 1, 4, 4, 1, seed=1), y, jnp.arange(3))
     seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(share)(variables, batch), labels=y)
     losses = []
     for tv in ("auto", weight * 3**0.5, 0.0):

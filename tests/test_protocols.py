@@ -23,7 +23,7 @@ def problem():
 def workers():
     model = models.logistic((5,), num_classes=3)
     protocol = protocols.horizontal(model, workers=3, num_samples=12, batch_size=6)
-    x = jax.random.uniform(jax.random.key(0), (12, 1, 5))
+    x = reference.uniform(12, 1, 5)
     private = Batch(x, jax.random.randint(jax.random.key(1), (12,), 0, 3), jnp.arange(12))
     return model, protocol, private
 
@@ -177,7 +177,7 @@ def test_a_horizontal_payload_is_the_average_of_the_workers_gradients(workers):
 
 def test_soft_labels_and_hard_labels_agree(workers):
     model, protocol, private = workers
-    params = jax.jit(model.init)(jax.random.key(2))
+    params = reference.drawn(model, seed=2)
     soft = private._replace(y=jax.nn.one_hot(private.y, 3))
     share = jax.jit(protocol.share)
     _trees_close(share(params, private), share(params, soft), atol=1e-6)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak.attacks.client_updates import MATCHED_BELOW
@@ -29,8 +30,8 @@ def attacked(net):
     """A client of a network, what is seen of it, and its own images and labels, as the best answer there is."""
     model = models.classifier(net, image_shape=SHAPE)
     share = protocols.ClientShare(model)
-    variables = model.init(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (COUNT, *SHAPE))
+    variables = reference.drawn(model)
+    x = reference.uniform(COUNT, *SHAPE, seed=1)
     y = jnp.arange(COUNT)
     payload = jax.jit(share)(variables, Batch(x[:, None], y, jnp.arange(COUNT)))
     return share, Observation(jnp.zeros((), jnp.int32), variables, payload), np.asarray(x), np.asarray(y)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from small_updates import perceptron
 
 from jaxleak import Batch, audit, capture, models, protocols
@@ -17,8 +18,8 @@ from jaxleak.audit._verdict.verdict import Answer, contradicted, copied, out_of_
 def client():
     """A client of twelve samples, three local steps of four each."""
     model = perceptron()
-    variables = jax.jit(model.init)(jax.random.key(0))
-    x = jax.random.uniform(jax.random.key(1), (12, 1, 4, 4, 1))
+    variables = reference.drawn(model)
+    x = reference.uniform(12, 1, 4, 4, 1, seed=1)
     y = jnp.array([1, 1, 4, 6, 8, 2, 3, 6, 0, 4, 1, 9], jnp.int32)
     return model, variables, Batch(x, y, jnp.arange(12))
 

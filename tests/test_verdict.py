@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from small_updates import pictures, sent_by
 
 from jaxleak import Batch, audit, capture, defenses, models, protocols
@@ -220,7 +221,7 @@ def test_a_loss_that_nobody_states_hides_no_input_of_a_dense_layer(perceptron):
     assert verdict.metrics["psnr"] > 100
     # What is no outer product of one input is not of one sample, or was changed.
     first = next(name for name in gradient if name != model.head)
-    noise = 1e-2 * jax.random.normal(jax.random.key(3), gradient[first]["kernel"].shape)
+    noise = 1e-2 * reference.normal(*gradient[first]["kernel"].shape, seed=3)
     noisy = gradient | {first: gradient[first] | {"kernel": gradient[first]["kernel"] + noise}}
     found = audit.update(model, variables, noisy, **sent | {"minutes": 1e-4})
     assert found.verdict == "not attacked"
@@ -236,7 +237,7 @@ def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
     model, variables = models.from_flax(
         Net(), Net().init(jax.random.key(0), jnp.zeros((1, 4, 4, 1))), image_shape=(4, 4, 1)
     )
-    x = jax.random.uniform(jax.random.key(1), (2, 1, 4, 4, 1))
+    x = reference.uniform(2, 1, 4, 4, 1, seed=1)
     gradient = protocols.ClientShare(model)(variables, Batch(x, jnp.array([0, 2], jnp.int32), jnp.arange(2)))
     assert audit.update(model, variables, gradient, batch_size=2, minutes=1e-3).verdict in ("not attacked", "leaks")
     alone = protocols.ClientShare(model)(variables, Batch(x[:1], jnp.array([2], jnp.int32), jnp.arange(1)))
@@ -248,7 +249,7 @@ def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 8, 1), (8, 2, 1)])
 def test_a_table_of_several_samples_is_refused_at_once(shape):
     model = models.mlp(shape, 3, widths=(6,))
-    variables = model.init(jax.random.key(0))
+    variables = reference.drawn(model)
     gradient = jax.tree.map(jnp.ones_like, variables["params"])
     with pytest.raises(ValueError, match=r"image_shape must have at least 3x3 pixels for a batch of 2.*Fold a"):
         audit.update(model, variables, gradient, batch_size=2)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 
 from jaxleak import attacks, audit, metrics, models, objectives, protocols
 from jaxleak._base import Batch
@@ -66,7 +67,7 @@ def test_only_normalisation_by_the_batch_hides_the_scale(case):
 def test_kinks_would_drown_the_answer():
     # In dark images the normalisation's epsilon counts, and flips ReLUs when they are dimmed further.
     model = models.convnet((8, 8, 2), CLASSES, channels=(8,) * 4, strides=(1,) * 4, batch_norm=True)
-    share, variables = protocols.ClientShare(model), jax.jit(model.init)(jax.random.key(0))
+    share, variables = protocols.ClientShare(model), reference.drawn(model)
     dark = jnp.asarray(0.05 * np.random.default_rng(0).random((B, 8, 8, 2)), jnp.float32)
 
     @jax.jit

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import reference
 from small_updates import answer_of, case_of
 
 from jaxleak import Observation, audit, models, protocols
@@ -20,8 +21,8 @@ OUTPUTS, SIDE = 6, 8
 
 def network(biases):
     """Two dense layers behind a ReLU, the head of which has a bias or not, like the first one."""
-    start = {"a": jax.random.normal(jax.random.key(0), (SIDE * SIDE, 20)) / SIDE}
-    start["b"] = jax.random.normal(jax.random.key(1), (20, OUTPUTS)) / 5
+    start = {"a": reference.normal(SIDE * SIDE, 20) / SIDE}
+    start["b"] = reference.normal(20, OUTPUTS, seed=1) / 5
     if biases:
         start |= {"a0": jnp.full(20, 0.1), "b0": jnp.zeros(OUTPUTS)}
 
@@ -34,7 +35,7 @@ def network(biases):
 
 
 def linear():
-    start = {"w": jax.random.normal(jax.random.key(0), (SIDE * SIDE, OUTPUTS)) / SIDE, "c": jnp.zeros(OUTPUTS)}
+    start = {"w": reference.normal(SIDE * SIDE, OUTPUTS) / SIDE, "c": jnp.zeros(OUTPUTS)}
 
     def apply(variables, x):
         return x.reshape(len(x), -1) @ variables["params"]["w"] + variables["params"]["c"]
@@ -43,7 +44,7 @@ def linear():
 
 
 def sent(model, variables, images):
-    x = jax.random.uniform(jax.random.key(2), (images, *model.image_shape))
+    x = reference.uniform(images, *model.image_shape, seed=2)
     y = jax.random.bernoulli(jax.random.key(3), 0.5, (images, OUTPUTS)).astype(jnp.float32)
 
     def loss(params):
