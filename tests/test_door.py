@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from flax import nnx
 from slowness import slow_among
 
@@ -21,7 +22,7 @@ from jaxleak.models._door.trees import as_dict, filled
 from jaxleak.objectives import cross_entropy
 
 IMAGE, CLASSES = (8, 8, 3), 5
-X = jax.random.uniform(jax.random.key(1), (2, *IMAGE))
+X = reference.uniform(2, *IMAGE, seed=1)
 
 
 class PlainConvNet(nn.Module):
@@ -82,7 +83,7 @@ def normalised():
 def convnets():
     """The built-in, the plain twin, and weights that fit both."""
     built_in = models.build("convnet", IMAGE, CLASSES, channels=(4, 6), strides=(1, 2))
-    variables = built_in.init(jax.random.key(0))
+    variables = reference.drawn(built_in)
     twin, _ = models.from_flax(PlainConvNet(), {"params": variables["params"]}, image_shape=IMAGE)
     return built_in, twin, variables
 
@@ -90,10 +91,12 @@ def convnets():
 def test_the_builtin_and_its_plain_twin_agree_with_kinks_and_without(convnets):
     built_in, twin, variables = convnets
     for sharpness in (None, 3.0):
-        expected, found = (m.apply(variables, X, sharpness=sharpness) for m in (built_in, twin))
+        expected, found = jax.jit(
+            lambda v, x, sharpness=sharpness: [m.apply(v, x, sharpness=sharpness) for m in (built_in, twin)]
+        )(variables, X)
         assert len(found.activations) == 2
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), expected[:3], found[:3])
-    rows, others = built_in.rows(variables, X), twin.rows(variables, X)
+    rows, others = jax.jit(lambda v, x: (built_in.rows(v, x), twin.rows(v, x)))(variables, X)
     assert list(rows) == list(others)
     for name in rows:
         np.testing.assert_allclose(rows[name], others[name], atol=1e-6)
@@ -143,9 +146,9 @@ def test_a_module_of_nnx_computes_the_same_in_both_modes(normalised):
         running = nnx.to_pure_dict(nnx.state(copy, nnx.BatchStat))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), out.batch_stats, running)
     z = module.conv(X)
-    statistics = model.apply(variables, X).statistics["norm"]
-    np.testing.assert_allclose(statistics["mean"], z.mean((0, 1, 2)), atol=1e-5)
-    np.testing.assert_allclose(statistics["var"], z.var((0, 1, 2)), atol=1e-5)
+    statistics = jax.jit(lambda v, x: model.apply(v, x).statistics["norm"])(variables, X)
+    np.testing.assert_allclose(statistics["mean"], np.asarray(z).mean((0, 1, 2)), atol=1e-5)
+    np.testing.assert_allclose(statistics["var"], np.asarray(z).var((0, 1, 2)), atol=1e-5)
     # The maximum that keeps Flax's variance from being negative is no activation, and the pool is none here.
     assert [a.shape for a in out.activations] == [(2, 8, 8, 4), (2, 6)]
 
@@ -162,7 +165,9 @@ class Standardised(nn.Module):
 def test_the_bound_of_a_variance_is_no_kink():
     module = Standardised()
     model, variables = models.from_flax(module, module.init(jax.random.key(0), X), image_shape=IMAGE)
-    exact, smooth = (model.apply(variables, X, sharpness=sharpness) for sharpness in (None, 2.0))
+    exact, smooth = jax.jit(lambda v, x: [model.apply(v, x, sharpness=sharpness) for sharpness in (None, 2.0)])(
+        variables, X
+    )
     np.testing.assert_array_equal(smooth.logits, exact.logits)
     assert not exact.activations
     assert not model.notes
@@ -185,15 +190,19 @@ def test_what_linen_modules_call_training_is_known(argument):
     module = scope["Net"]()
     model, variables = models.from_flax(module, module.init(jax.random.key(0), X, evaluates), image_shape=IMAGE)
     for mode, value in (("train", not evaluates), ("eval", evaluates)):
-        own, _ = module.apply(variables, X, **{argument: value}, mutable=["batch_stats"])
-        np.testing.assert_allclose(model.apply(variables, X, mode=mode).logits, own, atol=1e-5)
+
+        def both(v, x, mode=mode, value=value):
+            own, _ = module.apply(v, x, **{argument: value}, mutable=["batch_stats"])
+            return model.apply(v, x, mode=mode).logits, own
+
+        np.testing.assert_allclose(*jax.jit(both)(variables, X), atol=1e-5)
 
 
 def test_statistics_that_are_not_granted_are_not_missed_in_training(normalised):
     _, model, variables = normalised
     withheld = {**variables, "batch_stats": None}
-    out = model.apply(withheld, X)
-    np.testing.assert_allclose(out.logits, model.apply(variables, X).logits, atol=1e-6)
+    out, all_seen = jax.jit(lambda w, v, x: (model.apply(w, x), model.apply(v, x)))(withheld, variables, X)
+    np.testing.assert_allclose(out.logits, all_seen.logits, atol=1e-6)
     assert out.batch_stats is None
     with pytest.raises(ValueError, match="batch_stats were not granted"):
         model.apply(withheld, X, mode="eval")
@@ -206,7 +215,7 @@ def test_gradients_lie_in_the_rows_whatever_the_layout(normalised, which):
     else:
         model, variables = models.from_equinox(ChannelsFirst(jax.random.key(0)), image_shape=IMAGE)
     gradient = _tree.named_leaves(gradient_of(model, variables, X[:1], mode="eval"))
-    rows = model.rows(variables, X[:1], mode="eval")
+    rows = jax.jit(lambda v, x: model.rows(v, x, mode="eval"))(variables, X[:1])
     assert len(rows) == (3 if which == "nnx" else 2)
     for name, read in rows.items():
         matrix = np.asarray(model.matrix(name, gradient[name]), np.float64)
@@ -246,10 +255,11 @@ def test_the_head_of_any_layout_reads_as_features_by_classes():
     changed = model.with_head(variables["params"], head._replace(kernel=2 * head.kernel))
     np.testing.assert_array_equal(changed["dense"]["weight"], 2 * module.dense.weight)
     np.testing.assert_array_equal(changed["dense"]["bias"], module.dense.bias)
-    out = model.apply(variables, X)
-    np.testing.assert_allclose(out.logits, jax.vmap(module)(X.transpose(0, 3, 1, 2)), atol=1e-6)
+    first = X.transpose(0, 3, 1, 2)
+    out, expected = jax.jit(lambda v, x, first: (model.apply(v, x), jax.vmap(module)(first)))(variables, X, first)
+    np.testing.assert_allclose(out.logits, expected, atol=1e-6)
     np.testing.assert_allclose(out.logits, out.features @ head.kernel + head.bias, atol=1e-5)
-    gradient = eqx.filter_grad(lambda m: jax.vmap(m)(X.transpose(0, 3, 1, 2)).sum())(module)
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda m: jax.vmap(m)(first).sum()))(module)
     payload = capture.fit(capture.named_arrays(gradient), variables["params"], what="the gradient")
     attacks.check_payload(payload, variables)
 
@@ -269,15 +279,17 @@ def test_the_head_of_any_layout_reads_as_features_by_classes():
     ],
 )
 def test_kinks_are_smoothed_however_they_are_written(name, written):
-    weights = {"params": {"w": 4 * jax.random.normal(jax.random.key(0), (192, CLASSES))}}
+    weights = {"params": {"w": 4 * reference.normal(192, CLASSES)}}
 
     def network(variables, x):
         return written(x.reshape(len(x), -1) @ variables["params"]["w"])
 
     model, variables = models.from_function(network, weights, image_shape=IMAGE)
     z = X.reshape(2, -1) @ weights["params"]["w"]
-    np.testing.assert_array_equal(model.apply(variables, X).logits, written(z))
-    smooth = model.apply(variables, X, sharpness=2.0)
+    exact, smooth, kinked = jax.jit(lambda v, x: (model.apply(v, x), model.apply(v, x, sharpness=2.0), network(v, x)))(
+        variables, X
+    )
+    np.testing.assert_array_equal(exact.logits, kinked)
     soft = functools.partial(models.soft_relu, sharpness=2.0 / z.std())
     expected = {"relu": soft(z), "relu6": soft(z) - soft(z - 6), "leaky_relu": 0.01 * z + 0.99 * soft(z)}
     np.testing.assert_allclose(smooth.logits, expected[name], atol=1e-5)
@@ -291,8 +303,8 @@ def test_kinks_are_smoothed_however_they_are_written(name, written):
 )
 def test_pools_cover_what_their_owner_said_whether_sizes_are_even_or_not(height, width, padding):
     pooled = ((height + (padding == "SAME")) // 2) * ((width + (padding == "SAME")) // 2) * 3
-    weights = {"params": {"w": jax.random.normal(jax.random.key(0), (pooled, CLASSES))}}
-    images = jax.random.uniform(jax.random.key(1), (2, height, width, 3))
+    weights = {"params": {"w": reference.normal(pooled, CLASSES)}}
+    images = reference.uniform(2, height, width, 3, seed=1)
 
     def network(variables, x):
         z = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), padding)
@@ -300,9 +312,11 @@ def test_pools_cover_what_their_owner_said_whether_sizes_are_even_or_not(height,
 
     model, variables = models.from_function(network, weights, image_shape=(height, width, 3))
     assert model.notes == ()
-    np.testing.assert_allclose(model.apply(variables, images).logits, network(weights, images), rtol=1e-5)
-    sharp = model.apply(variables, images, sharpness=1e5).logits
-    np.testing.assert_allclose(sharp, network(weights, images), atol=1e-2)
+    exact, sharp, expected = jax.jit(lambda v, x: (model.apply(v, x), model.apply(v, x, sharpness=1e5), network(v, x)))(
+        variables, images
+    )
+    np.testing.assert_allclose(exact.logits, expected, rtol=1e-5)
+    np.testing.assert_allclose(sharp.logits, expected, atol=1e-2)
 
 
 def test_what_no_rule_knows_stays_and_is_listed():
@@ -312,13 +326,12 @@ def test_what_no_rule_knows_stays_and_is_listed():
         z, _ = jax.lax.scan(lambda z, _: (jax.nn.relu(z), None), z, length=2)
         return jax.nn.softmax(jax.nn.elu(z))
 
-    weights = {"params": {"w": jax.random.normal(jax.random.key(0), (192, CLASSES))}}
+    weights = {"params": {"w": reference.normal(192, CLASSES)}}
     model, variables = models.from_function(network, weights, image_shape=IMAGE)
     (note,) = model.notes
     assert note.startswith("kinks that are not smoothed: 1 x sort, 1 x scan (with max inside), 1 x select_n")
-    np.testing.assert_array_equal(
-        model.apply(variables, X, sharpness=1.0).logits, model.apply(variables, X, sharpness=None).logits
-    )
+    smooth, exact = jax.jit(lambda v, x: [model.apply(v, x, sharpness=s).logits for s in (1.0, None)])(variables, X)
+    np.testing.assert_array_equal(smooth, exact)
     text = models.describe(model)
     assert note in text
     assert "w  (192, 5)  reads 1 x 192  (head)" in text
@@ -399,7 +412,8 @@ def test_a_module_whose_weights_are_still_to_be_drawn_is_the_one_with_weights():
     drawn = models.classifier(Normed(), image_shape=IMAGE)
     variables = drawn.init(jax.random.key(3))
     given, same = models.from_flax(Normed(), variables, image_shape=IMAGE)
-    jax.tree.map(np.testing.assert_array_equal, drawn.apply(variables, X), given.apply(same, X))
+    outputs = jax.jit(lambda v, w, x: (drawn.apply(v, x), given.apply(w, x)))(variables, same, X)
+    jax.tree.map(np.testing.assert_array_equal, *outputs)
     other = drawn.init(jax.random.key(4))["params"]
     assert np.abs(drawn.head_of(other).kernel - drawn.head_of(variables["params"]).kernel).max() > 0
 
@@ -418,9 +432,12 @@ def test_a_linen_module_with_other_collections_and_channels_first():
         again = drawn(Scaled(), shape, layout, jax.random.key(0))
         jax.tree.map(np.testing.assert_array_equal, variables, again)
         model, same = models.from_flax(Scaled(), variables, image_shape=shape, layout=layout)
-        x = jax.random.uniform(jax.random.key(1), (2, *shape))
+        x = reference.uniform(2, *shape, seed=1)
         given = x if layout == "NHWC" else x.transpose(0, 3, 1, 2)
-        np.testing.assert_allclose(model.apply(same, x).logits, Scaled().apply(variables, given), rtol=1e-4, atol=1e-5)
+        out, expected = jax.jit(lambda v, w, x, y, m=model: (m.apply(v, x), Scaled().apply(w, y)))(
+            same, variables, x, given
+        )
+        np.testing.assert_allclose(out.logits, expected, rtol=1e-4, atol=1e-5)
         assert set(same["params"]) == {"Dense_0"}
 
 
