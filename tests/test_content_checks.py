@@ -142,12 +142,12 @@ class TestLaws:
 class TestLayouts:
     def test_channels_may_be_counted_first_or_last(self):
         positions_first = np.arange(2 * 2 * 4).reshape(2, 2, 4)  # rows, columns, channels
-        leaf = jnp.asarray(positions_first.reshape(-1, 1))
+        leaf = positions_first.reshape(-1, 1)
         found = [np.ravel(changed).tolist() for _, changed in symmetry._reordered(leaf, 0, {4, 5, 16})]
         channels_first = positions_first.transpose(2, 0, 1).ravel().tolist()
         assert channels_first in found
         assert len(found) == 2
-        again = [np.ravel(c).tolist() for _, c in symmetry._reordered(jnp.asarray(channels_first)[:, None], 0, {4})]
+        again = [np.ravel(c).tolist() for _, c in symmetry._reordered(np.array(channels_first)[:, None], 0, {4})]
         assert list(range(16)) in again
         assert not list(symmetry._reordered(leaf, 1, {4}))
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxleak.models._door import torch_entries, torch_resize, torch_shapes  # noqa: F401, they fill the table of operators
@@ -66,8 +65,9 @@ class Graph:
             raise ValueError(f"the program must take images alone, got inputs {', '.join(signature.user_inputs)}")
         self.image = signature.user_inputs[0]
         self.given_back: tuple[str, ...] = tuple(signature.user_outputs)
+        # Copies, since PyTorch may go on to change shared memory. jnp.asarray would compile a program for every shape.
         self.tensors = {
-            name: jnp.asarray(numpy_of(tensor))
+            name: jax.device_put(numpy_of(tensor).copy())
             for name, tensor in {**exported.state_dict, **exported.constants}.items()
             if hasattr(tensor, "numpy")
         }
