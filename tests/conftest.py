@@ -24,6 +24,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
+# The commands that tests start read the modules that others of them have compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Two devices, for what several of them share; everything else runs on the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 

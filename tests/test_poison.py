@@ -45,8 +45,8 @@ ATTACKED = {
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
 }
 #: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation;
-#: or, as idlg, they run the same code of the study.
-FIRST = ("inverting_gradients", "fedleak", "ggl")
+#: or, as idlg and inverting_gradients, they run the same code of the study.
+FIRST = ("fedleak", "ggl")
 #: One who averages draws of the defense, and one who makes up clients.
 FIRST_ADAPTIVE = ("guardian", "stochastic_quantization")
 
