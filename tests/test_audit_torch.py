@@ -10,7 +10,7 @@ import pytest
 from jaxleak import audit, capture, models
 from jaxleak.__main__ import main
 from jaxleak.attacks._inversion.peeling import misfit_of_one_sample
-from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict import stages, stated
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -261,6 +261,8 @@ def test_layers_in_evaluation_mode_are_those_of_the_model(tmp_path):
     model, variables = models.from_torch(net, image_shape=(8, 8, 3))
     with pytest.raises(ValueError, match=r"the client had 1 in evaluation mode .* eval_layers=\['1'\]\)"):
         audit.update(model, variables, update, truth=truth, minutes=0.01)
+    assert stated._within("module.backbone.1.norm", ("backbone.1",))
+    assert not stated._within("backbone.10", ("backbone.1",))
     model, variables = models.from_torch(net, image_shape=(8, 8, 3), eval_layers=["1"])
     verdict = audit.update(model, variables, update, truth=truth, minutes=0.01)
     assert verdict.verdict != "inputs inconsistent"

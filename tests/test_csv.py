@@ -89,3 +89,11 @@ def test_a_file_that_is_no_text_or_not_there_is_refused(tmp_path):
         data.load(f"csv:{tmp_path / 't.csv'}?label=y")
     with pytest.raises(FileNotFoundError, match=r"nosuch\.csv does not exist"):
         data.load("csv:nosuch.csv?label=y")
+
+
+def test_commas_of_decimals_and_labels_that_are_the_same_number(tmp_path):
+    table = data.load_table(_written(tmp_path, "x;y\n3,5;1\n-1,25;0\n7;1.0\n") + "?label=y")
+    np.testing.assert_array_equal(table.numeric, [[3.5], [-1.25], [7]])
+    np.testing.assert_array_equal(table.y, [1, 0, 1])
+    codes = data.load_table(_written(tmp_path, "x,y\n1_2,1\n1_3,0\n") + "?label=y")
+    assert codes.categorical.shape == (2, 1)

@@ -93,6 +93,8 @@ def test_defenses_that_are_named_without_a_study_are_those_that_run():
     own_strengths = args_of(defenses.Args, only=("gaussian",), strengths=("gaussian=0.5",))
     planned = defenses._checked(own_strengths, ("demo",))["demo"]
     assert [(point.case.defense, point.case.strength) for point in planned] == [(None, 0.0), ("gaussian", 0.5)]
+    with pytest.raises(ValueError, match="strengths of gaussian, which demo does not have"):
+        defenses._checked(args_of(defenses.Args, only=("soteria",), strengths=("gaussian=0.5",)), ("demo",))
 
 
 @pytest.mark.slow

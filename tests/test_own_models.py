@@ -295,3 +295,25 @@ def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked
     options = {"defense": "outpost", "strength": 0.5, "adaptive": True, "iterations": 1, "activation_penalty": 0.0}
     attack(_case(file, weights=tmp_path / "w.safetensors", **options), 0)
     np.testing.assert_array_equal(_weights(known[-1]), _weights(weights))
+
+
+def test_an_upload_of_a_later_round_is_of_the_weights_that_training_gave(file, tmp_path):
+    model = build_model(_case(file), (8, 8, 1), 10)
+    start, later = (jax.tree.map(lambda leaf, c=c: leaf + c, model.init(jax.random.key(0))) for c in (1, 2))
+    models.save_weights(tmp_path / "w.safetensors", start)
+    case = _case(file, weights=tmp_path / "w.safetensors", attacked_round=1)
+    seen, _ = observe(case, 0, victim(case, 0, later))
+    np.testing.assert_array_equal(_weights(seen.params), _weights(later))
+
+
+def test_variables_beside_a_classifier_are_its_weights_and_its_sizes_must_be_those_of_the_data(file):
+    file.write_text(
+        "import jax\nfrom jaxleak import models\nmodel = models.mlp((8, 8, 1), 10, widths=(4,))\n"
+        "pair = model, jax.tree.map(lambda leaf: leaf + 7, model.init(jax.random.key(0)))\n"
+    )
+    pair = build_model(_case(file, "pair"), (8, 8, 1), 10)
+    model = build_model(_case(file, "model"), (8, 8, 1), 10)
+    given, drawn = (_weights(m.init(jax.random.key(0))) for m in (pair, model))
+    np.testing.assert_allclose(given, drawn + 7, atol=1e-5)
+    with pytest.raises(ValueError, match=r"reads images \(8, 8, 1\) of 10 classes, and the data have \(8, 8, 3\)"):
+        build_model(_case(file, "model"), (8, 8, 3), 10)

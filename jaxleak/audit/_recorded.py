@@ -1,6 +1,7 @@
 """Record what an attacker sees of a protocol, and show the record to attacks."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -75,16 +76,17 @@ def replay(
     Returns:
         The attack's state after the last round, and its stacked infos.
     """
-    return _replay(attack, template_of(template), observations, key)
+    state = attack.init(jax.random.fold_in(key, 2), template_of(template))
+    return _replayed(attack)(state, observations, jax.random.fold_in(key, 3))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _replay(
-    attack: Attack, template: Batch, observations: Observation, key: jax.Array
-) -> tuple[PyTree, dict[str, jax.Array]]:
-    step_key = jax.random.fold_in(key, 3)
+@functools.lru_cache(maxsize=4)  # so that a second replay of the same attack compiles nothing
+def _replayed(attack: Attack) -> Callable[..., tuple[PyTree, dict[str, jax.Array]]]:
+    @jax.jit
+    def replayed(state: PyTree, observations: Observation, key: jax.Array) -> tuple[PyTree, dict[str, jax.Array]]:
+        def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
+            return attack.step(jax.random.fold_in(key, observation.round), state, observation)
 
-    def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
-        return attack.step(jax.random.fold_in(step_key, observation.round), state, observation)
+        return jax.lax.scan(one_round, state, observations)
 
-    return jax.lax.scan(one_round, attack.init(jax.random.fold_in(key, 2), template), observations)
+    return replayed

@@ -48,7 +48,7 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
     Raises:
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
-            `kind="difference"`, a module whose layers of batch normalisation are all in another mode than is stated, or
+            `kind="difference"`, a module whose layers of batch normalisation are in another mode than is stated, or
             if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **{"framework": _framework(update), **facts})
@@ -148,7 +148,7 @@ def _modes_of(update: Any, stated: str | None) -> tuple[str | None, tuple[str, .
     The mode is what is stated where the module keeps no statistics, or is no module.
 
     Raises:
-        ValueError: if no layer is in the mode that is stated.
+        ValueError: if a layer trains where "eval" is stated, or none does where "train" is.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(update, torch.nn.Module):

@@ -1,6 +1,7 @@
 """CSV files: a header with names of columns, and one row per sample."""
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -114,6 +115,8 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
         raise ValueError(f"{path} cannot be read as CSV in UTF-8: {error}") from error
     except ValueError as error:  # no header to unpack
         raise ValueError(f"{path} is empty") from error
+    if delimiter == ";":  # where a comma separates a number's decimals
+        rows = [[re.sub(r"^(\s*[+-]?\d*),(\d+\s*)$", r"\1.\2", value) for value in row] for row in rows]
     names = [name.strip() for name in header]
     if len(set(names)) < len(names):
         raise ValueError(f"{path}: the header must have a name of its own for every column, got {', '.join(names)}")
@@ -134,7 +137,7 @@ def _is_missing(text: str) -> bool:
 def _numbers(texts: Sequence[str]) -> np.ndarray | None:
     """The numbers (N,) of a column, NaN where one is missing; None if it holds anything else, or nothing."""
     try:
-        numbers = np.array([np.nan if _is_missing(text) else float(text) for text in texts])
+        numbers = np.array([np.nan if _is_missing(text) else float(text.replace("_", "x")) for text in texts])
     except ValueError:
         return None
     return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers
@@ -150,9 +153,11 @@ def _labels(texts: Sequence[str], name: str, path: Path) -> tuple[np.ndarray, tu
             f"{path}: column {name!r} must hold a few classes, got {len(different)} different values in {len(texts)} "
             "rows; divide a number into classes first"
         )
-    in_order = sorted(different, key=float) if _numbers(texts) is not None else sorted(different)
-    codes = {text: code for code, text in enumerate(in_order)}
-    return np.array([codes[text] for text in texts]), tuple(in_order)
+    if (numbers := _numbers(texts)) is not None:  # 1 and 1.0 are one class
+        found, codes = np.unique(numbers, return_inverse=True)
+        return codes, tuple(f"{number:g}" for number in found)
+    found, codes = np.unique(texts, return_inverse=True)
+    return codes, tuple(found.tolist())
 
 
 def _side_by_side(columns: list[np.ndarray], rows: int, dtype: type) -> np.ndarray:

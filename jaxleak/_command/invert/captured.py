@@ -16,7 +16,6 @@ from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.models._door import file_of
 from jaxleak.study import Progress, RunFolder, read_weights, sheets
 from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
@@ -34,6 +33,7 @@ from jaxleak.study.updates import (
     share_of,
     where_seen,
 )
+from jaxleak.study.updates._own_model import files_of_own_model
 
 
 def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
@@ -58,7 +58,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
     assert args.payload is not None
     # Without its path: a folder holds the results of one payload.
-    of_model = contents("the network's file", file_of(case.model)) if case.own_model else {}
+    of_model = files_of_own_model(case, args.image_shape, args.num_classes) if case.own_model else {}
     of_files = {**contents("the payload", args.payload), **contents("the weights", case.weights)}
     folder.sources.bind({**of_files, **of_model})
     if generator is not None:

@@ -11,6 +11,7 @@ from jaxleak._command.invert.captured import captured, save_payload
 from jaxleak._command.invert.options import Args
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.models._door import file_of
 from jaxleak.study import Progress, RunFolder, default_out, distributed, sheets
 from jaxleak.study.files import jsonable, naming
 from jaxleak.study.reports import print_measures
@@ -44,7 +45,8 @@ def main(args: Args) -> dict[str, float]:
         require_memory_of_update(case)
     else:
         require_memory_of_update(case, args.image_shape, args.num_classes)
-    out = args.out or default_out("invert", f"{case.attack}-{case.model}-b{case.batch_size}")
+    name = f"{file_of(case.model).stem}-{case.model.rpartition(':')[2]}" if case.own_model else case.model
+    out = args.out or default_out("invert", f"{case.attack}-{name}-b{case.batch_size}")
     config = jsonable(asdict(case)) | {"seeds": args.seeds}
     if args.payload is not None:
         config["data"] = f"not known: images behind the captured update {args.payload}"

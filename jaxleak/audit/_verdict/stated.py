@@ -71,7 +71,7 @@ def stated_client(known: capture.Facts, model: Classifier) -> ClientShare:
         ValueError: if layers of the client were in evaluation mode that the model has in training mode.
     """
     stated = known.eval_layers or ()
-    if known.batch_norm != "eval" and set(stated) - set(model.eval_layers):
+    if known.batch_norm != "eval" and not all(_within(layer, model.eval_layers) for layer in stated):
         raise ValueError(
             f"eval_layers: the client had {', '.join(stated)} in evaluation mode while other layers trained, and the "
             f"model has not: make it with from_torch(net, ..., eval_layers={list(stated)!r})"
@@ -82,6 +82,12 @@ def stated_client(known: capture.Facts, model: Classifier) -> ClientShare:
         model, local_steps=known.local_steps or 1, local_epochs=known.local_epochs or 1, learning_rate=rate,
         momentum=known.momentum or 0.0, batch_norm=known.batch_norm or "train",  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _within(layer: str, parts: tuple[str, ...]) -> bool:
+    """Whether a layer is one of these parts of a module or lies in one, whatever wraps the client's module."""
+    layer, *others = (name.removeprefix("module.").removeprefix("_orig_mod.") for name in (layer, *parts))
+    return any(f"{layer}.".startswith(f"{part}.") for part in others)
 
 
 def trained_part(model: Classifier, variables: PyTree, frozen: tuple[str, ...] | None) -> tuple[Classifier, PyTree]:

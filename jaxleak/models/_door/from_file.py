@@ -50,8 +50,8 @@ def from_file(
 
     Returns:
         The classifier. Its `init` draws the weights of a Linen module by the key. It gives the weights of any other
-        module as the file made them, whatever the key; PyTorch's generator has been seeded with 0 before the
-        file is run and before NAME is called, so that they are the same in every process.
+        module as the file made them, whatever the key; If the file imports PyTorch, its generator has been
+        seeded with 0 before the file is run and before NAME is called, so that they are the same in every process.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -64,7 +64,7 @@ def from_file(
         given = {"head": head, "layout": layout, "dropout": dropout == "off"}
         if unread := [name for name, value in given.items() if value]:
             raise ValueError(f"{unread[0]} is for modules of other libraries, and {spec} is a jaxleak Classifier")
-        return found
+        return found if beside is None else found._replace(init=lambda key: beside)
     library = next((library for library, kind in _kinds().items() if isinstance(found, kind)), None)
     if library is None:
         raise ValueError(

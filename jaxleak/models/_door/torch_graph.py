@@ -104,8 +104,9 @@ class Graph:
         return tuple(found)
 
     def other_buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that are no running statistics, and no counters of batches, which change no output."""
-        others = set(self.buffers.values()) & set(self.tensors) - set(self.statistics())
+        """Names of the buffers that are read and are no running statistics; counters of batches change no output."""
+        read = {self.buffers[node.name] for node in self.nodes if node.name in self.buffers and node.users}
+        others = read & set(self.tensors) - set(self.statistics())
         return tuple(sorted(name for name in others if not name.endswith("num_batches_tracked")))
 
     def __call__(

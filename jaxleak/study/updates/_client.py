@@ -43,7 +43,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     if dataset.x.ndim != 4:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
     model, share, protocol = client_of(case, dataset.x.shape[1:], len(dataset.classes))
-    if case.weights is not None:
+    if variables is None and case.weights is not None:
         variables = read_weights(case.weights, model)
     dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
     own = client_samples(case.partition, dataset, case.federation, case.images, seed)

@@ -98,14 +98,15 @@ def _forward_operations(case: Case) -> float:
     shape, classes = _shape_of(case.data)
     model = build_model(case, shape, classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    one = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    count = 2 if case.own_model else 1  # PyTorch refuses to normalise one value per channel by the batch
+    images = jax.ShapeDtypeStruct((count, *shape), jnp.float32)
     forward = jax.jit(lambda v, x: model.apply(v, x, mode=case.batch_norm).logits)  # type: ignore[arg-type]
     try:
         with jax.default_device(jax.devices("cpu")[0]):
-            analysis = forward.lower(variables, one).cost_analysis()
+            analysis = forward.lower(variables, images).cost_analysis()
     except RuntimeError:  # JAX_PLATFORMS has no CPU, and other devices count only what they have compiled
-        analysis = forward.lower(variables, one).compile().cost_analysis()
-    return float(analysis["flops"])  # type: ignore[index, call-overload]
+        analysis = forward.lower(variables, images).compile().cost_analysis()
+    return float(analysis["flops"]) / count  # type: ignore[index, call-overload]
 
 
 @functools.cache

@@ -5,6 +5,7 @@ gradients of single examples. What the file does not say is found by trying the 
 """
 
 import functools
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,14 @@ def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: in
     """
     computed = f"what {case.model} computes"
     of_file = contents(f"the file of the network {case.model}", file_of(case.model))
-    return {**of_file, computed: lambda: _tried(case, tuple(image_shape), num_classes).logits}
+
+    def rounded() -> dict[str, np.ndarray]:
+        """The logits to three digits, since another machine has other last ones."""
+        found = _tried(case, tuple(image_shape), num_classes).logits
+        places = {mode: 2 - math.floor(math.log10(max(np.abs(rows).max(), 1e-6))) for mode, rows in found.items()}
+        return {mode: np.round(rows, places[mode]) + 0.0 for mode, rows in found.items()}
+
+    return {**of_file, computed: rounded}
 
 
 def about_model(case: Case) -> list[str]:
@@ -98,6 +106,11 @@ def _loaded(
 ) -> _Tried:
     """The network and its logits by mode; the files were written at these times, and the client `trains` its layers."""
     model = models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
+    if (tuple(model.image_shape), model.num_classes) != (image_shape, num_classes):
+        raise ValueError(
+            f"{spec} reads images {tuple(model.image_shape)} of {model.num_classes} classes, and the data have "
+            f"{image_shape} and {num_classes}"
+        )
     variables = model.init(jax.random.key(0)) if weights is None else read_weights(weights, model)
     found = _as_tried(model, variables, trains)
     if not model.untrained:

@@ -60,8 +60,9 @@ def _bytes_of(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tup
     """Bytes of the model's parameters, and of the outputs of its non-linearities for one image."""
     model = build_model(case, image_shape, num_classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    count = 2 if case.own_model else 1  # PyTorch refuses to normalise one value per channel by the batch
+    images = jax.ShapeDtypeStruct((count, *image_shape), jnp.float32)
     forward = functools.partial(model.apply, mode=case.batch_norm)  # type: ignore[arg-type]
     outputs = jax.eval_shape(forward, variables, images)
     sizes = [4 * sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (variables, outputs.activations)]
-    return sizes[0], sizes[1]
+    return sizes[0], sizes[1] // count
