@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import re
@@ -9,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from jaxleak.models._classifier import Classifier
@@ -89,6 +90,13 @@ def from_file(
         ) from error
 
 
+class _Source(importlib.machinery.SourceFileLoader):
+    """Reads the file itself: compiled modules count as current if the file was last written in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def file_of(spec: str) -> Path:
     """The file that "FILE.py:NAME" names."""
     return Path(spec.rpartition(":")[0])
@@ -99,10 +107,11 @@ def _named(spec: str) -> Any:
     path, name = file_of(spec), spec.rpartition(":")[2]
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
+    if path.suffix != ".py":
         raise ValueError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(found)
+    loader = _Source(path.stem, str(path))
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(path.stem, loader, origin=str(path)))
+    module.__file__ = str(path)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent))
     if _IMPORTS_TORCH.search(path.read_text(errors="ignore")):  # at once, so that its generator can be seeded
@@ -110,7 +119,7 @@ def _named(spec: str) -> Any:
             importlib.import_module("torch")
     try:
         with _seeded():
-            found.loader.exec_module(module)
+            loader.exec_module(module)
     except Exception as error:  # whatever somebody's file does
         raise ValueError(f"{path} cannot be imported: {_where(error, path)}") from error
     if not hasattr(module, name):
