@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from slowness import slow_among
 
 from jaxleak import models
 from jaxleak.models._densenet import densenet121
@@ -186,7 +187,7 @@ def test_a_batch_of_one_or_two_numbers_joins_the_running_variance(count):
     np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("stem", MOBILENET)
+@pytest.mark.parametrize("stem", slow_among(MOBILENET, ("large",)))
 def test_mobilenet_halves_where_its_paper_does(stem):
     side, expected = MOBILENET[stem]
     _, _, out = _shapes("mobilenet_v2", (side, side, 3), 7)

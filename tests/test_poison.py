@@ -167,7 +167,7 @@ def _poisoned_victims(problem):
     ("attack", "least"),
     [
         (all_of(parties_runs.Runs(("own_bottom",), features=False)), 4),
-        (fu_et_al, 2),
+        pytest.param(fu_et_al, 2, marks=pytest.mark.slow),
         pytest.param(
             all_of(parties_runs.Runs(party_records.SHADOW_INITS, regressions=True, comparisons=True)),
             15,
