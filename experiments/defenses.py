@@ -226,7 +226,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
     has = {name for points in planned.values() for p in points for name in ("none", p.case.defense, p.curve)}
     if absent := [name for name in args.only if name not in has]:
         raise ValueError(f"--only {' '.join(absent)} leaves nothing to run of {', '.join(chosen)}")
-    unused = [name for name in strengths if not _having(name, chosen) or name not in (args.only or (name,))]
+    unused = [name for name in strengths if not _having(name, chosen) or (args.only and name not in args.only)]
     if unused:
         raise ValueError(f"strengths of {', '.join(unused)}, which {', '.join(chosen)} does not have")
     return planned

@@ -202,6 +202,11 @@ class Hot(Plain):
         return 16 * z
 
 
+class LogSoftmax(Plain):
+    def ends(self, z):
+        return jax.nn.log_softmax(z)
+
+
 class Softmax(Plain):
     def ends(self, z):
         return jax.nn.softmax(z)
@@ -224,6 +229,7 @@ def test_what_a_network_does_is_found_by_trying_it(file):
     file.write_text(TRIED)
     plain, hot, mixing = (build_model(_case(file, name), (8, 8, 1), 10) for name in ("Plain", "Hot", "Mixing"))
     assert (plain.head, plain.by_batch, plain.notes) == ("last", (), ())
+    assert build_model(_case(file, "LogSoftmax"), (8, 8, 1), 10).head == "last"  # the same to every softmax
     assert hot.head == ""
     assert any("something follows its last dense layer" in note for note in hot.notes)
     assert all(mixing.mixes_images(mode) for mode in ("train", "eval"))

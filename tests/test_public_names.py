@@ -177,7 +177,7 @@ NAMES = {
         STEPS THRESHOLDS training
     """,
     "jaxleak.study.sources": """
-        Arrays arrays_of contents drawn drawn_name samples_in Sources SOURCES_FILE unavailable
+        Arrays arrays_of contents drawn drawn_name form_of samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
         about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case cell_of_point check

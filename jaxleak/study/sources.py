@@ -24,6 +24,7 @@ __all__ = [
     "contents",
     "drawn",
     "drawn_name",
+    "form_of",
     "samples_in",
     "unavailable",
 ]
@@ -155,6 +156,15 @@ def samples_in(spec: str) -> int:
     return _samples_in(spec, os.environ.get("JAXLEAK_DATA_DIR"))
 
 
+def form_of(spec: str) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample of a data specification, and its number of classes; one sample is loaded once for all that ask.
+
+    Raises:
+        ValueError, OSError: on data that cannot be loaded.
+    """
+    return _form_of(spec, os.environ.get("JAXLEAK_DATA_DIR"))
+
+
 def unavailable(spec: str) -> str:
     """Why a data specification cannot be loaded, or nothing; one sample is loaded once for all that ask."""
     return _unavailable(spec, os.environ.get("JAXLEAK_DATA_DIR"))
@@ -164,6 +174,12 @@ def unavailable(spec: str) -> str:
 @functools.cache
 def _samples_in(spec: str, folder: str | None) -> int:
     return len(data.load(spec).y)
+
+
+@functools.cache
+def _form_of(spec: str, folder: str | None) -> tuple[tuple[int, ...], int]:
+    one = data.load(spec, 1)
+    return one.x.shape[1:], len(one.classes)
 
 
 @functools.cache

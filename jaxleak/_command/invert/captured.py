@@ -16,7 +16,7 @@ from jaxleak._command.invert import report
 from jaxleak._command.invert.options import Args
 from jaxleak._tree import below, named_leaves
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.study import Progress, RunFolder, read_weights, sheets
+from jaxleak.study import Progress, RunFolder, sheets
 from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
@@ -33,7 +33,7 @@ from jaxleak.study.updates import (
     share_of,
     where_seen,
 )
-from jaxleak.study.updates._own_model import files_of_own_model
+from jaxleak.study.updates._own_model import files_of_own_model, given_weights
 
 
 def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
@@ -47,7 +47,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
         raise ValueError(f"--payload is attacked from one start: --seeds takes one number, got {len(args.seeds)}")
     model = build_model(case, args.image_shape, args.num_classes)
     check_effect(case, model)
-    variables = read_weights(case.weights, model)
+    variables = given_weights(case, model)
     read = resolved(case).leaves(model)
     payload = load_payload(args.payload, variables["params"], read)
     attacks.check_payload(payload, variables, read)

@@ -102,22 +102,26 @@ def head_of(
 
 
 def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -> bool | None:
-    """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer.
+    """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer."""
+    bright = np.linspace(0.1, 1.0, _IMAGES, dtype=np.float32)[:, None, None, None]
+    images = bright * np.random.default_rng(0).random((_IMAGES, *model.image_shape), np.float32)
+    logits, features = outputs(model, mode, variables, images)
+    if not ends_with_head(model, variables["params"], logits, features):
+        return None
+    return bool(np.asarray(features).min() >= 0)
+
+
+def ends_with_head(model: Classifier, params: PyTree, logits: jax.Array, features: jax.Array) -> bool:
+    """Whether the logits (B, C) are those of the last dense layer, which reads these features (B, F).
 
     A constant that is added to all logits of an image changes no softmax, and is allowed.
     """
-    weights = model.head_of(variables["params"], gradient=False)
-    bright = np.linspace(0.1, 1.0, _IMAGES, dtype=np.float32)[:, None, None, None]
-    images = bright * np.random.default_rng(0).random((_IMAGES, *model.image_shape), np.float32)
-    found = outputs(model, mode, variables, images)
-    logits, features = (np.asarray(array, np.float64) for array in found)
+    weights = model.head_of(params, gradient=False)
     bias = 0.0 if weights.bias is None else np.asarray(weights.bias, np.float64)
-    expected = features @ np.asarray(weights.kernel, np.float64) + bias
-    centred = [array - array.mean(axis=1, keepdims=True) for array in (logits, expected)]
-    allowed = max(_OTHER_LOGITS, 10 * float(jnp.finfo(found[0].dtype).eps))
-    if np.abs(centred[0] - centred[1]).max() > allowed * max(np.abs(centred[0]).max(), 1e-30):
-        return None
-    return bool(features.min() >= 0)
+    expected = np.asarray(features, np.float64) @ np.asarray(weights.kernel, np.float64) + bias
+    centred = [array - array.mean(axis=1, keepdims=True) for array in (np.asarray(logits, np.float64), expected)]
+    allowed = max(_OTHER_LOGITS, 10 * float(jnp.finfo(logits.dtype).eps))
+    return bool(np.abs(centred[0] - centred[1]).max() <= allowed * max(np.abs(centred[0]).max(), 1e-30))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # compiled once for a model, which is audited again and again

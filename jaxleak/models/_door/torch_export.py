@@ -63,7 +63,7 @@ def from_torch(
     _validate.one_of(DROPOUTS, dropout=dropout)
     height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
     _validate.count(height=height, width=width, channels=channels)
-    kept = tuple(eval_layers)
+    kept, untrained = tuple(eval_layers), list[str]()
     if isinstance(module, torch.export.ExportedProgram):
         if kept:
             raise ValueError("eval_layers are for a module: an exported program has the modes that it was exported in")
@@ -79,6 +79,7 @@ def from_torch(
         by_mode = {name: of_mode.first for name, of_mode in graphs.items()}
         graph = by_mode["train"]
         functions = {name: _function(graphs[name].first, graphs[name].of) for name in BATCH_NORM_MODES}
+        untrained = [name for name, p in module.named_parameters() if not p.requires_grad]
     else:
         raise TypeError(f"module must be an nn.Module or an ExportedProgram, got {type(module).__name__}")
     names = graph.statistics()
@@ -101,10 +102,8 @@ def from_torch(
     normalises = model.has_batch_norm or bool(by_batch)
     constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
     model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
-    is_module = isinstance(module, torch.nn.Module)
-    own = [name for name, p in module.named_parameters() if not p.requires_grad] if is_module else []
-    untrained = tuple(name for name in own if name in variables["params"])
-    return model._replace(eval_layers=kept, untrained=untrained), variables
+    read = tuple(name for name in untrained if name in variables["params"])
+    return model._replace(eval_layers=kept, untrained=read), variables
 
 
 class _Graphs:

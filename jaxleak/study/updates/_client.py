@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxleak import data, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
-from jaxleak.study._weights import read_weights
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import OPTIONS_OF_BUILT_IN, Case
-from jaxleak.study.updates._own_model import own_model
+from jaxleak.study.updates._own_model import given_weights, own_model
 from jaxleak.study.updates._partitions import client_samples
 
 
@@ -44,7 +43,7 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
         raise ValueError(f"data must be images (N, H, W, C), got {case.data} of shape {dataset.x.shape}")
     model, share, protocol = client_of(case, dataset.x.shape[1:], len(dataset.classes))
     if variables is None and case.weights is not None:
-        variables = read_weights(case.weights, model)
+        variables = given_weights(case, model)
     dataset = dataset._replace(x=dataset.x[case.skip :], y=dataset.y[case.skip :])
     own = client_samples(case.partition, dataset, case.federation, case.images, seed)
     if variables is not None or len(own) != case.pool:

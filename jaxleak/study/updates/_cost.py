@@ -6,8 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxleak import data
 from jaxleak.attacks import presets
+from jaxleak.study.sources import form_of
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
@@ -49,7 +49,7 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
     each = max(OVERHEAD, SECOND_ORDER * case.images * case.local_epochs * forward) * evaluations
     learning = 0.0
     if case.attack in presets.GENERATIVE:
-        pixels = math.prod(_shape_of(case.data)[0][:2])
+        pixels = math.prod(form_of(case.data)[0][:2])
         learning += GENERATOR / _rate() * pixels * case.public_samples * case.generator_epochs
     if training is not None:
         samples = training.rounds * training.clients_per_round * training.local_steps * training.batch_size
@@ -83,7 +83,7 @@ def parameter_count(case: Case) -> int:
     Args:
         case: names the model, and the data that give the size of the images and the number of classes.
     """
-    shape, classes = _shape_of(case.data)
+    shape, classes = form_of(case.data)
     model = build_model(case, shape, classes)
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"]))
 
@@ -95,7 +95,7 @@ def _rate() -> float:
 @functools.cache
 def _forward_operations(case: Case) -> float:
     """Floating-point operations of one image's forward pass, as XLA counts them."""
-    shape, classes = _shape_of(case.data)
+    shape, classes = form_of(case.data)
     model = build_model(case, shape, classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
     count = 2 if case.own_model else 1  # PyTorch refuses to normalise one value per channel by the batch
@@ -107,10 +107,3 @@ def _forward_operations(case: Case) -> float:
     except RuntimeError:  # JAX_PLATFORMS has no CPU, and other devices count only what they have compiled
         analysis = forward.lower(variables, images).compile().cost_analysis()
     return float(analysis["flops"]) / count  # type: ignore[index, call-overload]
-
-
-@functools.cache
-def _shape_of(spec: str) -> tuple[tuple[int, ...], int]:
-    """Image shape and number of classes of a data specification."""
-    dataset = data.load(spec, 1)
-    return dataset.x.shape[1:], len(dataset.classes)

@@ -18,13 +18,13 @@ from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak.checkpoint import fingerprint
 from jaxleak.study import digest
-from jaxleak.study._weights import read_weights
 from jaxleak.study.files import naming, read_numbers, write_json
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
 from jaxleak.study.updates._cost import seconds_of_training
+from jaxleak.study.updates._own_model import given_weights
 from jaxleak.study.updates._public_data import require_no_overlap
 from jaxleak.study.updates._sources import sources_of_model
 from jaxleak.study.updates._training import Training
@@ -283,7 +283,7 @@ class Utilities:
         run = _Run(
             model, own, (dataset.x[f.samples :], dataset.y[f.samples :]),
             seed=seed, parts=data.partition_clients("iid", seed, *own, f.clients),
-            start=None if case.weights is None else read_weights(case.weights, model),
+            start=None if case.weights is None else given_weights(case, model),
             batch_size=f.batch_size, local_steps=case.local_steps, learning_rate=f.learning_rate,
             batch_norm=case.batch_norm, defense=defense_of(case, model),
         )  # fmt: skip

@@ -7,14 +7,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from jaxleak import data
 from jaxleak._base import PyTree
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import RunFolder, digest, plots, sheets
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result
-from jaxleak.study.sources import Arrays, drawn
+from jaxleak.study.sources import Arrays, drawn, form_of
 from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import client_of
@@ -122,8 +121,7 @@ def _require_attack(case: Case) -> None:
     """Raise, before anything is trained, what building the attack on somebody's network raises."""
     if case.attack in presets.GENERATIVE:  # which a training gives
         return
-    one = data.load(case.data, 1)
-    model, share, _ = client_of(case, one.x.shape[1:], len(one.classes))
+    model, share, _ = client_of(case, *form_of(case.data))
     try:
         resolved(case).build(model, share)
     except ValueError as error:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxleak import data, models
+from jaxleak import models
 from jaxleak._base import PyTree
+from jaxleak.audit._checks.head import ends_with_head
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.models._door import file_of
 from jaxleak.study._weights import read_weights
-from jaxleak.study.sources import Arrays, contents
+from jaxleak.study.sources import Arrays, contents, form_of
 from jaxleak.study.updates._case import Case
 
 #: Differences of logits below this share of the largest one are rounding.
@@ -30,6 +31,7 @@ class _Tried(NamedTuple):
     """A network that was tried on a few images."""
 
     model: models.Classifier
+    variables: PyTree  # given by `--weights` or made by the file; None in the place of a constant
     logits: dict[str, np.ndarray]  # by mode, (_TRIED, C)
 
 
@@ -49,6 +51,22 @@ def own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> mod
             running statistics and computes the same in training as in evaluation; on weights of another network.
     """
     return _tried(case, tuple(image_shape), num_classes).model
+
+
+def given_weights(case: Case, model: models.Classifier) -> PyTree:
+    """The variables that `--weights` gives to the case's model; the file of one's own network is read once.
+
+    Args:
+        case: names weights.
+        model: the model of the case.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_weights`.
+    """
+    assert case.weights is not None
+    if case.own_model:
+        return _tried(case, model.image_shape, model.num_classes).variables
+    return read_weights(case.weights, model)
 
 
 def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Arrays:
@@ -79,8 +97,7 @@ def about_model(case: Case) -> list[str]:
     """
     if not case.own_model:
         return []
-    one = data.load(case.data, 1)
-    model = own_model(case, one.x.shape[1:], len(one.classes))
+    model = own_model(case, *form_of(case.data))
     weights = [model.init(jax.random.key(seed))["params"] for seed in (0, 1)]
     alike = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, weights), strict=True))
     fixed = ["The weights before training are the same for every seed."] if alike or case.weights else []
@@ -115,7 +132,8 @@ def _loaded(
     found = _as_tried(model, variables, trains)
     if not model.untrained:
         return found
-    return found._replace(model=models.freeze(found.model, variables, model.untrained)[0])
+    model, variables = models.freeze(found.model, variables, model.untrained)
+    return found._replace(model=model, variables=variables)
 
 
 def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tried:
@@ -132,7 +150,7 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
         logits[mode] = np.asarray(out.logits)
         if mode in (model.by_batch or ()) or not _same(logits[mode][0], moved.logits[0]):
             by_batch.append(mode)
-        if model.head and not _ends_with_head(model, variables["params"], out):
+        if model.head and not ends_with_head(model, variables["params"], out.logits, out.features):
             note = "something follows its last dense layer, so that neither label rules nor defenses of features apply"
             model = model._replace(head="", head_leaves=(), notes=(*model.notes, note))
     for rows in logits.values():
@@ -146,13 +164,7 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
             "the network keeps running statistics and does not use the batch's in training: call the argument that "
             "tells the modes apart train, training or deterministic, or state the evaluation mode (--batch-norm eval)"
         )
-    return _Tried(model._replace(by_batch=tuple(by_batch)), logits)
-
-
-def _ends_with_head(model: models.Classifier, params: PyTree, out: models.Outputs) -> bool:
-    kernel, bias = model.head_of(params, gradient=False)
-    expected = np.asarray(out.features) @ np.asarray(kernel) + (0 if bias is None else np.asarray(bias))
-    return _same(expected, out.logits)
+    return _Tried(model._replace(by_batch=tuple(by_batch)), variables, logits)
 
 
 def _same(a: Any, b: Any) -> bool:

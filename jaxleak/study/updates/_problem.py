@@ -42,13 +42,10 @@ def _attack(
     num_classes: int,
     generator: client_updates.PublicGenerator | None,
     variables: PyTree,
-    with_weights: bool,
 ) -> Attack:
     """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
-    # The round is 0 for attackers who do not know the defense: `_compiled` has reset it.
     known = _known_defense(case)
-    drawn_alike = not case.attacked_round and not case.own_model and not with_weights
-    if known is not None and adaptive.reads_weights(known) and not drawn_alike:
+    if variables is not None and known is not None and adaptive.reads_weights(known):
         return _attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
 
@@ -195,8 +192,10 @@ def answer_to(
     """Attack one observation. Of the private data only their shapes (`template`) come in here."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
-    given = case.weights is not None
-    engine = _attack(_compiled(case), shape, model.num_classes, generator, observation.params, given)
+    # An initial model's weights are drawn by the attacker as the client's are, so that one program serves all seeds.
+    drawn = not case.attacked_round and not case.own_model and case.weights is None
+    known_weights = None if drawn else observation.params
+    engine = _attack(_compiled(case), shape, model.num_classes, generator, known_weights)
     begin = time.perf_counter()
     found, run, infos = audit.invert(
         engine,

@@ -6,7 +6,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxleak import audit, data
+from jaxleak import audit
+from jaxleak.study.sources import form_of
 from jaxleak.study.updates._attacker import CLOSED_FORM
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
@@ -31,8 +32,7 @@ def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = N
         ValueError, FileNotFoundError: on unknown data, or a model that does not fit the images.
     """
     if image_shape is None:
-        one = data.load(case.data, 1)
-        image_shape, num_classes = one.x.shape[1:], len(one.classes)
+        image_shape, num_classes = form_of(case.data)
     device = jax.local_devices()[0]
     same = replace(Case(), **{name: getattr(case, name) for name in _OF_THE_MODEL})
     parameters, per_image = _bytes_of(same, tuple(image_shape), num_classes)

@@ -2,7 +2,7 @@
 
 from jaxleak import data
 from jaxleak.attacks import presets
-from jaxleak.study.sources import Arrays, contents, drawn
+from jaxleak.study.sources import Arrays, contents, drawn, form_of
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
 from jaxleak.study.updates._own_model import files_of_own_model
 from jaxleak.study.updates._public_data import public_images
@@ -30,5 +30,4 @@ def sources_of_model(case: Case) -> Arrays:
     found = {} if case.weights is None else contents(f"the weights {case.weights}", case.weights)
     if not case.own_model:
         return found
-    one = data.load(case.data, 1)
-    return {**found, **files_of_own_model(case, one.x.shape[1:], len(one.classes))}
+    return {**found, **files_of_own_model(case, *form_of(case.data))}
