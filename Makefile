@@ -8,20 +8,34 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:$(KEPT)
 
 .PHONY: demo test test-torch fuzz mutants old-faults bits bench docs figures notebooks lint clean
 
-# Set up once, and again whenever the dependencies change.
+# What is installed is compiled to bytecode by all cores; that some packages have files of Python 2 is no error.
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+COMPILE = -$(BIN)/python -m compileall -qq -j 0 .venv/lib
+
+# Set up once, and again whenever the dependencies change. The pip that comes with a Python may be years old, and then
+# takes three times as long to choose the packages; without a newer one it has to do.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	-$(INSTALL) --upgrade pip
+	$(INSTALL) --editable '.[test]'
+	$(COMPILE)
 	touch $@
 
 # What we are compared with (PyTorch) is large, and nothing else needs it.
 .venv/bench: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(INSTALL) --editable '.[bench]'
+	$(COMPILE)
 	touch $@
 
 # The documentation's generator is needed by nothing else.
 .venv/docs: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
+	$(COMPILE)
+	touch $@
+
+# So is the tool that makes mistakes.
+.venv/mutants: .venv/installed
+	$(INSTALL) --editable '.[mutants]'
 	touch $@
 
 demo: .venv/installed
@@ -41,7 +55,7 @@ fuzz: .venv/installed
 	$(BIN)/python -m pytest --hypothesis-profile deep --capture no tests/test_fuzz*.py
 
 # About an hour. Small mistakes are put into a copy of the source, and the tests should notice each of them.
-mutants: .venv/installed
+mutants: .venv/mutants
 	$(BIN)/python tests/mutants.py
 
 # About ten minutes. How many tests of mended faults fail on the code in which the faults were found.
