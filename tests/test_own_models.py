@@ -1,6 +1,7 @@
 """Studies of a network of one's own, `--model FILE.py:NAME`: which weights it has, and when its results are refused."""
 
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -289,18 +290,26 @@ def test_an_imported_module_that_has_changed_since_is_noticed(tmp_path, monkeypa
 HELPER = "from its_helper import SCALE\n\n\nclass Net"
 
 
-def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch):
-    model = build_model(_case(file), (8, 8, 1), 10)
-    weights = jax.tree.map(lambda leaf: leaf * 3, model.init(jax.random.key(0)))
-    models.save_weights(tmp_path / "w.safetensors", weights)
-    known = []
-    informed = adaptive.informed
-    monkeypatch.setattr(
-        adaptive, "informed", lambda *args, **options: known.append(options["variables"]) or informed(*args, **options)
-    )
+@pytest.mark.parametrize("given", ["by a file", "by whoever calls"])
+def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch, given):
+    class Known(Exception):
+        """Ends the attack once it has said what it knows."""
+
+    def informed(*_, variables, **__):
+        raise Known(variables)
+
+    monkeypatch.setattr(adaptive, "informed", informed)
+    case = _case(file) if given == "by a file" else Case(model="mlp", data="digits", pool=8, batch_size=2)
     options = {"defense": "outpost", "strength": 0.5, "adaptive": True, "iterations": 1, "activation_penalty": 0.0}
-    attack(_case(file, weights=tmp_path / "w.safetensors", **options), 0)
-    np.testing.assert_array_equal(_weights(known[-1]), _weights(weights))
+    case = replace(case, **options)
+    weights = jax.tree.map(lambda leaf: leaf * 3, build_model(case, (8, 8, 1), 10).init(jax.random.key(0)))
+    models.save_weights(tmp_path / "w.safetensors", weights)
+    with pytest.raises(Known) as known:
+        if given == "by a file":
+            attack(replace(case, weights=tmp_path / "w.safetensors"), 0)
+        else:
+            attack(case, 0, variables=weights)
+    np.testing.assert_array_equal(_weights(known.value.args[0]), _weights(weights))
 
 
 def test_an_upload_of_a_later_round_is_of_the_weights_that_training_gave(file, tmp_path):

@@ -141,9 +141,12 @@ def attack(
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
     template = audit.template_of(side.private)
+    # An initial model's weights are drawn by the attacker as the client's are, so that one program serves all seeds.
+    initial = variables is None and case.weights is None and not case.attacked_round and not case.own_model
     answer = answer_to(
-        case, seed, observation, side.model, template, callbacks=callbacks, checkpoints=checkpoints, devices=devices
-    )
+        case, seed, observation, side.model, template, initial=initial, callbacks=callbacks, checkpoints=checkpoints,
+        devices=devices,
+    )  # fmt: skip
     if answer.second is not None:
         second = asked_for_rivals(case, answer.second, observation, side.share, answer.found, seed)
         answer = answer._replace(second=second)
@@ -185,17 +188,15 @@ def answer_to(
     model: models.Classifier,
     template: Batch,
     *,
+    initial: bool,
     callbacks: tuple[Callable[[int, InversionRun, dict[str, np.ndarray]], None], ...] = (),
     checkpoints: Checkpoints | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Answer:
-    """Attack one observation. Of the private data only their shapes (`template`) come in here."""
+    """Attack one observation, of `initial` or of other weights; only the private data's shapes (`template`) come in."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
-    # An initial model's weights are drawn by the attacker as the client's are, so that one program serves all seeds.
-    drawn = not case.attacked_round and not case.own_model and case.weights is None
-    known_weights = None if drawn else observation.params
-    engine = _attack(_compiled(case), shape, model.num_classes, generator, known_weights)
+    engine = _attack(_compiled(case), shape, model.num_classes, generator, None if initial else observation.params)
     begin = time.perf_counter()
     found, run, infos = audit.invert(
         engine,
