@@ -213,6 +213,11 @@ class Softmax(Plain):
         return jax.nn.softmax(z)
 
 
+class Sigmoids(Plain):
+    def ends(self, z):
+        return jax.nn.sigmoid(z)
+
+
 class Mixing(Plain):
     def begins(self, x):
         return (x - x.mean(0)) / (x.std(0) + 1)
@@ -233,6 +238,9 @@ def test_what_a_network_does_is_found_by_trying_it(file):
     assert build_model(_case(file, "LogSoftmax"), (8, 8, 1), 10).head == "last"  # the same to every softmax
     assert hot.head == ""
     assert any("something follows its last dense layer" in note for note in hot.notes)
+    sigmoids = build_model(_case(file, "Sigmoids"), (8, 8, 1), 10)
+    assert any("between 0 and 1" in note for note in sigmoids.notes)
+    assert not any("between 0 and 1" in note for note in hot.notes)
     assert all(mixing.mixes_images(mode) for mode in ("train", "eval"))
     assert not any(plain.mixes_images(mode) for mode in ("train", "eval"))
 

@@ -158,6 +158,12 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
             raise ValueError(
                 "the network's outputs are probabilities: take the softmax off its end, since the loss has one"
             )
+    if all(((rows > 0) & (rows < 1)).all() for rows in logits.values()):
+        note = (
+            "all of its outputs lay between 0 and 1 on images that were tried, as those of sigmoids do; the loss reads "
+            "them as logits, so take sigmoids off the end if there are any"
+        )
+        model = model._replace(notes=(*model.notes, note))
     # PyTorch's graphs tell the modes of the layers; elsewhere a flag for training may have a name that is not known.
     if trains and model.by_batch is None and model.has_running_statistics and not by_batch:
         raise ValueError(
