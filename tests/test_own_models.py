@@ -268,6 +268,9 @@ def test_an_attack_that_cannot_be_built_is_refused_before_anything_is_trained(fi
         ValueError, match=r"no last dense layer that is known; .* or say --labels given \(granted\) or joint"
     ):
         jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0)), 0)
+    with pytest.raises(ValueError, match="row_space needs a layer") as refused:  # which no labels would mend
+        jobs.require(Inversion(_case(file, "Plain", attack="row_space")), 0)
+    assert "--labels" not in str(refused.value)
     jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0, labels="joint")), 0)
 
 
@@ -300,11 +303,11 @@ HELPER = "from its_helper import SCALE\n\n\nclass Net"
 
 @pytest.mark.parametrize("given", ["by a file", "by whoever calls"])
 def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch, given):
-    class Known(Exception):
+    class KnownError(Exception):
         """Ends the attack once it has said what it knows."""
 
     def informed(*_, variables, **__):
-        raise Known(variables)
+        raise KnownError(variables)
 
     monkeypatch.setattr(adaptive, "informed", informed)
     case = _case(file) if given == "by a file" else Case(model="mlp", data="digits", pool=8, batch_size=2)
@@ -312,11 +315,10 @@ def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked
     case = replace(case, **options)
     weights = jax.tree.map(lambda leaf: leaf * 3, build_model(case, (8, 8, 1), 10).init(jax.random.key(0)))
     models.save_weights(tmp_path / "w.safetensors", weights)
-    with pytest.raises(Known) as known:
-        if given == "by a file":
-            attack(replace(case, weights=tmp_path / "w.safetensors"), 0)
-        else:
-            attack(case, 0, variables=weights)
+    by_file = given == "by a file"
+    case = replace(case, weights=tmp_path / "w.safetensors" if by_file else None)
+    with pytest.raises(KnownError) as known:
+        attack(case, 0, variables=None if by_file else weights)
     np.testing.assert_array_equal(_weights(known.value.args[0]), _weights(weights))
 
 

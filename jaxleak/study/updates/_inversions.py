@@ -1,7 +1,7 @@
 """Inversions as jobs of a `Runner`: what one depends on, what it needs and costs, what it leaves, and its pictures."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -127,6 +127,7 @@ def _require_attack(case: Case) -> None:
     except ValueError as error:
         if case.labels is not None:
             raise
+        resolved(replace(case, labels="given")).build(model, share)  # raises what labels would not mend
         raise ValueError(f"{error}; or say --labels given (granted) or joint (sought with the images)") from error
 
 
