@@ -74,6 +74,7 @@ from jaxleak.study.updates import (
     about_model,
     cell_of_point,
     check,
+    parse_strengths,
     require_memory_of_update,
     run_trade_off,
     trade_off_runner,
@@ -208,7 +209,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
         _validate.one_of(("given", "joint", *LABEL_RULES), labels=args.labels)
     for name in args.only:
         _validate.one_of(ONLY, only=name)
-    strengths = studies.parse_strengths(args.strengths)
+    strengths = parse_strengths(args.strengths)
     same = ("data", "model", "weights", "mean", "std", "width", "batch_norm", "iterations", "attacked_round", "labels")
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
     base = Case(**{name: getattr(args, name) for name in same} | of_clients)

@@ -5,8 +5,8 @@ from typing import Any
 
 from experiments import _paper
 from jaxleak import _validate
-from jaxleak.defenses import CLIENT_DEFENSES, client_defense
-from jaxleak.study.updates import Case, TradeOffPoint
+from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study.updates import Case, TradeOffPoint, swept_points
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.
 FEW, MANY = 1, 12
@@ -23,15 +23,6 @@ def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
     return tuple(found)
 
 
-def _swept(base: Case, names: tuple[str, ...], strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
-    points = []
-    for name in names:
-        for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
-            own = replace(base, learning_rate=strength) if CLIENT_DEFENSES[name].of_rate else base
-            points.append(TradeOffPoint(replace(own, defense=name, strength=strength), name, strength))
-    return points
-
-
 def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """Soteria, OUTPOST, quantization, Guardian and DP, for 1 and 12 local steps.
 
@@ -44,22 +35,19 @@ def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
         private = "dp_sgd" if steps == 1 else "dp_update"
         # Figure 4 names Gaussian DP without its strengths; the strengths of Figure 5 are taken.
         chosen = {private: CLIENT_DEFENSES["dp_sgd"].strengths[:4]} | strengths
-        for point in _swept(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
-            paper = _printed(f"quantization/steps{steps}") if _is_strongest_quantization(point) else ()
+        for point in swept_points(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
+            # The paper says "quantization protects, at 10 % accuracy" and does not say with how many bits.
+            strongest = (point.case.defense, point.case.strength) == ("quantization", 1)
+            paper = _printed(f"quantization/steps{steps}") if strongest else ()
             points.append(replace(point, curve=f"{point.curve}, {steps} steps", paper=paper))
     return points
-
-
-def _is_strongest_quantization(point: TradeOffPoint) -> bool:
-    # The paper says "quantization protects, at 10 % accuracy" and does not say with how many bits.
-    return point.case.defense == "quantization" and point.case.strength == 1
 
 
 def fig5(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """DP-SGD and adaptive DP together with Soteria at 0.5, and each DP alone."""
     short = dict.fromkeys(("dp_sgd", "adaptive_dp"), CLIENT_DEFENSES["dp_sgd"].strengths[:4])
     names = ("dp_soteria", "adaptive_dp_soteria", "dp_sgd", "adaptive_dp")
-    return [TradeOffPoint(base, "none", 0.0), *_swept(base, names, short | strengths)]
+    return [TradeOffPoint(base, "none", 0.0), *swept_points(base, names, short | strengths)]
 
 
 def fig7(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
@@ -76,7 +64,7 @@ def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
     """The server reads only the smaller or only the larger entries; and noise in proportion to the entries."""
     return [
         TradeOffPoint(base, "none", 0.0),
-        *_swept(base, ("encrypt_top", "encrypt_bottom", "withhold_top", "magnitude_noise"), strengths),
+        *swept_points(base, ("encrypt_top", "encrypt_bottom", "withhold_top", "magnitude_noise"), strengths),
     ]
 
 
@@ -84,7 +72,7 @@ def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOf
     """Every defense that no figure has: sparsification, noise, stochastic rounding, dropout and whatever is added."""
     shown = {point.case.defense for study in (fig4, fig5, fig8) for point in study(base, {})}
     names = tuple(kind for kind in CLIENT_DEFENSES if kind not in shown)
-    return [TradeOffPoint(base, "none", 0.0), *_swept(base, names, strengths)]
+    return [TradeOffPoint(base, "none", 0.0), *swept_points(base, names, strengths)]
 
 
 #: Defenses of the demonstration, each with its strengths.
@@ -98,7 +86,7 @@ DEMO: dict[str, tuple[float, ...]] = {
 
 def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """No defense, and `DEMO`."""
-    return [TradeOffPoint(base, "none", 0.0), *_swept(base, tuple(strengths or DEMO), strengths or DEMO)]
+    return [TradeOffPoint(base, "none", 0.0), *swept_points(base, tuple(strengths or DEMO), strengths or DEMO)]
 
 
 def of_demo(only: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
@@ -133,29 +121,6 @@ def outcomes(study: str) -> list[dict[str, Any]]:
         for table in OUTCOMES.get(study, ())
         for cell in tables[table]["cell"]
     ]
-
-
-def parse_strengths(texts: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
-    """`("soteria=0.1,0.9",)` as `{"soteria": (0.1, 0.9)}`.
-
-    Raises:
-        ValueError: on an unknown defense, a strength that it does not allow, or another form.
-    """
-    parsed = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        _validate.one_of((*CLIENT_DEFENSES, "secure_aggregation"), defense=name)
-        try:
-            numbers = tuple(float(value) for value in values.split(","))
-        except ValueError:
-            numbers = ()
-        if not equals or not numbers:
-            raise ValueError(f"strengths must be NAME=NUMBER,NUMBER,... such as soteria=0.1,0.9, got {text!r}")
-        for number in numbers:
-            if name != "secure_aggregation":
-                client_defense(name, number)
-        parsed[name] = numbers
-    return parsed
 
 
 def points_of(study: str, base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:

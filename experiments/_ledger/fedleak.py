@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _paper
-from experiments._fedleak.cells import PRINTED_ITERATIONS, cells, names
+from experiments._fedleak.cells import cells, names
+from experiments._fedleak.inversions import PRINTED_ITERATIONS
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses

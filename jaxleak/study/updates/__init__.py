@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
+    from jaxleak.study.updates._strengths import parse_strengths, swept_points
     from jaxleak.study.updates._trade_offs import TradeOffPoint, cell_of_point, run_trade_off, trade_off_runner
     from jaxleak.study.updates._training import Training
 
@@ -75,6 +76,7 @@ _MODULE_OF = {
     "about_model": "_own_model",
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
+    **dict.fromkeys(("parse_strengths", "swept_points"), "_strengths"),
 }
 
 __all__ = [
@@ -117,6 +119,7 @@ __all__ = [
     "observe",
     "own_opinion",
     "parameter_count",
+    "parse_strengths",
     "public_images",
     "refuse_overlap",
     "require_memory_of_update",
@@ -126,6 +129,7 @@ __all__ = [
     "seconds_of_update",
     "share_of",
     "sources_of_update",
+    "swept_points",
     "trade_off_runner",
     "trained",
     "utility_of",
