@@ -45,7 +45,8 @@ test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 # The tests that need PyTorch, the slow ones included; about ten minutes. Those of torchvision skip without it.
-TORCH_TESTS := audit_torch audited capture command from_torch generative torch_operators torchvision twins
+TORCH_TESTS := audit_torch audited capture command from_torch generative torch_normalisation torch_operators torchvision \
+	twins
 
 test-torch: .venv/bench
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not gpu' $(TORCH_TESTS:%=tests/test_%.py)

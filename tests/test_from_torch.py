@@ -9,16 +9,25 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import Batch, Observation, _tree, attacks, capture, defenses, models, protocols
-from jaxleak.attacks import client_updates, presets
-from jaxleak.attacks._inversion import engine
+from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
+from jaxleak.attacks import presets
 from jaxleak.models._classifier import digest_of
 from jaxleak.objectives import cross_entropy
 
 torch = pytest.importorskip("torch")
-nn, F = torch.nn, torch.nn.functional
 
-IMAGE, CLASSES = (8, 8, 3), 5
+from torch_reference import (  # noqa: E402
+    CLASSES,
+    IMAGE,
+    Norms,
+    check_against_torch,
+    exported_programs,
+    gradient_of,
+    images,
+    moved_statistics,
+)
+
+nn, F = torch.nn, torch.nn.functional
 
 
 class Block(nn.Module):
@@ -89,58 +98,10 @@ class Mixed(nn.Module):
         return self.head(x[:, 0])
 
 
-def images(count, seed=1):
-    x = torch.rand(count, IMAGE[2], *IMAGE[:2], generator=torch.Generator().manual_seed(seed))
-    return x, jnp.asarray(x.numpy().transpose(0, 2, 3, 1))
-
-
-def gradient_of(model, variables, x, mode):
-    y = jnp.arange(len(x)) % CLASSES
-
-    def loss(params):
-        out = model.apply({**variables, "params": params}, x, mode=mode)
-        return cross_entropy(out.logits, y), out
-
-    return jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-
-
-def moved_statistics(net):
-    """Weights and running statistics that are not those of the start."""
-    torch.manual_seed(0)
-    net = net()
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-            if module.weight is not None:
-                nn.init.uniform_(module.weight, 0.5, 1.5)
-    return net
-
-
 @pytest.fixture(scope="module")
 def resnets():
     net = moved_statistics(ResNet)
     return net, *models.from_torch(net, image_shape=IMAGE, num_classes=CLASSES)
-
-
-def check_against_torch(net, model, variables, mode, count, atol):
-    x, ours = images(count)
-    net.train(mode == "train")
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    net.zero_grad()
-    logits = net(x)
-    F.cross_entropy(logits, torch.arange(count) % CLASSES).backward()
-    expected = capture.named_arrays(net)
-    gradient, out = gradient_of(model, variables, ours, mode)
-    np.testing.assert_allclose(out.logits, logits.detach(), atol=atol)
-    assert gradient.keys() == expected.keys()
-    for name, leaf in gradient.items():
-        np.testing.assert_allclose(leaf, expected[name], atol=atol, err_msg=name)
-    after = net.state_dict()
-    for name, leaf in out.batch_stats.items():
-        np.testing.assert_allclose(leaf, after[name], atol=atol, err_msg=name)
-    net.load_state_dict(before)
-    return out
 
 
 @pytest.mark.parametrize(("mode", "count"), [("train", 3), ("eval", 3), ("eval", 1)])
@@ -294,51 +255,6 @@ def test_an_exported_program_in_training_mode_is_trained():
         assert model.by_batch == ("train",)
         with pytest.raises(ValueError, match="mode 'eval' is not known"):
             model.apply(variables, images(2)[1], mode="eval")
-
-
-class Norms(nn.Module):
-    """Batch normalisations with constants of their own, over pixels and over numbers, without weights and with."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4, eps=0.1, momentum=0.3, affine=False)
-        self.first, self.last = nn.Linear(36, 6), nn.Linear(6, CLASSES)
-        self.flat = nn.BatchNorm1d(6, eps=0.02, momentum=0.4)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.flat(self.first(self.norm(self.conv(x)).flatten(1)))))
-
-
-@pytest.mark.parametrize(("mode", "count"), [("train", 2), ("train", 4), ("eval", 1)])
-def test_batch_normalisation_has_the_constants_of_its_owner(mode, count):
-    net = moved_statistics(Norms)
-    model, variables = models.from_torch(net, image_shape=IMAGE)
-    out = check_against_torch(net, model, variables, mode, count, 5e-5)
-    z = net.conv(images(count)[0]).detach().numpy()
-    np.testing.assert_allclose(out.statistics["norm.running_mean"], z.mean((0, 2, 3)), atol=1e-5)
-    np.testing.assert_allclose(out.statistics["norm.running_var"], z.var((0, 2, 3)), atol=1e-5)
-    assert (model.by_batch, model.has_batch_norm) == (("train",), True)
-    assert list(model.order) == list(net.state_dict())
-
-
-class PartlyTrained(Norms):
-    """The same network, of a client that keeps the first normalisation in evaluation mode."""
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-
-@pytest.mark.parametrize("name", ["norm", "module.norm"])
-def test_layers_in_evaluation_mode_stay_so_while_the_others_train(name):
-    net, plain = moved_statistics(PartlyTrained), Norms()
-    plain.load_state_dict(net.state_dict())
-    model, variables = models.from_torch(plain, image_shape=IMAGE, eval_layers=[name])
-    check_against_torch(net, model, variables, "train", 3, 5e-5)
-    assert (model.eval_layers, model.by_batch) == ((name,), ("train",))
-    with pytest.raises(ValueError, match=r"eval_layers must name parts of the module \(conv, .*\), got 'backbone'"):
-        models.from_torch(plain, image_shape=IMAGE, eval_layers=["backbone"])
 
 
 class Fixed(nn.Module):
@@ -536,55 +452,3 @@ def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxleak\[torch\]'"):
         models.from_torch(Tutorial(), image_shape=IMAGE)
-
-
-class BatchStatistics(nn.Module):
-    """A network whose normalisation keeps no statistics, or takes those of each image alone."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3, padding=1), norm, nn.Linear(256, CLASSES)
-
-    def forward(self, x):
-        return self.fc(F.relu(self.norm(self.conv(x))).flatten(1))
-
-
-def exported_programs(net):
-    """In evaluation mode: as PyTorch exports it, and in core operators."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's about itself
-        batch = ({0: torch.export.Dim("batch")},)
-        exported = torch.export.export(net.eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=batch)
-        return exported, exported.run_decompositions()
-
-
-def test_batch_normalisation_without_running_statistics_is_attacked_as_such():
-    """By what the layer does in either mode, and not by what it stores."""
-    net = BatchStatistics(nn.BatchNorm2d(4, track_running_stats=False))
-    x, ours = images(3)
-    for module in (net, *exported_programs(net)):
-        model, variables = models.from_torch(module, image_shape=IMAGE)
-        assert model.has_batch_norm
-        assert not model.has_running_statistics
-        for mode in ("train", "eval"):
-            assert model.mixes_images(mode)
-            logits = model.apply(variables, ours, mode=mode).logits
-            np.testing.assert_allclose(logits, net(x).detach(), atol=1e-5)
-    share = protocols.ClientShare(model, batch_norm="eval")
-    parts = engine.assemble(model, share, presets.fedleak(9), batch_size=1)
-    assert parts.smoothing == client_updates.recommended_smoothing(batch_norm=True, batch_size=1)
-    with pytest.raises(ValueError, match="mixes"):
-        protocols.client(share, num_samples=3, batch_size=3, defense=defenses.client_defense("dp_sgd", 1.0))
-    with pytest.raises(ValueError, match="keeps none"):
-        engine.assemble(model, share, presets.gradinversion(9, granted_statistics=True), batch_size=1)
-
-
-def test_instance_normalisation_is_no_batch_normalisation():
-    net = BatchStatistics(nn.InstanceNorm2d(4))
-    x, ours = images(3)
-    for module in (net, *exported_programs(net)):
-        model, variables = models.from_torch(module, image_shape=IMAGE)
-        assert not model.has_batch_norm
-        assert not model.has_running_statistics
-        assert not model.mixes_images("train")
-        np.testing.assert_allclose(model.apply(variables, ours).logits, net(x).detach(), atol=1e-5)
