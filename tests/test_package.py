@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxleak.study import provenance
+
 ROOT = Path(__file__).parent.parent
 #: Few samples, and as little work on them as shows that all parts are there.
 SMALL = {
@@ -169,3 +171,9 @@ def test_a_study_runs_from_an_empty_folder(installed, tmp_path, name):
     assert results["status"] == "complete"
     assert results["provenance"]["commit"].startswith("version ")
     assert (tmp_path / "run" / "figures" / "contact_sheet.png").stat().st_size > 0
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the system does not tell which cores a process may use")
+def test_the_cores_of_a_result_are_those_that_its_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
+    assert provenance()["cores"] == 1

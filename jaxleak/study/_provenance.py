@@ -44,8 +44,13 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "device": f"{device.platform}: {device.device_kind}",
-        "cores": os.cpu_count(),
+        "cores": _cores(),
     }
+
+
+def _cores() -> int | None:
+    """Cores that this process may use; those of the machine where the system does not tell."""
+    return os.cpu_count() if sys.platform in ("win32", "darwin") else len(os.sched_getaffinity(0))
 
 
 def peak_memory_gb() -> float:
