@@ -81,8 +81,9 @@ print(f"{'a grey image':<26} {scores['psnr_grey']:5.1f} dB")
 
 # %% [markdown]
 # The grey image is the score of an attack that found nothing. Two photographs and one draw of the weights are an
-# example and not a comparison: for one, put all of the above into a function of a seed, give that seed to `data.load`
-# and to every `jax.random.key`, and report the mean and the spread over several seeds that were chosen beforehand.
+# example and not a comparison: for one, make the attacks once, since each is compiled once, and put the rest into a
+# function of a seed. Give that seed to `data.load` and to every `jax.random.key`, and report the mean and the spread
+# over several seeds that were chosen beforehand.
 
 # %%
 sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photographs behind one gradient")

@@ -86,7 +86,9 @@ class Reconstruction(NamedTuple):
     Attributes:
         x: (N, P, *slice), the samples' parts by party.
         y: (N,) int32, labels.
-        score: (N,) the attacker's own misfit, lower is better; computed without the truth.
+        score: (N,) the attacker's own misfit, lower is better; computed without the truth. Of several restarts the
+            sample with the lowest score is taken, so that an attack whose restarts may order the samples differently
+            gives all samples of a batch the same score.
         answered: (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not
             determined by what was seen); x and y hold nothing of worth there. True is no claim that the answer is
             right.
@@ -112,8 +114,8 @@ class Attack(NamedTuple):
         private set: shapes are public, so `init` cannot peek.
     step: `(key, state, observation) -> (state, info)`. `state` is what must be carried (checkpointable), `info`
         what one may look at (a dict of scalars, stackable by scan). Step t gets `fold_in(key, t)`.
-    reconstruct: `(state, observation) -> Reconstruction`. Attacks that solve in closed form, or by a solver of their
-        own, may do it here in NumPy; all others can be traced.
+    reconstruct: `(state, observation) -> Reconstruction`. `jaxleak.audit.invert` traces it. An attack on many rounds
+        that solves in closed form, or by a solver of its own, may do it here in NumPy.
     iterations: how many steps its schedules are made for, or None where there are none.
     """
 

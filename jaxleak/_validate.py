@@ -15,6 +15,8 @@ import numpy as np
 LARGEST = float(np.finfo(np.float32).max)
 #: How far from one the sum of a row of soft labels may be; those in 16 bits round to that.
 SUM_ROUNDING = 1e-2
+#: What no pixel reaches in [0, 1], nor a normalised one: a deviation of 1/16 would be that of nearly uniform images.
+LARGEST_PIXEL = 16.0
 
 
 def positive(**named: float) -> None:
@@ -212,13 +214,24 @@ def batch_as_planned(index: Any, batch_size: int) -> None:
 
 
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
-    """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them."""
+    """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them.
+
+    Values, which tracers and shapes do not have, must be such as normalised pixels have.
+    """
     shape, wanted = tuple(x.shape), (1, *image_shape)
     if shape[1:] != wanted:
         hint = ": add the axis of parties, x[:, None]" if shape[1:] == image_shape else ""
         raise ValueError(f"x of a batch must have shape (B, {', '.join(map(str, wanted))}), got {shape}{hint}")
     if np.dtype(x.dtype).kind in "biu":
         raise ValueError(f"x of a batch must hold float pixels in [0, 1], got dtype {x.dtype}: divide bytes by 255")
+    import jax  # for tracers alone
+
+    values = np.zeros(0) if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) else np.asarray(x)
+    largest = max(values.max(initial=0), -values.min(initial=0))  # without a copy of the data
+    if largest > LARGEST_PIXEL:
+        raise ValueError(
+            f"x of a batch must hold pixels in [0, 1], or normalised ones, got {largest:.4g}: divide by 255"
+        )
 
 
 def finite(tree: Any, where: str) -> None:

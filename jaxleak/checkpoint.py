@@ -3,6 +3,7 @@
 Orbax and JAX are imported where they are used: they take seconds, and a command's --help needs none of them.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -53,6 +54,21 @@ def fingerprint(tree: PyTree) -> str:
     return found.hexdigest()
 
 
+def _storable_value(value: Any) -> Any:
+    """A number of NumPy or JAX as Python's, and a function by its name."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, functools.partial):
+        return [_storable_value(value.func), list(value.args), value.keywords]
+    name = getattr(value, "__qualname__", None)
+    if name is None:
+        raise ValueError(
+            "config must hold numbers, texts, functions, and lists and dictionaries of these, got "
+            f"{type(value).__name__}; checkpoint.fingerprint names arrays"
+        )
+    return f"{value.__module__}.{name}"
+
+
 class Checkpoints:
     """Numbered checkpoints of one run in one folder; the newest two are kept.
 
@@ -68,7 +84,8 @@ class Checkpoints:
 
         Args:
             folder: where the checkpoints live.
-            config: what the run depends on; JSON-serialisable. `fingerprint` names arrays.
+            config: what the run depends on: numbers, texts, functions, and lists and dictionaries of these, such as an
+                attack's settings. A function counts by its name. `fingerprint` names arrays.
             fresh: start over. What is there is not read, and is deleted by the first `save`, so that a run that fails
                 before it has anything to save loses nothing.
 
@@ -76,9 +93,10 @@ class Checkpoints:
             ConfigMismatchError: if the folder holds checkpoints of another configuration; names the fields.
             FolderInUseError: if another process writes to the folder.
             OSError: if the folder cannot be written.
+            ValueError: if the configuration holds what no file can keep.
         """
         self.folder = Path(folder).absolute()
-        self._config = json.loads(json.dumps(config))
+        self._config = json.loads(json.dumps(config, default=_storable_value))
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         self._origin: dict[str, Any] = {}
         try:

@@ -315,3 +315,30 @@ class TestLengthOfAnInversion:
             _length(planned, 6)
         with pytest.raises(ValueError, match="iterations must be"):
             _length(TOY.attack, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": jnp.zeros((6, 3))}, r"reconstruct of the attack must give x of shape \(6, 1, 3\), got shape \(6, 3\)"),
+        ({"score": jnp.zeros(())}, r"score of shape \(6,\), got shape \(\)"),
+        ({"score": None}, "score .* got no array"),
+        ({"y": jnp.zeros((6, 2))}, r"y of shape \(6,\), got shape \(6, 2\)"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_an_answer_of_other_shapes_is_refused(changed, message, restarts):
+    attack = TOY.attack._replace(
+        reconstruct=lambda state, observation: TOY.attack.reconstruct(state, observation)._replace(**changed)
+    )
+    seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
+    with pytest.raises(ValueError, match=message):
+        audit.invert(attack, seen, audit.template_of(PRIVATE), key=KEY, iterations=1, restarts=restarts)
+
+
+def test_whoever_asks_a_finished_checkpoint_is_told(tmp_path, caplog):
+    seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
+    for _ in range(2):
+        checkpoints = Checkpoints(tmp_path, {"settings": (TOY.attack.step, np.float32(2))})
+        audit.invert(TOY.attack, seen, audit.template_of(PRIVATE), key=KEY, iterations=2, checkpoints=checkpoints)
+    assert caplog.text.count("nothing is left to do: the answer is that of the checkpoint of iteration 2") == 1

@@ -1,4 +1,5 @@
 import errno
+import functools
 import json
 import os
 import shutil
@@ -54,6 +55,16 @@ def test_fresh_starts_over(checkpoints):
     again.save(3, _tree(3))
     assert not _files_of(checkpoints, 5)
     chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, other).restore_latest(start), _tree(3))
+
+
+def test_settings_of_an_attack_are_a_configuration(tmp_path):
+    made_of = {"rate": np.float32(0.5), "count": jnp.int32(3), "kind": [jnp.tanh, functools.partial(jnp.clip, max=1)]}
+    Checkpoints(tmp_path / "a", made_of).save(1, _tree(1))
+    del made_of["kind"][0]
+    with pytest.raises(ConfigMismatchError, match="kind"):
+        Checkpoints(tmp_path / "a", made_of)
+    with pytest.raises(ValueError, match=r"config must hold numbers, .* got object; checkpoint.fingerprint names"):
+        Checkpoints(tmp_path / "b", {"what": object()})
 
 
 def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):

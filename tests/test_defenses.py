@@ -378,3 +378,16 @@ def test_values_out_of_range_are_refused():
 def test_what_is_no_number_is_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tree: jax.tree.map(jnp.mean, tree), r"must keep the shapes .* makes \(\) of \(3,\) in a"),
+        (lambda tree: {"b": tree["a"]}, "must keep the payload's tree, and changes a, b"),
+    ],
+)
+def test_a_defense_that_changes_shapes_is_refused_before_it_is_broadcast_over_the_weights(change, message):
+    changing = Defense("payload", optax.stateless(lambda tree, _: change(tree)))
+    with pytest.raises(ValueError, match=message):
+        changing.apply(jax.random.key(0), {"a": jnp.ones(3)})

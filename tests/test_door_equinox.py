@@ -85,7 +85,12 @@ def test_dropout_of_equinox_is_refused_where_it_acts():
         models.from_equinox(*eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25), image_shape=IMAGE)
     module, state = eqx.nn.make_with_state(Running)(jax.random.key(0), 0.25)
     module = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.25, inference=True))
-    models.from_equinox(module, state, image_shape=IMAGE)
+    model, variables = models.from_equinox(module, state, image_shape=IMAGE)
+    off = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.0))
+    wanted, _ = models.from_equinox(off, state, image_shape=IMAGE)
+    for mode in ("train", "eval"):  # in training, too, the layer stays off
+        logits, same = (m.apply(variables, X, mode=mode).logits for m in (model, wanted))
+        np.testing.assert_array_equal(logits, same)
 
 
 def test_a_module_of_equinox_may_give_one_number():

@@ -406,12 +406,23 @@ def test_scores_of_a_batch_are_those_of_the_single_measures_after_clipping_and_m
         (lambda x: x.transpose(0, 3, 1, 2)[..., :11, :], r"got \(3, 3, 11, 11\), whose channels seem to come first"),
         (lambda x: np.where(x > 0.5, np.nan, x), "truth must hold finite pixels"),
         (lambda x: np.where(x > 0.5, np.inf, x), "truth must hold finite pixels"),
+        (lambda x: x[0], r"got \(12, 11, 3\): add the axis of images, x\[None\]"),
+        (lambda x: x[:, None], r"got \(3, 1, 12, 11, 3\): take one party's part, x\[:, 0\]"),
     ],
 )
 def test_true_images_on_another_scale_or_in_another_order_are_refused(images, change, message):
     truth, estimate = map(change, images)
     with pytest.raises(ValueError, match=message):
         metrics.image_scores(truth, estimate)
+
+
+@pytest.mark.parametrize("change", [lambda x: 255 * x, lambda x: (x - 0.5) / 0.25])
+def test_an_estimate_of_another_unit_is_suspected(images, change, caplog):
+    truth, estimate = images
+    metrics.image_scores(truth, np.clip(estimate, 0, 1))
+    assert not caplog.records
+    metrics.image_scores(truth, change(np.clip(estimate, 0, 1)))
+    assert "of the estimate's pixels lie outside [0, 1]" in caplog.text
 
 
 def test_images_that_are_scored_as_they_are(images):

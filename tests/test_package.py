@@ -173,7 +173,9 @@ def test_a_study_runs_from_an_empty_folder(installed, tmp_path, name):
     assert (tmp_path / "run" / "figures" / "contact_sheet.png").stat().st_size > 0
 
 
-@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the system does not tell which cores a process may use")
+@pytest.mark.skipif(
+    sys.platform in ("win32", "darwin"), reason="the system does not tell which cores a process may use"
+)
 def test_the_cores_of_a_result_are_those_that_its_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
     assert provenance()["cores"] == 1

@@ -57,14 +57,15 @@ def invert(
         iterations: total, counted from the attack's start; None runs the attack's own, which is also the most that its
             schedules reach. A run of fewer is logged as cut short.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
-        restarts: independent trials, vmapped, the first of which is that of `restarts=1`; the one with the lowest score
-            of the attacker's own is returned.
+        restarts: independent trials, vmapped, the first of which is that of `restarts=1`; of every sample the one with
+            the lowest score of the attacker's own is returned. Attacks of this package that do not know the order of
+            the samples give all of them one score, so that one trial is returned.
         microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation, restarts,
             length of schedules and start. Settings that do not show in these, such as the weight of a prior, belong
-            into the configuration of `Checkpoints`.
+            into the configuration: `Checkpoints(folder, {"settings": settings})`.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
             before the best one is chosen. If there is a single trial, they share its images and add up their gradients
@@ -78,8 +79,8 @@ def invert(
         ConfigMismatchError: naming what differs, if the checkpoints are of another run.
         FloatingPointError: if what was observed is not finite.
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
-        ValueError: on arguments out of range, fewer iterations than a checkpoint has done, or a transcript in place of
-            an observation, since it holds the truth.
+        ValueError: on arguments out of range, fewer iterations than a checkpoint has done, a transcript in place of
+            an observation, since it holds the truth, or an attack whose answer does not have the template's shapes.
     """
     if isinstance(observation, Transcript):
         raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
@@ -122,6 +123,8 @@ def invert(
     first, lowered = int(state.iteration), None
     if first > iterations:
         raise ValueError(f"iterations must be at least the {first} that the checkpoint has done, got {iterations}")
+    if first == iterations:
+        _log.warning("nothing is left to do: the answer is that of the checkpoint of iteration %d", first)
     if first < iterations and executor == "scan":
         lowered = _scan.lower(trials, state, observation, key, min(chunk, iterations - first))
     elif first < iterations and executor == "step":
@@ -131,6 +134,7 @@ def invert(
     for line in frozen_trials(infos):
         _log.warning(line)
     answers = _answers(attack, restarts, state.attack, observation)
+    _require_answer(answers, template, restarts)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
 
 
@@ -154,6 +158,18 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
     return _answers(attack, restarts, run.attack, observation)
 
 
+def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> None:
+    """Refuse an answer that would be broadcast, or taken for that of other samples."""
+    leading = () if restarts == 1 else (restarts,)
+    samples = template.x.shape[0]
+    wanted = {"x": template.x.shape, **dict.fromkeys(("y", "score", "answered"), (samples,))}
+    for name, shape in wanted.items():
+        found = getattr(getattr(answers, name), "shape", None)
+        if found != (*leading, *shape):
+            got = "no array" if found is None else f"shape {found[len(leading) :]}"
+            raise ValueError(f"reconstruct of the attack must give {name} of shape {tuple(shape)}, got {got}")
+
+
 def _length(attack: Attack, iterations: int | None) -> int:
     planned = attack.iterations
     if iterations is None:
@@ -172,9 +188,9 @@ def frozen_trials(infos: dict[str, np.ndarray]) -> list[str]:
     """One line for each trial that froze: which, from which iteration on, and why.
 
     Args:
-        infos: the infos that `invert` returned; an attack that never freezes has no "frozen" among them.
+        infos: the infos that `invert` returned; an attack that never freezes has no "frozen" or no "loss" among them.
     """
-    if "frozen" not in infos:
+    if not {"frozen", "loss"} <= infos.keys():
         return []
     frozen, loss = (np.asarray(infos[name]).reshape(len(infos[name]), -1) for name in ("frozen", "loss"))
     lines = []

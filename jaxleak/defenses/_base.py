@@ -63,7 +63,8 @@ class Defense(_Fields):
 
         A protocol refuses a defense whose place it does not have.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`, or any other
-        transform of optax, which gets no key.
+        transform of optax, which gets no key. One that has a generator or a seed of its own, such as
+        `optax.add_noise`, repeats its noise in every run, whatever the run's seed.
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
     one_step: the payload must be the gradient of a single local step, which the defense computes anew or takes a step
         of another optimizer with; protocols refuse it for several.
@@ -122,15 +123,31 @@ class Defense(_Fields):
         Raises:
             FloatingPointError: if the payload is not finite. Inside jit there are no values to look at, and a
                 non-finite payload goes through.
+            ValueError: if the transform changes the payload's tree or the shape of a leaf; names the leaf.
         """
         _validate.finite(_tree.concrete(payload), "payload")
         shared, state = self.transform.update(payload, state, None, key=key, **extra)
+        _require_same_shapes(payload, shared)
         # Noise is drawn in float32 and the sum rounded: drawn in bfloat16 it would take few different values.
         return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), shared, payload), state
 
     def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         """`update` for clients that keep no state between rounds: every round is the first."""
         return self.update(key, payload, self.init(payload), **extra)[0]
+
+
+def _require_same_shapes(payload: PyTree, shared: PyTree) -> None:
+    """Refuse a payload that would be broadcast over the weights, or match none of them."""
+    before, after = ({name: jnp.shape(leaf) for name, leaf in _tree.named_leaves(t).items()} for t in (payload, shared))
+    if before.keys() != after.keys():
+        changed = ", ".join(sorted(before.keys() ^ after.keys()))
+        raise ValueError(f"transform of a defense must keep the payload's tree, and changes {changed or 'it'}")
+    for name, shape in before.items():
+        if after[name] != shape:
+            raise ValueError(
+                f"transform of a defense must keep the shapes of the payload, and makes {after[name]} of {shape} in "
+                f"{name or 'it'}"
+            )
 
 
 def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:

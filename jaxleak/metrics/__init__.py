@@ -2,7 +2,7 @@
 
 Only evaluation may use these functions: attacks never import this package, because an attacker has no truth to
 compare with. NumPy on the host, float64 inside. Values that are not finite in an estimate give scores that are
-not finite either.
+not finite either; what matches images with each other refuses them.
 """
 
 from jaxleak.metrics._features import feature_mse, feature_r2

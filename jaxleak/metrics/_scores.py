@@ -1,5 +1,7 @@
 """All scores of a batch of images in one call, as tables and reports print them."""
 
+import logging
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -9,6 +11,9 @@ from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
 #: How far beyond [0, 1] rounding may have moved a true pixel.
 _ROUNDING = 1e-3
+#: Share of an estimate's pixels beyond [0, 1] by more than this from which on another unit is suspected.
+_CLIPPED, _BEYOND = 0.25, 0.05
+_log = logging.getLogger("jaxleak")
 #: Channels that images have: grey, colors, and colors with transparency.
 _CHANNELS = (1, 3, 4)
 
@@ -23,7 +28,8 @@ def image_scores(
     """The scores of a reconstructed batch against the private one, after the best one-to-one matching.
 
     For a `Reconstruction` of a private `Batch`: `image_scores(private.x[:, 0], found.x[:, 0], true_labels=private.y,
-    labels=found.y)`. Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels.
+    labels=found.y)`. Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels. The logger
+    "jaxleak" says so where more than a quarter of the pixels lie outside: these may be of another unit.
 
     Args:
         truth: (N, H, W, channels) images in [0, 1], without the normalisation that a network may read them with.
@@ -44,8 +50,8 @@ def image_scores(
         Images with a side below 3 pixels, such as tables, have no SSIM and nothing that needs it.
 
     Raises:
-        ValueError: if shapes differ, a true pixel is outside of [0, 1], a pixel is not finite, the true images have
-            their channels first, or labels are not integers.
+        ValueError: if shapes differ or are those of a single image, a true pixel is outside of [0, 1], a pixel is not
+            finite, the true images have their channels first, or labels are not integers.
     """
     truth, raw = np.asarray(truth), np.asarray(estimate)
     _check_images(truth, raw)
@@ -72,6 +78,9 @@ def image_scores(
 
 def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
     """Refuse what every score would be wrong for: peaks are 1, and means and windows are over the middle axes."""
+    if truth.ndim not in (2, 4):  # a table, or images: of others, rows would be matched with each other
+        hint = {3: ": add the axis of images, x[None]", 5: ": take one party's part, x[:, 0]"}.get(truth.ndim, "")
+        raise ValueError(f"truth must be (N, H, W, channels), got {truth.shape}{hint}")
     for name, pixels in {"truth": truth, "estimate": estimate}.items():
         if not np.isfinite(pixels).all():
             raise ValueError(f"{name} must hold finite pixels")
@@ -85,4 +94,13 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
         raise ValueError(
             f"truth must be (N, H, W, channels), got {truth.shape}, whose channels seem to come first: "
             "transpose truth and estimate by (0, 2, 3, 1)"
+        )
+    clipped = float(np.mean((estimate < -_BEYOND) | (estimate > 1 + _BEYOND))) if estimate.size else 0.0
+    if clipped > _CLIPPED:
+        _log.warning(
+            "%.0f%% of the estimate's pixels lie outside [0, 1] (%.3g to %.3g) and are clipped; if they are of another "
+            "unit, undo it first: divide by 255, or x * std + mean",
+            100 * clipped,
+            estimate.min(),
+            estimate.max(),
         )

@@ -48,7 +48,7 @@ def from_equinox(
         import equinox as eqx
     except ImportError as error:
         raise ImportError("from_equinox needs the package equinox: pip install 'jaxleak[equinox]'") from error
-    _refuse_dropout(eqx, module)
+    module = _without_dropout(eqx, module)
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
     stats, rest = eqx.partition(state, eqx.is_inexact_array)
 
@@ -79,11 +79,16 @@ def from_equinox(
     return model._replace(order=tuple(_tree.named_leaves(arrays))), variables
 
 
-def _refuse_dropout(eqx: Any, module: Any) -> None:
+def _without_dropout(eqx: Any, module: Any) -> Any:
+    """The module with dropout that is in inference mode off in both modes, and `RefusedError` on any other."""
     is_dropout = lambda part: isinstance(part, eqx.nn.Dropout)  # noqa: E731
-    for part in jax.tree.leaves(module, is_leaf=is_dropout):
+
+    def off(part: Any) -> Any:
         if is_dropout(part) and part.p > 0 and not part.inference:
             raise RefusedError(
                 f"the module has dropout with p = {part.p:g}, whose random masks no attacker knows: set p to 0, if the "
                 "client trained without"
             )
+        return eqx.nn.Dropout(0.0) if is_dropout(part) else part
+
+    return jax.tree.map(off, module, is_leaf=is_dropout)
