@@ -306,11 +306,14 @@ def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
     attackers = [f"{how}{suffix}" for how in ("shared", "independent") for suffix in ("", "_adaptive")[: 1 + defended]]
     assert scores.keys() == {
         *(f"label_accuracy_{name}" for name in attackers), *(f"feature_mse_{name}" for name in attackers),
-        "regression", "aligned",
+        *(f"{name}{suffix}" for name in ("regression", "aligned") for suffix in ("", "_adaptive")[: 1 + defended]),
     }  # fmt: skip
-    # Regressions read the undefended shadow run, of the one start for which each of them is made.
+    # Regressions read the shadow runs of the one start for which each of them is made.
     assert scores["regression"] == ("known", "shared plain")
     assert scores["aligned"] == "independent plain"
+    if defended:  # as whoever knows the defense has them
+        assert scores["regression_adaptive"] == ("known", "shared defended")
+        assert scores["aligned_adaptive"] == "independent defended"
     assert arrays.keys() == {"estimate", *(f"right_{name}" for name in attackers)}
     np.testing.assert_array_equal(arrays["estimate"], [[5.0]])
     assert len(shadows) == 2 * len(attackers)

@@ -159,12 +159,16 @@ def _with_shadow_runs(
             if runs.features:
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
                 arrays.setdefault("estimate", truth.victims(answer.x)[truth.took_part])
-            if runs.features and runs.regressions and how == "shared" and not suffix:
+            if runs.features and runs.regressions and how == "shared":
                 known = own_features(case.attacker_only(), seed, features=True).features
                 assert known is not None
-                scores |= regression_scores(problem, known, shadow_seen, seen, truth, seed)
-            if runs.features and runs.regressions and how == "independent" and not suffix:
-                scores |= aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
+                scored = regression_scores(problem, known, shadow_seen, seen, truth, seed)
+                scores |= {f"{name}{suffix}": score for name, score in scored.items()}
+            if runs.features and runs.regressions and how == "independent":
+                scored = aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
+                if suffix:  # its control reads no gradients, and is the same
+                    scored.pop("feature_mse_free_labels", None)
+                scores |= {f"{name}{suffix}": score for name, score in scored.items()}
     return scores, arrays
 
 
