@@ -478,6 +478,28 @@ def test_statistics_of_another_structure_and_heads_that_are_missing_are_named():
 
 
 @pytest.mark.parametrize(
+    ("end", "ends"),
+    [
+        (jax.nn.softmax, True),
+        (jax.nn.sigmoid, True),
+        (lambda z: jax.nn.softmax(z.T, axis=0).T, True),
+        (jax.nn.log_softmax, False),
+        (lambda z: z / 3, False),
+    ],
+)
+def test_a_network_that_ends_in_probabilities_has_no_head_for_label_rules(end, ends):
+    model, variables = models.from_function(
+        lambda v, x: end(x.reshape(len(x), -1) @ v["params"]["w"]), {"params": {"w": jnp.ones((192, 4))}},
+        image_shape=IMAGE,
+    )  # fmt: skip
+    assert (model.head == "") == ends
+    assert any("it ends in a softmax or in sigmoids" in note for note in model.notes) == ends
+    if ends:
+        with pytest.raises(ValueError, match=r"no last dense layer that is known \(it ends in a softmax"):
+            attacks.inversion(model, protocols.ClientShare(model), presets.fedleak(2), batch_size=2)
+
+
+@pytest.mark.parametrize(
     ("leaf", "layer"), [("fc.weight", "fc"), ("a/b.c/kernel", "a/b.c"), ("a.b/c.d", "a.b/c"), ("w", "w"), (".w", ".w")]
 )
 def test_the_layer_of_a_leaf_is_all_but_its_last_name(leaf, layer):

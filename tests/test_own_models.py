@@ -265,7 +265,8 @@ def test_an_attack_that_cannot_be_built_is_refused_before_anything_is_trained(fi
     jobs = Inversions(RunFolder(tmp_path / "run", "defenses", {}, fresh=False), fresh=False)
     jobs.require(Inversion(_case(file, "Plain", activation_penalty=0.0)), 0)
     with pytest.raises(
-        ValueError, match=r"no last dense layer that is known; .* or say --labels given \(granted\) or joint"
+        ValueError,
+        match=r"no last dense layer that is known \(something follows .*\); .* or say --labels given \(granted\) or joint",
     ):
         jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0)), 0)
     with pytest.raises(ValueError, match="row_space needs a layer") as refused:  # which no labels would mend

@@ -120,7 +120,11 @@ class Classifier(NamedTuple):
             ValueError: if the network ends in no dense layer.
         """
         if not self.head:
-            raise ValueError("the model has no last dense layer that is known; name its kernel by the argument head")
+            why = f" ({'; '.join(self.notes)})" if self.notes else ""
+            raise ValueError(
+                f"the model has no last dense layer that is known{why}; "
+                "if it has one, name its kernel by the argument head"
+            )
         return self.head_leaves
 
     def head_of(self, tree: PyTree, *, gradient: bool | None = None) -> HeadLayer:

@@ -12,7 +12,15 @@ from jaxleak._precision import settle_products
 from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BatchNormMode, Classifier, Outputs
 from jaxleak.models._conv import FORMS, Form
-from jaxleak.models._door.network import FEW, Computed, Function, Layout, Network, layer_of
+from jaxleak.models._door.network import (
+    FEW,
+    Computed,
+    Function,
+    Layout,
+    Network,
+    ends_in_probabilities,
+    layer_of,
+)
 from jaxleak.models._door.plan import Plan
 from jaxleak.models._door.refused import RefusedError
 
@@ -147,13 +155,20 @@ def wrapped(
     classes = network.check_logits(num_classes)
     mode: BatchNormMode = "train" if "train" in functions else "eval"
     plan = network.plan(mode, FEW, variables)
-    last = network.choose_head(plan, FEW, head)
+    probabilities = ends_in_probabilities(plan.program)
+    last = None if probabilities else network.choose_head(plan, FEW, head)
     network.head_name = last.kernel if last else None
     network.find_weights(variables)
     notes = notes_on(plan)
     if network.one_logit:
         notes = (*notes, "its one logit z is read as the two logits (0, z) of the classes 0 and 1")
-    if last is None:
+    if probabilities:
+        notes = (
+            *notes,
+            "it ends in a softmax or in sigmoids, whose outputs the loss reads as logits, so that label rules and "
+            "defenses of features do not work: take them off the end",
+        )
+    elif last is None:
         notes = (*notes, "the last dense layer was not found: label rules and defenses of features do not work")
 
     def apply(

@@ -261,11 +261,26 @@ def _with_zero(logit: jax.Array, batch: int) -> jax.Array:
 
 def _ends_in_sigmoid(program: Program) -> bool:
     """Whether what stands beside the zeros of `_with_zero` is a sigmoid, whatever its shape was changed to."""
+    joined = next(step for step in program.steps if program.outputs[0] in step.outputs)
+    made = _maker(joined.inputs[-1], program)
+    return made is not None and made.name == "logistic"
+
+
+def ends_in_probabilities(program: Program) -> bool:
+    """Whether the logits (B, C) are what a softmax or sigmoids give, whatever their shape was changed to."""
+    made = _maker(program.outputs[0], program)
+    if made is not None and made.name == "div":
+        made = _maker(made.inputs[0], program)
+        return made is not None and made.name == "exp"
+    return made is not None and made.name == "logistic"
+
+
+def _maker(slot: Any, program: Program) -> Any:
+    """The step that gives these numbers, before their shape was changed; None for an input."""
     makers = {slot: step for step in program.steps for slot in step.outputs}
-    slot = makers[program.outputs[0]].inputs[-1]
     while (step := makers.get(slot)) is not None and step.name in _RESHAPES:
         slot = step.inputs[0]
-    return step is not None and step.name == "logistic"
+    return step
 
 
 def same_structure(a: PyTree, b: PyTree) -> bool:
