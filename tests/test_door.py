@@ -328,7 +328,8 @@ def test_what_no_rule_knows_stays_and_is_listed():
 
     weights = {"params": {"w": reference.normal(192, CLASSES)}}
     model, variables = models.from_function(network, weights, image_shape=IMAGE)
-    (note,) = model.notes
+    note, probabilities = model.notes
+    assert probabilities.startswith("it ends in a softmax")
     assert note.startswith("kinks that are not smoothed: 1 x sort, 1 x scan (with max inside), 1 x select_n")
     smooth, exact = jax.jit(lambda v, x: [model.apply(v, x, sharpness=s).logits for s in (1.0, None)])(variables, X)
     np.testing.assert_array_equal(smooth, exact)
@@ -488,7 +489,7 @@ def test_statistics_of_another_structure_and_heads_that_are_missing_are_named():
     ],
 )
 def test_a_network_that_ends_in_probabilities_has_no_head_for_label_rules(end, ends):
-    model, variables = models.from_function(
+    model, _ = models.from_function(
         lambda v, x: end(x.reshape(len(x), -1) @ v["params"]["w"]), {"params": {"w": jnp.ones((192, 4))}},
         image_shape=IMAGE,
     )  # fmt: skip

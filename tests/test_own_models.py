@@ -266,7 +266,7 @@ def test_an_attack_that_cannot_be_built_is_refused_before_anything_is_trained(fi
     jobs.require(Inversion(_case(file, "Plain", activation_penalty=0.0)), 0)
     with pytest.raises(
         ValueError,
-        match=r"no last dense layer that is known \(something follows .*\); .* or say --labels given \(granted\) or joint",
+        match=r"known \(something follows .*\); .* or say --labels given \(granted\) or joint",
     ):
         jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0)), 0)
     with pytest.raises(ValueError, match="row_space needs a layer") as refused:  # which no labels would mend

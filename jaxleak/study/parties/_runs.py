@@ -166,7 +166,7 @@ def _with_shadow_runs(
                 scores |= {f"{name}{suffix}": score for name, score in scored.items()}
             if runs.features and runs.regressions and how == "independent":
                 scored = aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
-                if suffix:  # its control reads no gradients, and is the same
+                if suffix:  # the control without gradients is the same
                     scored.pop("feature_mse_free_labels", None)
                 scores |= {f"{name}{suffix}": score for name, score in scored.items()}
     return scores, arrays
