@@ -97,3 +97,16 @@ def test_commas_of_decimals_and_labels_that_are_the_same_number(tmp_path):
     np.testing.assert_array_equal(table.y, [1, 0, 1])
     codes = data.load_table(_written(tmp_path, "x,y\n1_2,1\n1_3,0\n") + "?label=y")
     assert codes.categorical.shape == (2, 1)
+
+
+def test_whoever_reads_a_table_is_told_how_its_columns_were_read(tmp_path):
+    path = tmp_path / "loans.csv"
+    path.write_text(
+        "paid,amount,job,rate\n" + "\n".join(f"{'Yes' if n % 3 else 'no'},{n},a{n % 2},{n}%" for n in range(12))
+    )
+    path.write_text(path.read_text().replace("\nYes,1,", "\nyes,?,"))
+    table = data.load_table(f"csv:{path}?label=paid")
+    assert table.about == (
+        "12 rows; columns: 1 numeric (1 numbers missing) and 2 categorical ('job', 'rate'); "
+        "3 classes: 7 of 'Yes', 4 of 'no', 1 of 'yes'"
+    )

@@ -146,9 +146,10 @@ NAMES = {
         TOO_COSTLY Variant variant_counts VARIANTS
     """,
     "jaxleak.study.parties": """
-        ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName IMAGE_WIDTHS
-        OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of sources_of_parties
-        split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup task_scores THREAT
+        about_records ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName
+        IMAGE_WIDTHS OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of
+        sources_of_parties split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup
+        task_scores THREAT
     """,
     "jaxleak.study.plots": """
         certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling SPOKEN STYLE

@@ -73,8 +73,11 @@ def test_numbers_that_the_data_do_not_have_are_refused_and_others_are_what_is_us
 def test_a_run_says_and_stores_how_many_records_it_uses(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(parties_jobs, "run_case", lambda *_: ({"label_accuracy_shared": 0.5}, {}))
     vflrecon.main(Args(data=("breast_cancer",), out=tmp_path))
-    said = "breast_cancer: 189 shadow records, and 380 in the real run."
-    assert said in capsys.readouterr().out
+    said = (
+        "breast_cancer: 189 shadow records, and 380 in the real run. The data have 569 rows; columns: 30 numeric; "
+        "2 classes: 212 of '0', 357 of '1'."
+    )
+    assert said in " ".join(capsys.readouterr().out.split())
     assert said in (tmp_path / "report.md").read_text()
     results = json.loads((tmp_path / "results.json").read_text())
     assert [results["metrics"][f"{run}_records_breast_cancer"] for run in ("shadow", "victim")] == [189, 380]

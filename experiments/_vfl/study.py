@@ -22,8 +22,8 @@ from jaxleak.study.parties import (
     SplitCase,
     SplitJob,
     SplitJobs,
+    about_records,
     draw_pictures,
-    records_of,
     runs_for,
     score_name,
     split_problem,
@@ -89,8 +89,7 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     runner = runner_in(folder, SplitJobs({(job.case, s) for job in jobs.values() for s in seeds}), fresh=args.fresh)
     runner.check(jobs.values(), seeds)
     folder.log_again()
-    used = {name: records_of(job.case) for name, job in jobs.items()}
-    sizes = [f"{name}: {n.shadow} shadow records, and {n.victim} in the real run." for name, n in used.items()]
+    sizes = [about_records(job.case) for job in jobs.values()]
     print("\n".join(sizes))
     with Progress() as progress:
         for number, (name, job) in enumerate(jobs.items()):

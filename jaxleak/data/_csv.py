@@ -26,6 +26,7 @@ class Columns(NamedTuple):
     categorical: np.ndarray  # (N, F2) int64 codes in the alphabetical order of the texts; a missing value has its own
     y: np.ndarray  # (N,) int64 in [0, C)
     classes: tuple[str, ...]  # the C texts of the labels, in the order of numbers where all are numbers
+    codes: tuple[str, ...] = ()  # names of the categorical columns
 
 
 def read_columns(spec: str) -> Columns:
@@ -51,7 +52,7 @@ def read_columns(spec: str) -> Columns:
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {', '.join(names)}")
     columns = {name: [row[number].strip() for row in rows] for number, name in enumerate(names)}
     y, classes = _labels(columns.pop(label), label, path)
-    numeric, categorical = [], []
+    numeric, categorical, codes_of = [], [], []
     for name, texts in columns.items():
         if name in settings["drop"]:
             continue
@@ -66,7 +67,11 @@ def read_columns(spec: str) -> Columns:
                 f"{str(found[-1])!r}: leave it out by &drop={name}"
             )
         categorical.append(codes)
-    return Columns(_side_by_side(numeric, len(rows), float), _side_by_side(categorical, len(rows), int), y, classes)
+        codes_of.append(name)
+    return Columns(
+        _side_by_side(numeric, len(rows), float), _side_by_side(categorical, len(rows), int), y, classes,
+        tuple(codes_of),
+    )  # fmt: skip
 
 
 def csv_table(spec: str, n: int | None, seed: int) -> Dataset:

@@ -20,6 +20,8 @@ from jaxleak.data._load import HOW_TO_MAKE, load
 Scaling = Literal["minmax", "quantile"]
 Categories = Literal["hashed", "one_hot"]
 
+#: Names of columns and classes that a sentence lists.
+_SHOWN = 5
 #: Names of the tables, whose columns `load_table` gives as they are.
 TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
 _MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical")
@@ -33,11 +35,27 @@ class Table(NamedTuple):
     y: np.ndarray  # (N,) int32 in [0, C)
     num_classes: int  # C
     name: str
+    classes: tuple[str, ...] = ()  # what the file calls the classes, where it is not 0 ... C-1
+    codes: tuple[str, ...] = ()  # names of the categorical columns, where they have any
 
     @property
     def num_features(self) -> int:
         """F1 + F2; features are numbered numeric first."""
         return self.numeric.shape[1] + self.categorical.shape[1]
+
+    @property
+    def about(self) -> str:
+        """How the columns and labels were read, in a sentence for whoever may have meant them otherwise."""
+        missing = int(np.isnan(self.numeric).sum())
+        columns = [f"{self.numeric.shape[1]} numeric" + (f" ({missing} numbers missing)" if missing else "")]
+        if count := self.categorical.shape[1]:
+            shown = ", ".join(map(repr, self.codes[:_SHOWN])) + (", ..." if len(self.codes) > _SHOWN else "")
+            columns.append(f"{count} categorical" + (f" ({shown})" if shown else ""))
+        names = self.classes or tuple(map(str, range(self.num_classes)))
+        counts = np.bincount(self.y, minlength=self.num_classes)
+        labels = ", ".join(f"{count} of {name!r}" for name, count in zip(names[:_SHOWN], counts, strict=False))
+        more = ", ..." if self.num_classes > _SHOWN else ""
+        return f"{len(self.y)} rows; columns: {' and '.join(columns)}; {self.num_classes} classes: {labels}{more}"
 
 
 class TableEncoding(NamedTuple):
@@ -72,7 +90,8 @@ marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missi
         return _npz_table(spec)
     if spec.startswith("csv:"):
         found = read_columns(spec)
-        return _table(found.numeric, found.categorical, found.y, spec)
+        table = _table(found.numeric, found.categorical, found.y, spec)
+        return table._replace(classes=found.classes, codes=found.codes)
     dataset = load(spec)
     x = dataset.x.mean(axis=-1) if dataset.x.ndim == 4 else dataset.x
     numeric = x.reshape(len(x), -1).astype(np.float64)

@@ -82,6 +82,20 @@ def records_of(case: SplitCase) -> Records:
     return Records(shadow, _count(case, "victim_records", VICTIM_RECORDS, exist - shadow, "what the shadow run leaves"))
 
 
+def about_records(case: SplitCase) -> str:
+    """How many records a case has, and how their table was read, in sentences for a report.
+
+    Args:
+        case: names the data.
+
+    Raises:
+        FileNotFoundError, ValueError: as `records_of`.
+    """
+    count = records_of(case)
+    read = f"The data have {_table(case.data).about}."
+    return f"{case.data}: {count.shadow} shadow records, and {count.victim} in the real run. {read}"
+
+
 def _count(case: SplitCase, name: str, default: int, most: int, why: str) -> int:
     asked = getattr(case, name)
     if asked is not None and asked > most:
