@@ -107,6 +107,6 @@ def test_whoever_reads_a_table_is_told_how_its_columns_were_read(tmp_path):
     path.write_text(path.read_text().replace("\nYes,1,", "\nyes,?,"))
     table = data.load_table(f"csv:{path}?label=paid")
     assert table.about == (
-        "12 rows; columns: 1 numeric (1 numbers missing) and 2 categorical ('job', 'rate'); "
+        "12 rows; columns: 1 numeric (missing values: 1) and 2 categorical ('job', 'rate'); "
         "3 classes: 7 of 'Yes', 4 of 'no', 1 of 'yes'"
     )

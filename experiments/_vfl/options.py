@@ -31,7 +31,8 @@ class Args:
     only: str = ""
     """Run only cells whose id contains this text; with --table."""
     data: tuple[str, ...] = ()
-    """Data sets: breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE."""
+    """Data sets: breast_cancer, digits, adult, avazu, cifar10, credit_default, criteo, sensorless, npz:FILE and
+    csv:FILE?label=COLUMN."""
     shadow_init: tuple[Literal["shared", "own_bottom", "independent"], ...] = STARTS
     """How the shadow run starts; the paper does not say which it used. Tables compare the paper with the first."""
     setup: tyro.conf.OmitArgPrefixes[SplitSetup] = field(default_factory=SplitSetup)

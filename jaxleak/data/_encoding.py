@@ -47,7 +47,7 @@ class Table(NamedTuple):
     def about(self) -> str:
         """How the columns and labels were read, in a sentence for whoever may have meant them otherwise."""
         missing = int(np.isnan(self.numeric).sum())
-        columns = [f"{self.numeric.shape[1]} numeric" + (f" ({missing} numbers missing)" if missing else "")]
+        columns = [f"{self.numeric.shape[1]} numeric" + (f" (missing values: {missing})" if missing else "")]
         if count := self.categorical.shape[1]:
             shown = ", ".join(map(repr, self.codes[:_SHOWN])) + (", ..." if len(self.codes) > _SHOWN else "")
             columns.append(f"{count} categorical" + (f" ({shown})" if shown else ""))
