@@ -156,6 +156,13 @@ def test_balanced_label_accuracy_weighs_classes_alike():
         metrics.balanced_label_accuracy([0, 1], [0.0, 1.0])
 
 
+@pytest.mark.parametrize("score", [metrics.label_accuracy, metrics.balanced_label_accuracy])
+def test_a_sample_without_an_answer_is_no_wrong_answer(score):
+    with pytest.raises(ValueError, match=r"^estimate must hold labels >= 0, got -1 among 2 negative ones of 4: "):
+        score([0, 1, 0, 1], [0, -1, -1, 1])
+    assert score([0, 1], [0, 1]) == 1.0
+
+
 @pytest.mark.parametrize(
     ("truth", "estimate", "share"),
     [

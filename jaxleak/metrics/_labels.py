@@ -11,12 +11,15 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels.
-        estimate: (N,) integer labels, in the same order.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a sample that it did not see:
+            leave such samples out of both.
 
     Raises:
-        ValueError: if the shapes differ, or the labels are not a non-empty list of integers.
+        ValueError: if the shapes differ, the labels are not a non-empty list of integers, or one of the estimate is
+            negative.
     """
     truth, estimate = _label_pair(truth, estimate)
+    _all_answered(estimate)
     return float(np.mean(truth == estimate))
 
 
@@ -28,12 +31,14 @@ def balanced_label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels; classes that it does not have do not count.
-        estimate: (N,) integer labels, in the same order.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a sample that it did not see:
+            leave such samples out of both.
 
     Raises:
         ValueError: as `label_accuracy`.
     """
     truth, estimate = _label_pair(truth, estimate)
+    _all_answered(estimate)
     return float(np.mean([np.mean(estimate[truth == label] == label) for label in np.unique(truth)]))
 
 
@@ -57,6 +62,17 @@ def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     values, both = np.unique(np.concatenate([truth, estimate]), return_inverse=True)
     have, want = (np.bincount(part, minlength=len(values)) for part in np.split(both, 2))
     return float(np.minimum(have, want).sum() / len(truth))
+
+
+def _all_answered(estimate: np.ndarray) -> None:
+    """Raise `ValueError` if a label says that there is no answer: it would count as a wrong one, and hide a leak."""
+    wrong = estimate[estimate < 0]
+    if wrong.size:
+        raise ValueError(
+            f"estimate must hold labels >= 0, got {wrong[0]} among {wrong.size} negative ones of {estimate.size}: an "
+            "attack answers -1 for a sample that it did not see, so score truth[estimate >= 0] and "
+            "estimate[estimate >= 0]"
+        )
 
 
 def _label_pair(truth: ArrayLike, estimate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -23,9 +23,14 @@ from jaxleak.models import BottomTopModel
 
 
 class FreeLabels(NamedTuple):
-    """Labels of all samples, and what the attacker knows about their quality."""
+    """Labels of all samples, and what the attacker knows about their quality.
 
-    labels: np.ndarray  # (N,) int32, -1 for a sample that never took part
+    A label of -1 means that the sample was in no recorded step, so that there is nothing to read its label from. It is
+    not a wrong answer: leave such samples out of a score, which then says how much the record leaks
+    (`labels >= 0` are those that were answered).
+    """
+
+    labels: np.ndarray  # (N,) int32, -1 for a sample that was in no recorded step
     confidence: np.ndarray  # (N,) in [0, 1], of the label among the clusters' names; not the chance that it is right
     log_probability: np.ndarray  # (N, C), rows of samples that never took part are zero
     windows: list[DirectionLabels]  # per window, with its objective and its classes' separation
