@@ -15,8 +15,9 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
 
     Args:
         gradients: (n, e).
-        positive_share: expected share of label 1 in (0, 1), e.g. that of the shadow records. If it is above 1/2,
-            label 0 is the rare class and gets the large norms.
+        positive_share: expected share of label 1 in (0, 1), e.g. that of the shadow records, and not the share of the
+            rarer class. If it is above 1/2, label 0 is the rare class and gets the large norms; the share of the rarer
+            class in its place would exchange all labels.
 
     Returns:
         Labels (n,), int32 integers in {0, 1}.
