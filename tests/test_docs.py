@@ -53,20 +53,25 @@ def test_models_of_other_frameworks_are_taken_in_as_they_are(number, capsys):
 
 def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
     pytest.importorskip("torch")
-    names = run("docs/your_split_training.md")
+    names = run("docs/your_split_training.md", of=2)
     scores = names["scores"]
     assert scores["labels"] > 0.95
     assert 0.7 < scores["labels without gradients"] < 0.85  # the weaker answer for plain accuracy is below 0.6
     assert scores["features"] > scores["features without gradients"] + 0.1
     assert names["answered"].all()
     # The same scores where half of the samples were in no recorded step.
-    (program,) = programs("docs/your_split_training.md")
+    program, by_rows = programs("docs/your_split_training.md")
     names["labels"][::2] = -1
     exec(program[program.index("answered = ") :], names)
     assert names["answered"].sum() == 240
     assert names["scores"]["labels"] > 0.95
     assert names["scores"].keys() == scores.keys()
     assert all(names["scores"][name] != score for name, score in scores.items() if "without" in name)
+    # Answers for the rows of a record are put back by sample.
+    exec(by_rows, names)
+    share = names["y"][names["victim"]].mean()
+    assert share / 2 < names["by_sample"].mean() < 2 * share
+    assert names["metrics"].balanced_label_accuracy(names["truth"], names["by_sample"]) > 0.6
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Label attacks on split learning that VFLRecon is compared with: Li et al. and Fu et al.
 
-None of them learns anything: each reads labels off the cut gradients. NumPy on the host.
+None of them learns anything: each reads labels off the cut gradients, one for each row of a record. A sample has a row
+for each of its visits, so that `labels[index] = answer` puts the answers back by sample, with the numbers `index` of
+`flat_observations`; of several visits the last one decides. NumPy on the host.
 """
 
 import numpy as np
@@ -20,7 +22,8 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
             class in its place would exchange all labels.
 
     Returns:
-        Labels (n,), int32 integers in {0, 1}.
+        Labels (n,), int32 integers in {0, 1}, one for each row of the gradients and in their order, not one for each
+        sample: `labels[index] = answer` puts them back by sample.
 
     Raises:
         ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e) or not finite.
@@ -47,7 +50,8 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
         anchor_label: 0 or 1.
 
     Returns:
-        Labels (n,), int32 integers in {0, 1}.
+        Labels (n,), int32 integers in {0, 1}, one for each row of the gradients and in their order, not one for each
+        sample: `labels[index] = answer` puts them back by sample.
 
     Raises:
         ValueError: if shapes do not fit, values are not finite, the label is not binary or the anchor is zero.
@@ -74,7 +78,8 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         gradients: (n, C), cut gradients under a top model without parameters (`models.bottom_top(top=None)`).
 
     Returns:
-        Labels (n,) int32, and (n,) bool: exactly one entry is negative, so the label is certain.
+        Labels (n,) int32, one for each row of the gradients and in their order (`labels[index] = answer` puts them back
+        by sample), and (n,) bool: exactly one entry is negative, so the label is certain.
 
     Raises:
         ValueError: if gradients is not a non-empty (n, C) or not finite.
