@@ -15,7 +15,7 @@ BUILD = {
     "a network": lambda: models.mlp((4, 4, 1), 6, widths=()),
     "a split network": lambda: models.cafe_vertical((2, 2, 1), parties=2, num_classes=3),
     "bottoms and a top": lambda: models.bottom_top((2, 2), 2),
-    "recorded steps": lambda: party_records.recorded(np.zeros((2, 3), int), np.zeros((2, 3, 4)), np.zeros((2, 3, 2))),
+    "recorded steps": lambda: party_records.recorded(np.zeros((2, 3), int), np.zeros((2, 3, 4)), np.ones((2, 3, 2))),
 }
 
 

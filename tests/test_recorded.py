@@ -8,9 +8,10 @@ from jaxleak.attacks import party_records
 
 def arrays(steps=3, batch=2):
     rng = np.random.default_rng(0)
+    index = np.arange(steps * batch).reshape(steps, batch) % 4
     return {
-        "index": np.arange(steps * batch).reshape(steps, batch) % 4,
-        "own": rng.normal(size=(steps, batch, 4)),
+        "index": index,
+        "own": rng.normal(size=(4, 4))[index],
         "cut_gradients": rng.normal(size=(steps, batch, 5)),
     }
 
@@ -34,6 +35,12 @@ def test_a_sample_may_be_drawn_twice_in_a_step():
     given["own"][1, 1] = given["own"][1, 0]
     given["index"][1] = 5
     np.testing.assert_array_equal(party_records.recorded(**given).index[1], [5, 5])
+
+
+def test_own_features_of_a_sample_may_differ_by_rounding():
+    given = arrays()
+    given["own"][2] *= 1 + 1e-6
+    np.testing.assert_array_equal(party_records.recorded(**given).index, given["index"])
 
 
 class Tensor:
@@ -70,7 +77,15 @@ GOOD = np.ones((3, 2, 5))
         ({"outputs": GOOD, "outputs_after": np.inf * GOOD}, "outputs_after must be finite"),
         ({"outputs": GOOD}, "outputs and outputs_after must both be given or neither"),
         ({"outputs_after": GOOD}, "outputs and outputs_after must both be given or neither"),
-        ({"index": [[0, 1], [2, 3], [4, 4]]}, "index must number the samples: step 2 has sample 4 twice"),
+        (
+            {"index": [[0, 1], [2, 3], [4, 4]]},
+            "the own features of sample 4 in step 2 are not those in another row of that step: give the numbers",
+        ),
+        (
+            {"index": [[0, 1], [0, 1], [0, 1]]},
+            "index must have the same number for the same sample in every step and epoch, but the own features of "
+            r"sample 0 in step 1 are not those in step 0: .* not their places in the batch",
+        ),
         ({"own": Tensor(RuntimeError())}, r"own must be an array that NumPy reads: .*detach\(\)\.cpu\(\)"),
         ({"index": Tensor(TypeError())}, "index must be an array that NumPy reads"),
     ],

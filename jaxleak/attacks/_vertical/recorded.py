@@ -21,7 +21,8 @@ def recorded(
     Args:
         index: (T, B) integers >= 0, which samples took part in each step: their numbers in the data, and not their
             places in the batch.
-        own: (T, B, d) the party's own features of these samples.
+        own: (T, B, d) the party's own features of these samples, the same in every step: before an augmentation that
+            draws anew.
         cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. Any constant
             factor, such as B for a sum in place of a mean, changes no attack.
         outputs: (T, B, e) these outputs; None, with `outputs_after`, where no attack is to read them.
@@ -33,7 +34,7 @@ def recorded(
 
     Raises:
         ValueError: if shapes do not fit together, as with a last batch that is smaller, values are not finite, one of
-            the outputs is given without the other, or one step has a sample twice with different features.
+            the outputs is given without the other, or a sample has other features in one step than in another.
     """
     settle_products()
     if (outputs is None) != (outputs_after is None):
@@ -51,7 +52,7 @@ def recorded(
             raise ValueError(f"{name} must be finite, and is not in step {np.argwhere(~np.isfinite(array))[0][0]}")
         if name in both and array.shape != arrays["cut_gradients"].shape:
             raise ValueError(f"{name} must have the shape of cut_gradients, got {array.shape}")
-    _same_sample_same_features(ids, arrays["own"])
+    _same_features(ids, arrays["own"])
     floats = {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
     record = PartyRecord(
         x=floats["own"], params=None, params_after=None, params_gradient=None,
@@ -62,16 +63,20 @@ def recorded(
     return Observation(jnp.arange(len(ids)), index=jnp.asarray(ids, jnp.int32), party=record)
 
 
-def _same_sample_same_features(ids: np.ndarray, own: np.ndarray) -> None:
-    """Raise `ValueError` if a step has rows of one sample with different features: `ids` then number something else."""
-    order = np.argsort(ids, axis=1, kind="stable")
-    sorted_ids, rows = np.take_along_axis(ids, order, 1), np.take_along_axis(own, order[:, :, None], 1)
-    wrong = np.argwhere((np.diff(sorted_ids, axis=1) == 0) & (np.diff(rows, axis=1) != 0).any(axis=2))
+def _same_features(ids: np.ndarray, own: np.ndarray) -> None:
+    """Raise `ValueError` if a sample's features differ between its rows: `ids` then number something else."""
+    flat, rows = ids.ravel(), own.reshape(-1, own.shape[-1])
+    _, first, sample = np.unique(flat, return_index=True, return_inverse=True)
+    # The tolerance is that of `train_vflrecon`, which compares a record with the private samples.
+    wrong = np.flatnonzero(~np.isclose(rows, rows[first][sample], rtol=1e-4, atol=1e-6).all(axis=1))
     if len(wrong):
-        step, place = wrong[0]
+        step, before = (place // ids.shape[1] for place in (wrong[0], first[sample[wrong[0]]]))
+        other = f"step {before}" if before < step else "another row of that step"
         raise ValueError(
-            f"index must number the samples: step {step} has sample {sorted_ids[step, place]} twice, with other own "
-            "features"
+            f"index must have the same number for the same sample in every step and epoch, but the own features of "
+            f"sample {flat[wrong[0]]} in step {step} are not those in {other}: give the numbers of the samples in "
+            "[0, num_samples) among those that are attacked, not their places in the batch, and own features as they "
+            "are before an augmentation that draws anew"
         )
 
 
