@@ -37,12 +37,14 @@ def test_a_gain_within_twice_its_error_is_none(gain, error, gains):
 def test_rows_that_are_not_those_of_the_samples_are_refused():
     seen, own, features = run(0, samples=16)
     for rows, of_own, message in (
-        (15, 15, "every sample of the run, got 15 and a sample 15"),
+        (15, 15, "every sample of the run, got 15 and a sample 15: samples are numbered from 0 on .*"),
         (32, 16, "each record of own, 16, got 32"),
     ):
         with pytest.raises(ValueError, match=f"^features must have a row for {message}$"):
             party_records.fit_gradient_regression(seen, np.resize(features, (rows, 1)), alone(of_own))
-    with pytest.raises(ValueError, match=r"^own must have a row for every sample of the run, got 15 and a sample 15$"):
+    with pytest.raises(
+        ValueError, match=r"^own must have a row for every sample of the run, got 15 and a sample 15: samples are .*"
+    ):
         party_records.GradientRegression(alone(16), alone(16), 0.0, 1.0).predict(seen, own[:15])
 
 

@@ -157,9 +157,18 @@ def test_bad_input():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"index": np.arange(-1, 9)}, r"index must hold integers in .* = \[0, 10\), got int64 from -1 to 8"),
-        ({"index": np.arange(10.0)}, r"index must hold integers in .* = \[0, 10\), got float64 from 0.0 to 9.0"),
-        ({"num_samples": 9}, r"index must hold integers in \[0, num_samples\) = \[0, 9\), got int64 from 0 to 9"),
+        (
+            {"index": np.arange(-1, 9)},
+            r"index must hold integers in .* = \[0, 10\), got int64 from -1 to 8: samples are .*",
+        ),
+        (
+            {"index": np.arange(10.0)},
+            r"index must hold integers in .* = \[0, 10\), got float64 from 0.0 to 9.0: samples are .*",
+        ),
+        (
+            {"num_samples": 9},
+            r"index must hold integers in \[0, num_samples\) = \[0, 9\), got int64 from 0 to 9: samples are .*",
+        ),
         (
             {"log_prior": np.full((10, 2), 0.5)},
             "log_prior must hold logarithms of probabilities, got probabilities: .*",
@@ -233,3 +242,13 @@ def test_aligned_signals_by_hand():
         np.testing.assert_allclose(found[y == c, 2:4], (block - block.mean(axis=0)) / block.std(axis=0), atol=1e-9)
         place = [sorted(norms[y == c]).index(norm) for norm in norms[y == c]]
         np.testing.assert_allclose(found[y == c, 4], (np.array(place) + 0.5) / len(place) - 0.5)
+
+
+def test_rows_of_a_whole_table_are_renumbered_as_the_error_says():
+    gradients, prior = _cut_gradients(np.arange(8) % 2, 2), np.zeros((8, 2))
+    victim = np.array([3, 5, 8, 13, 21, 34, 55, 89])
+    index = np.random.default_rng(0).permutation(victim)
+    with pytest.raises(ValueError, match=r"from 3 to 89: .* whole table by np\.searchsorted\(victim, index\), where"):
+        party_records.free_labels(gradients, index, prior, num_samples=8)
+    found = party_records.free_labels(gradients, np.searchsorted(victim, index), prior, num_samples=8, window=8)
+    assert (found.labels >= 0).all()

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxleak._base import Observation
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline
-from jaxleak.attacks._vertical.vflrecon import flat_observations
+from jaxleak.attacks._vertical.vflrecon import NUMBERS, flat_observations
 
 
 class GradientRegression(NamedTuple):
@@ -117,7 +117,8 @@ def _rows_for(index: np.ndarray, **named: np.ndarray) -> None:
     for name, array in named.items():
         if len(array) <= index.max():
             raise ValueError(
-                f"{name} must have a row for every sample of the run, got {len(array)} and a sample {index.max()}"
+                f"{name} must have a row for every sample of the run, got {len(array)} and a sample {index.max()}: "
+                f"{NUMBERS}"
             )
 
 

@@ -19,8 +19,10 @@ def recorded(
     """What one party saw of T steps of a split training loop, in any framework, as the attacks here read it.
 
     Args:
-        index: (T, B) integers >= 0, which samples took part in each step: their numbers in the data, and not their
-            places in the batch.
+        index: (T, B) integers in [0, num_samples), which samples took part in each step: their numbers among the
+            samples that are attacked, in the order in which the truth is kept for scoring, and not their places in the
+            batch. Numbers of a larger table, of which only the ascending rows `victim` are attacked, become these by
+            `np.searchsorted(victim, index)`.
         own: (T, B, d) the party's own features of these samples, the same in every step: before an augmentation that
             draws anew.
         cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. Any constant

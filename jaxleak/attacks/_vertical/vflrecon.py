@@ -28,6 +28,12 @@ SHADOW_INITS: tuple[ShadowInit, ...] = ("shared", "own_bottom", "independent")
 # One object, so that every network trained with it shares one compilation.
 _ADAM = optax.adam(1e-3)
 
+#: What a sample's number is, for errors about one that is out of range.
+NUMBERS = (
+    "samples are numbered from 0 on among those of the run, in the order in which the truth is kept; renumber rows of "
+    "a whole table by np.searchsorted(victim, index), where victim has the rows of the run in ascending order"
+)
+
 LABEL_HIDDEN = (1000, 600, 200)
 FEATURE_HIDDEN = (800, 500, 100)
 
@@ -338,7 +344,7 @@ def vflrecon(
         refuse_stranger(reads.who, state.another, party)
         if not isinstance(state.last, jax.core.Tracer) and state.last >= num_samples:
             raise ValueError(
-                f"num_samples must be above the number of every sample, got {num_samples} and {state.last}"
+                f"num_samples must be above the number of every sample, got {num_samples} and {state.last}: {NUMBERS}"
             )
         count = jnp.maximum(state.seen, 1)[:, None]
         probability = jax.nn.softmax(state.log_probability / count)

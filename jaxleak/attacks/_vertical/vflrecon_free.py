@@ -18,7 +18,7 @@ from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
-from jaxleak.attacks._vertical.vflrecon import assemble_victims, of_another, refuse_stranger
+from jaxleak.attacks._vertical.vflrecon import NUMBERS, assemble_victims, of_another, refuse_stranger
 from jaxleak.models import BottomTopModel
 
 
@@ -67,7 +67,7 @@ def free_labels(
 
     Args:
         gradients: (n, e) gradients at the attacker's bottom output, one row per sample and sighting, finite.
-        index: (n,) which sample, integers in [0, N).
+        index: (n,) which sample, integers in [0, N): its number among the samples that are attacked.
         log_prior: (n, C) log-probabilities of the X_adv-only baseline for the same rows, finite; they need not be
             normalised, but probabilities in their place are refused.
         num_samples: N.
@@ -88,7 +88,7 @@ def free_labels(
     if not np.issubdtype(index.dtype, np.integer) or index.min(initial=0) < 0 or index.max(initial=0) >= num_samples:
         raise ValueError(
             f"index must hold integers in [0, num_samples) = [0, {num_samples}), got {index.dtype} from {index.min()} "
-            f"to {index.max()}"
+            f"to {index.max()}: {NUMBERS}"
         )
     if (log_prior >= 0).all() and np.allclose(log_prior.sum(axis=1), 1, atol=_validate.SUM_ROUNDING):
         raise ValueError("log_prior must hold logarithms of probabilities, got probabilities: rows that sum to one")
