@@ -43,6 +43,27 @@ def test_own_features_of_a_sample_may_differ_by_rounding():
     np.testing.assert_array_equal(party_records.recorded(**given).index, given["index"])
 
 
+def test_a_factor_of_the_gradients_changes_attacks_with_a_shadow_run_alone():
+    given = arrays(steps=8)
+    one = party_records.recorded(**given)
+    other = party_records.recorded(**given | {"cut_gradients": 16 * given["cut_gradients"]})
+    (index, own, gradients), (_, _, larger) = (party_records.flat_observations(seen) for seen in (one, other))
+    prior = np.log(np.where(index[:, None] % 2 == [0, 1], 0.8, 0.2))
+    for attack in (
+        lambda gradients: party_records.free_labels(gradients, index, prior, num_samples=4).labels,
+        lambda gradients: party_records.norm_labels(gradients, 0.3),
+        lambda gradients: party_records.direction_labels(gradients, gradients[0]),
+        lambda gradients: party_records.sign_labels(gradients)[0],
+    ):
+        np.testing.assert_array_equal(attack(gradients), attack(larger))
+    own_features = party_records.fit_feature_baseline(own[:4], own[:4, :1])
+    regression = party_records.GradientRegression(
+        party_records.FeatureBaseline(lambda rows: rows[:, -1:], "lengths", 0.0, np.zeros(4)), own_features, 1.0, 0.1
+    )
+    answers = [regression.predict(seen, own[:4]) for seen in (one, other)]
+    np.testing.assert_allclose(answers[1] - answers[0], np.log(16), rtol=1e-5)
+
+
 class Tensor:
     """Stands in for a tensor of PyTorch that cannot become an array."""
 

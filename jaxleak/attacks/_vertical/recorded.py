@@ -25,8 +25,10 @@ def recorded(
             `np.searchsorted(victim, index)`.
         own: (T, B, d) the party's own features of these samples, the same in every step: before an augmentation that
             draws anew.
-        cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. Any constant
-            factor, such as B for a sum in place of a mean, changes no attack.
+        cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. A constant
+            factor, such as B for a sum in place of a mean, changes no attack that needs no shadow run. The regression
+            reads logarithms of lengths and `train_vflrecon` the gradients themselves, so that for these two the shadow
+            run must have the same factor.
         outputs: (T, B, e) these outputs; None, with `outputs_after`, where no attack is to read them.
         outputs_after: (T, B, e) the outputs for the same samples after the step.
 
