@@ -5,6 +5,7 @@ import re
 import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import reference
@@ -72,6 +73,11 @@ def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
     share = names["y"][names["victim"]].mean()
     assert share / 2 < names["by_sample"].mean() < 2 * share
     assert names["metrics"].balanced_label_accuracy(names["truth"], names["by_sample"]) > 0.6
+    # Features of the fifth epoch, by a shadow run of the first one: `gains` cannot see that they are worse.
+    last = jax.tree.map(lambda leaf: leaf[4 * 30 :], names["train"](names["victim"], epochs=5, seed=1))
+    late = names["regression"].predict(last, names["telco"][names["victim"]])
+    assert names["regression"].gains
+    assert names["metrics"].feature_r2(names["bank"][names["victim"]], late) < scores["features without gradients"]
 
 
 @pytest.mark.slow

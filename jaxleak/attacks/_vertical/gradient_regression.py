@@ -71,9 +71,9 @@ def fit_gradient_regression(
     looks like a gain. A second shadow run in another order shows it: give it as `again`, and held-out records are
     judged by their gradients there.
 
-    Shadow runs must start from the parameters of the real run (`shadow_params`, "shared"), and have its defense, if
-    there is one (`adaptive.informed_party`). Otherwise the gradients have other directions, which cross-validation on
-    shadow runs does not show.
+    Shadow runs must start from the parameters of the real run (`shadow_params`, "shared"), be watched from its first
+    step on or over the same epochs, and have its defense, if there is one (`adaptive.informed_party`). Otherwise the
+    gradients have other directions, which cross-validation on shadow runs does not show.
 
     Args:
         shadow: what the party saw of its shadow run, (T, B, ...).
