@@ -64,6 +64,15 @@ def test_a_factor_of_the_gradients_changes_attacks_with_a_shadow_run_alone():
     np.testing.assert_allclose(answers[1] - answers[0], np.log(16), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("zeros", "warned"), [(1, False), (2, True)])
+def test_gradients_that_are_exactly_zero_are_warned_of(zeros, warned, caplog):
+    given = arrays(steps=10)
+    given["cut_gradients"][:zeros, 0] = 1e-60  # zero in float32
+    party_records.recorded(**given)
+    assert ("cut_gradients are exactly zero in 10 % of the rows" in caplog.text) is warned
+    assert bool(caplog.records) is warned
+
+
 class Tensor:
     """Stands in for a tensor of PyTorch that cannot become an array."""
 
@@ -89,6 +98,7 @@ GOOD = np.ones((3, 2, 5))
             r"own must have one row for each entry of index, \(3, 2\), got \(2, 2, 4\)",
         ),
         ({"own": np.full((3, 2, 4), "a")}, "own must hold numbers"),
+        ({"cut_gradients": np.zeros((3, 2, 5))}, "cut_gradients must not be zero in every row: look for a hook that"),
         ({"cut_gradients": np.full((3, 2, 5), np.nan)}, "cut_gradients must be finite, and is not in step 0"),
         (
             {"outputs": np.zeros((3, 2, 4)), "outputs_after": GOOD},

@@ -1,11 +1,17 @@
 """What a party recorded of a training loop that is not jaxleak's."""
 
+import logging
+
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxleak._base import Observation, PartyRecord
 from jaxleak._precision import settle_products
+
+_log = logging.getLogger("jaxleak")
+#: A larger share of gradients that are exactly zero is no accident.
+_FEW_ZEROS = 0.05
 
 
 def recorded(
@@ -37,8 +43,9 @@ def recorded(
         take. The `fields` of a record are "gradient" and "inputs", and with outputs also "outputs" and "differences".
 
     Raises:
-        ValueError: if shapes do not fit together, as with a last batch that is smaller, values are not finite, one of
-            the outputs is given without the other, or a sample has other features in one step than in another.
+        ValueError: if shapes do not fit together, as with a last batch that is smaller, values are not finite, all
+            gradients are zero (many that are exactly zero are logged as a warning), one of the outputs is given without
+            the other, or a sample has other features in one step than in another.
     """
     settle_products()
     if (outputs is None) != (outputs_after is None):
@@ -58,6 +65,7 @@ def recorded(
             raise ValueError(f"{name} must have the shape of cut_gradients, got {array.shape}")
     _same_features(ids, arrays["own"])
     floats = {name: jnp.asarray(array, jnp.float32) for name, array in arrays.items()}
+    _warn_of_zeros(np.asarray(floats["cut_gradients"]))
     record = PartyRecord(
         x=floats["own"], params=None, params_after=None, params_gradient=None,
         output=floats.get("outputs"),  # type: ignore[arg-type]
@@ -65,6 +73,21 @@ def recorded(
         output_gradient=floats["cut_gradients"],
     )  # fmt: skip
     return Observation(jnp.arange(len(ids)), index=jnp.asarray(ids, jnp.int32), party=record)
+
+
+def _warn_of_zeros(gradients: np.ndarray) -> None:
+    """Warn if many rows (T, B, e) are exactly zero; raise `ValueError` if all are: no attack can read anything."""
+    zero = ~gradients.any(axis=-1)
+    causes = "a hook that was never called, or float16 without a loss scale, which rounds small numbers to zero"
+    if zero.all():
+        raise ValueError(f"cut_gradients must not be zero in every row: look for {causes}")
+    if zero.mean() > _FEW_ZEROS:
+        _log.warning(
+            "cut_gradients are exactly zero in %.0f %% of the rows, of which no attack can read anything: unless a "
+            "defense does this, look for %s",
+            100 * zero.mean(),
+            causes,
+        )
 
 
 def _same_features(ids: np.ndarray, own: np.ndarray) -> None:
