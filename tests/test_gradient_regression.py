@@ -48,6 +48,19 @@ def test_rows_that_are_not_those_of_the_samples_are_refused():
         party_records.GradientRegression(alone(16), alone(16), 0.0, 1.0).predict(seen, own[:15])
 
 
+@pytest.mark.parametrize("gain", [0.0, 3.0])
+def test_own_features_of_other_people_are_refused(gain):
+    seen, own, _ = run(0, samples=16)
+    regression = party_records.GradientRegression(alone(16), alone(16), gain, 1.0)
+    assert regression.predict(seen, own * (1 + 1e-6)).shape == (16, 1)
+    visited = party_records.flat_observations(seen)[0][0]
+    message = f"^own must hold the party's own features of .* row {visited} is not what the record holds of sample "
+    with pytest.raises(ValueError, match=f"{message}{visited}: samples are numbered"):
+        regression.predict(seen, run(1, samples=16)[1])
+    with pytest.raises(ValueError, match=r"^own must have shape \(N, 2\), as wide as the record, got \(16, 1\)$"):
+        regression.predict(seen, own[:, :1])
+
+
 @pytest.mark.parametrize("secret", [True, False])
 def test_gradients_are_read_if_they_tell_more_than_own_features(secret):
     shadow, own, features = run(0, secret=secret)

@@ -34,17 +34,19 @@ class GradientRegression(NamedTuple):
         Args:
             observations: what the party saw of the real run, (T, B, ...). A sample is read at its first visit, which is
                 nearest to the parameters of the shadow run's first epoch.
-            own: (N, d) the party's own features of all samples of the real run.
+            own: (N, d) the party's own features of all samples of the real run, in the order of their numbers.
 
         Returns:
             (N, d_victim). Samples that no step visited are predicted from `own` alone, and all are if nothing is
             gained.
 
         Raises:
-            ValueError: if the threat withholds the sample ids or the party's record, or `own` lacks a sample.
+            ValueError: if the threat withholds the sample ids or the party's record, `own` lacks a sample, or
+                a row of `own` is not what the record holds of that sample.
         """
         index, rows = _directions(observations)
         _rows_for(index, own=own)
+        _own_of_the_record(observations, own)
         estimate = self.own.predict(own)
         if self.gains:
             samples, first = np.unique(index, return_index=True)
@@ -120,6 +122,22 @@ def _rows_for(index: np.ndarray, **named: np.ndarray) -> None:
                 f"{name} must have a row for every sample of the run, got {len(array)} and a sample {index.max()}: "
                 f"{NUMBERS}"
             )
+
+
+def _own_of_the_record(observations: Observation, own: np.ndarray) -> None:
+    """Raise `ValueError` if the rows of `own` are not the own features that the record holds of these samples."""
+    # Rows of other people would be answered without a word, and the gradients would seem to tell nothing.
+    index, x, _ = flat_observations(observations)
+    given = np.asarray(own)
+    if given.shape[1:] != x.shape[1:]:
+        raise ValueError(f"own must have shape (N, {x.shape[1]}), as wide as the record, got {given.shape}")
+    # The tolerance is that of `train_vflrecon`, which compares a record with the private samples.
+    wrong = index[~np.isclose(given[index], x, rtol=1e-4, atol=1e-6).all(axis=1)]
+    if wrong.size:
+        raise ValueError(
+            "own must hold the party's own features of the samples of the real run, in the order of their numbers, but "
+            f"row {wrong[0]} is not what the record holds of sample {wrong[0]}: {NUMBERS}"
+        )
 
 
 def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
