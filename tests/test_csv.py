@@ -49,6 +49,9 @@ def test_a_drawn_part_has_the_scale_of_the_whole(tmp_path):
 
 
 MANY = "name,x,y\n" + "".join(f"n{number},{number},{number % 2}\n" for number in range(201))
+DASHED = "c,y\n" + "".join(
+    f"{'' if row == 3 else '-' if row in (18, 30) else row},{row % 2}\n" for row in range(1, 202)
+)
 NUMBERS = "x,y\n" + "".join(f"{number},{number}\n" for number in range(201))
 
 
@@ -65,7 +68,17 @@ NUMBERS = "x,y\n" + "".join(f"{number},{number}\n" for number in range(201))
         ),
         (LOANS, "?label=city", r"the label in row 3 of column 'city' is missing"),
         (LOANS + "d4,1,2\n", "?label=default", "row 4 has 3 values, and the header names 6 columns"),
-        (MANY, "?label=y", r"column 'name' holds 201 different texts in 201 rows, .*leave it out by &drop=name"),
+        (
+            MANY,
+            "?label=y",
+            r"column 'name' holds 201 different texts in 201 rows, .*leave the column out by &drop=name",
+        ),
+        (
+            DASHED,
+            "?label=y",
+            "column 'c' must hold numbers alone, but row 18 holds '-', and 198 of 201 values are numbers: leave a "
+            "missing value empty, or leave the column out by &drop=c",
+        ),
         (NUMBERS, "?label=y", "column 'y' must hold a few classes, got 201 different values in 201 rows"),
         ("x,y\n1,0\n2,0\n", "?label=y", "must hold a few classes, got 1 different values"),
         ("x,x\n1,0\n", "?label=x", "a name of its own for every column, got x, x"),

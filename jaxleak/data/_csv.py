@@ -63,8 +63,7 @@ def read_columns(spec: str) -> Columns:
         found, codes = np.unique(["" if _is_missing(text) else text for text in texts], return_inverse=True)
         if len(found) > max(_FEW, len(rows) // 2):
             raise ValueError(
-                f"{path}: column {name!r} holds {len(found)} different texts in {len(rows)} rows, such as "
-                f"{str(found[-1])!r}: leave it out by &drop={name}"
+                f"{path}: column {name!r} {_why_too_many(texts, found)}, or leave the column out by &drop={name}"
             )
         categorical.append(codes)
         codes_of.append(name)
@@ -146,6 +145,22 @@ def _numbers(texts: Sequence[str]) -> np.ndarray | None:
     except ValueError:
         return None
     return None if np.isinf(numbers).any() or np.isnan(numbers).all() else numbers
+
+
+def _why_too_many(texts: Sequence[str], found: np.ndarray) -> str:
+    """What is wrong with a column of so many different texts, and what to do about it."""
+    present = [(row, text) for row, text in enumerate(texts, 1) if not _is_missing(text)]
+    others = [(row, text) for row, text in present if _numbers([text]) is None]
+    if 2 * len(others) < len(present):
+        row, text = others[0]
+        return (
+            f"must hold numbers alone, but row {row} holds {text!r}, and {len(present) - len(others)} of {len(texts)} "
+            "values are numbers: leave a missing value empty"
+        )
+    return (
+        f"holds {len(found)} different texts in {len(texts)} rows, such as {str(found[-1])!r}: group them into a few "
+        "categories"
+    )
 
 
 def _labels(texts: Sequence[str], name: str, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:

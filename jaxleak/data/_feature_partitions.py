@@ -109,7 +109,16 @@ def _finite_table(x: np.ndarray) -> np.ndarray:
     wrong = np.argwhere(~np.isfinite(table))
     if len(wrong):
         row, column = wrong[0]
-        hint = ": a constant column has no deviation to divide by" if np.isnan(table[:, column]).all() else ""
+        # A mean of a column with one missing value is missing, and so is every value that was standardised by it.
+        hint = ""
+        if np.isnan(table[:, column]).all():
+            hint = (
+                f": all values of column {column} are NaN, as one was missing before the columns were standardised or "
+                "a constant column has no deviation to divide by"
+            )
+        elif np.isnan(table[row, column]):
+            missing = np.isnan(table[:, column]).sum()
+            hint = f": {missing} of {len(table)} values of column {column} are missing, which must be filled in first"
         raise ValueError(f"x must be finite, got {table[row, column]} in row {row}, column {column}{hint}")
     return table
 
