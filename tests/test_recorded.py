@@ -118,7 +118,8 @@ GOOD = np.ones((3, 2, 5))
             r"sample 0 in step 1 are not those in step 0: .* not their places in the batch",
         ),
         ({"own": Tensor(RuntimeError())}, r"own must be an array that NumPy reads: .*detach\(\)\.cpu\(\)"),
-        ({"index": Tensor(TypeError())}, "index must be an array that NumPy reads"),
+        ({"own": Tensor(TypeError())}, r"those of bfloat16 as tensor\.detach\(\)\.float\(\)\.cpu\(\)$"),
+        ({"index": Tensor(TypeError())}, r"index must be an array that NumPy reads: .* tensor\.detach\(\)\.cpu\(\)$"),
     ],
 )
 def test_what_is_no_record_is_refused(changed, match):

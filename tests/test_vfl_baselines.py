@@ -135,11 +135,29 @@ def test_what_no_model_can_be_fitted_on_is_refused_by_name(changed, message):
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([1, 2], "labels from 1 to 2"), ([-1, 1], "labels from -1 to 1"), ([0.0, 1.0], "y must hold integer labels")],
+    [([1, 2], "labels from 1 to 2"), ([-1, 1], "labels from -1 to 1"), ([0.0, 0.5], "y must hold integer labels")],
 )
 def test_labels_that_are_no_classes_are_refused_by_name(labels, message):
     with pytest.raises(ValueError, match=f"^y must .*{message.removeprefix('y must ')}"):
         party_records.fit_label_baseline(np.arange(6.0)[:, None], np.array(labels * 3), 2)
+
+
+def test_labels_may_be_floats_that_are_whole_numbers():
+    x, y = np.arange(6.0)[:, None], np.array([0, 0, 0, 1, 1, 1])
+    found = party_records.fit_label_baseline(x, y.astype(np.float32), 2)
+    np.testing.assert_array_equal(found.log_proba(x), party_records.fit_label_baseline(x, y, 2).log_proba(x))
+
+
+@pytest.mark.parametrize(
+    ("y", "got"),
+    [
+        (np.array([[0], [1]] * 3), r"\(6, 1\): give y\.ravel\(\)"),
+        (np.eye(2)[[0, 1] * 3], r"\(6, 2\): give y\.argmax\(axis=1\) of one-hot rows"),
+    ],
+)
+def test_labels_of_another_shape_are_refused_with_the_one_that_is_wanted(y, got):
+    with pytest.raises(ValueError, match=rf"^y must have shape \(6,\), one label for each row of x, got {got}$"):
+        party_records.fit_label_baseline(np.arange(6.0)[:, None], y, 2)
 
 
 def test_a_fold_without_a_second_class_says_the_shares_alone():

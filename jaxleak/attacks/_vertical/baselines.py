@@ -59,16 +59,22 @@ def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: in
 
     Args:
         x: (n, d) the attacker's own features of its shadow records, n >= 3.
-        y: (n,) their labels in [0, C), at least two different.
+        y: (n,) their labels in [0, C), at least two different, as integers or as floats that are whole numbers.
         num_classes: C.
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if there are too few records or classes, x is not finite, y holds anything but integers in [0, C),
-            or the seed is negative.
+        ValueError: if there are too few records or classes, x is not finite, y is not (n,) or holds
+            anything but whole numbers in [0, C), or the seed is negative.
     """
     x, y = _checked(seed, x=x, y=y)
     _validate.count(num_classes=num_classes)
+    if y.ndim != 1:
+        flat = "y.ravel()" if y.size == len(x) else "y.argmax(axis=1) of one-hot rows"
+        raise ValueError(f"y must have shape ({len(x)},), one label for each row of x, got {y.shape}: give {flat}")
+    # A table of floats has its labels as 0.0 and 1.0.
+    if y.dtype.kind == "f" and (y == np.round(y)).all():
+        y = y.astype(np.int64)
     _validate.labels_in_range(y, num_classes)
     if len(np.unique(y)) < 2:
         raise ValueError("the shadow records must hold at least two classes")

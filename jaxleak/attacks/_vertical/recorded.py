@@ -113,8 +113,11 @@ def _array(name: str, given: ArrayLike, axes: int) -> np.ndarray:
         array = np.asarray(given)
     except ValueError as error:  # rows of several lengths
         raise ValueError(f"{name} must have shape {shape}; leave out a last batch that is smaller") from error
-    except (RuntimeError, TypeError) as error:  # a tensor of PyTorch with a graph, or on an accelerator
-        raise ValueError(f"{name} must be an array that NumPy reads: give tensors as tensor.detach().cpu()") from error
+    except (RuntimeError, TypeError) as error:  # a tensor of PyTorch with a graph, on an accelerator, or of bfloat16
+        floats = "" if axes == 2 else ", and those of bfloat16 as tensor.detach().float().cpu()"
+        raise ValueError(
+            f"{name} must be an array that NumPy reads: give tensors as tensor.detach().cpu(){floats}"
+        ) from error
     if array.ndim != axes or not array.size or array.dtype.kind not in "iuf":
         raise ValueError(f"{name} must hold numbers of shape {shape}, got {array.dtype} of shape {array.shape}")
     return array
