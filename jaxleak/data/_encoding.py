@@ -53,7 +53,7 @@ class Table(NamedTuple):
             columns.append(f"{count} categorical" + (f" ({shown})" if shown else ""))
         names = self.classes or tuple(map(str, range(self.num_classes)))
         counts = np.bincount(self.y, minlength=self.num_classes)
-        labels = ", ".join(f"{count} of {name!r}" for name, count in zip(names[:_SHOWN], counts, strict=False))
+        labels = ", ".join(f"{count} of {name!r}" for name, count in zip(names[:_SHOWN], counts[:_SHOWN], strict=True))
         more = ", ..." if self.num_classes > _SHOWN else ""
         return f"{len(self.y)} rows; columns: {' and '.join(columns)}; {self.num_classes} classes: {labels}{more}"
 
