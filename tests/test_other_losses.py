@@ -41,7 +41,7 @@ def convolutional():
     return model, *_sent(model)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_dense_layer_on_pixels_leaks_the_image_whatever_the_loss_is(dense, sign):
     model, x, variables, gradient = dense
     sent = jax.tree.map(lambda g: sign * g, gradient)

@@ -422,7 +422,7 @@ def _halving(poison):
     def reconstruct(state, observation):
         del observation
         score = jnp.where(state["frozen"], jnp.nan, state["x"])
-        return Reconstruction(state["x"][None], jnp.zeros(1, jnp.int32), score[None], jnp.ones(1, bool))
+        return Reconstruction(state["x"][None, None], jnp.zeros(1, jnp.int32), score[None], jnp.ones(1, bool))
 
     return Attack(init, step, reconstruct)
 

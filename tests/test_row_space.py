@@ -211,6 +211,9 @@ def test_a_few_layers_of_the_payload_suffice(problem):
         attacks.check_payload(partial.payload, whole.params)
     with pytest.raises(ValueError, match="parts of the payload, but the threat does not grant head/bias, head/kernel"):
         audit.invert(_attack(problem), partial, problem.template, key=jax.random.key(0), iterations=20)
+    wrapped = whole._replace(payload={"params": whole.payload, "batch_stats": {}})
+    with pytest.raises(ValueError, match=r"payload must be .* alone: give payload\['params'\]"):
+        audit.invert(_attack(problem), wrapped, problem.template, key=jax.random.key(0), iterations=20)
 
 
 def _at(attack, problem, x):

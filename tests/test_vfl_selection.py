@@ -40,7 +40,7 @@ def _run(seed, private, telling="gradient"):
     return Observation(jnp.arange(STEPS), index=jnp.asarray(index), party=jax.tree.map(jnp.float32, seen))
 
 
-@pytest.mark.parametrize("telling", ["gradient", "outputs"])
+@pytest.mark.parametrize("telling", ["gradient", pytest.param("outputs", marks=pytest.mark.slow)])
 def test_the_field_that_tells_wins(telling):
     private = _private()
     runs = [_run(seed, private, telling) for seed in range(2)]

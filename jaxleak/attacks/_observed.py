@@ -65,6 +65,11 @@ def require(observation: Observation, reads: Reads) -> Granted:
             raise ValueError(f"{reads.who} {message}")
     weights = _weights(observation.params) if reads.params else dict.fromkeys(reads.leaves or ())
     missing = sorted(below(weights.keys() - named_leaves(observation.payload).keys(), reads.leaves))
+    if missing and isinstance(observation.payload, Mapping) and "params" in observation.payload:
+        raise ValueError(
+            "payload must be the tree of the parameters' gradient alone: give payload['params'] of a gradient by all "
+            "variables"
+        )
     if missing:
         of = "the whole payload" if reads.leaves is None else "parts of the payload"
         raise ValueError(f"{reads.who} reads {of}, but the threat does not grant {', '.join(missing)}")

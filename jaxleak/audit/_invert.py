@@ -160,14 +160,15 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
 
 def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> None:
     """Refuse an answer that would be broadcast, or taken for that of other samples."""
-    leading = () if restarts == 1 else (restarts,)
-    samples = template.x.shape[0]
-    wanted = {"x": template.x.shape, **dict.fromkeys(("y", "score", "answered"), (samples,))}
-    for name, shape in wanted.items():
-        found = getattr(getattr(answers, name), "shape", None)
-        if found != (*leading, *shape):
-            got = "no array" if found is None else f"shape {found[len(leading) :]}"
-            raise ValueError(f"reconstruct of the attack must give {name} of shape {tuple(shape)}, got {got}")
+    shapes = {name: getattr(getattr(answers, name), "shape", None) for name in ("x", "y", "score", "answered")}
+    own = {name: shape if shape is None or restarts == 1 else shape[1:] for name, shape in shapes.items()}
+    # An attack on one batch answers for its samples, whose number it was made for.
+    samples = own["x"][:1] if own["x"] else template.x.shape[:1]
+    for name, shape in own.items():
+        wanted = (*samples, *template.x.shape[1:]) if name == "x" else samples
+        if shape != wanted:
+            got = "no array" if shape is None else f"shape {shape}"
+            raise ValueError(f"reconstruct of the attack must give {name} of shape {wanted}, got {got}")
 
 
 def _length(attack: Attack, iterations: int | None) -> int:
