@@ -15,7 +15,7 @@ import numpy as np
 LARGEST = float(np.finfo(np.float32).max)
 #: How far from one the sum of a row of soft labels may be; those in 16 bits round to that.
 SUM_ROUNDING = 1e-2
-#: What no pixel reaches in [0, 1], nor a normalised one: a deviation of 1/16 would be that of nearly uniform images.
+#: Whole numbers up to more than this are taken for bytes.
 LARGEST_PIXEL = 16.0
 
 
@@ -216,7 +216,7 @@ def batch_as_planned(index: Any, batch_size: int) -> None:
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them.
 
-    Values, which tracers and shapes do not have, must be such as normalised pixels have.
+    Values, which tracers and shapes do not have, must not be those of bytes.
     """
     shape, wanted = tuple(x.shape), (1, *image_shape)
     if shape[1:] != wanted:
@@ -227,10 +227,10 @@ def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     import jax  # for tracers alone
 
     values = np.zeros(0) if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) else np.asarray(x)
-    largest = max(values.max(initial=0), -values.min(initial=0))  # without a copy of the data
-    if largest > LARGEST_PIXEL:
+    # Bytes that were made floats; normalised pixels and columns of tables may be large, and are not whole.
+    if values.max(initial=0) > LARGEST_PIXEL and values.min() >= 0 and (values == np.round(values)).all():
         raise ValueError(
-            f"x of a batch must hold pixels in [0, 1], or normalised ones, got {largest:.4g}: divide by 255"
+            f"x of a batch must hold pixels in [0, 1], got whole numbers up to {values.max():.4g}: divide by 255"
         )
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import types
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,19 +55,32 @@ def fingerprint(tree: PyTree) -> str:
     return found.hexdigest()
 
 
-def _storable_value(value: Any) -> Any:
-    """A number of NumPy or JAX as Python's, and a function by its name."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return value.item()
+def _described(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """What JSON can keep of a configuration.
+
+    A function is its name and what it was made of, since settings are mostly functions that others have made.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): _described(entry, inside) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(entry, inside) for entry in value]
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return value.item() if value.shape == () else fingerprint(value)
     if isinstance(value, functools.partial):
-        return [_storable_value(value.func), list(value.args), value.keywords]
+        return _described([value.func, value.args, value.keywords], inside)
     name = getattr(value, "__qualname__", None)
-    if name is None:
+    if name is None and not inside:
         raise ValueError(
-            "config must hold numbers, texts, functions, and lists and dictionaries of these, got "
-            f"{type(value).__name__}; checkpoint.fingerprint names arrays"
+            f"config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
+            f"{type(value).__name__}"
         )
-    return f"{value.__module__}.{name}"
+    if name is None or id(value) in inside:
+        return f"{type(value).__module__}.{type(value).__qualname__}" if name is None else name
+    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if cell != types.CellType()]
+    made_of = [_described(cell, (*inside, id(value))) for cell in cells]
+    return [f"{value.__module__}.{name}", made_of] if made_of else f"{value.__module__}.{name}"
 
 
 class Checkpoints:
@@ -84,8 +98,9 @@ class Checkpoints:
 
         Args:
             folder: where the checkpoints live.
-            config: what the run depends on: numbers, texts, functions, and lists and dictionaries of these, such as an
-                attack's settings. A function counts by its name. `fingerprint` names arrays.
+            config: what the run depends on: numbers, texts, functions, arrays, and lists and dictionaries of these,
+                such as an attack's settings. A function counts by its name and by the numbers, texts, arrays and
+                functions that it was made of. An array counts by its `fingerprint`.
             fresh: start over. What is there is not read, and is deleted by the first `save`, so that a run that fails
                 before it has anything to save loses nothing.
 
@@ -96,7 +111,7 @@ class Checkpoints:
             ValueError: if the configuration holds what no file can keep.
         """
         self.folder = Path(folder).absolute()
-        self._config = json.loads(json.dumps(config, default=_storable_value))
+        self._config = json.loads(json.dumps(_described(config)))
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         self._origin: dict[str, Any] = {}
         try:

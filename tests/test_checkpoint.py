@@ -7,8 +7,10 @@ import shutil
 import chex
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError, fingerprint
 
 FLIPS = int(os.environ.get("JAXLEAK_FLIPS", "1"))
@@ -60,10 +62,19 @@ def test_fresh_starts_over(checkpoints):
 def test_settings_of_an_attack_are_a_configuration(tmp_path):
     made_of = {"rate": np.float32(0.5), "count": jnp.int32(3), "kind": [jnp.tanh, functools.partial(jnp.clip, max=1)]}
     Checkpoints(tmp_path / "a", made_of).save(1, _tree(1))
+    for name, other in (("rate", presets.fedleak(5)), ("terms", presets.fedleak(9)._replace(labels="joint"))):
+        Checkpoints(tmp_path / name, {"settings": presets.fedleak(9)}).save(1, _tree(1))
+        Checkpoints(tmp_path / name, {"settings": presets.fedleak(9)})
+        with pytest.raises(ConfigMismatchError, match="settings"):
+            Checkpoints(tmp_path / name, {"settings": other})
+    slow, fast = (optax.adam(rate).update for rate in (1e-3, 1e-2))
+    Checkpoints(tmp_path / "c", {"update": slow}).save(1, _tree(1))
+    with pytest.raises(ConfigMismatchError, match="update"):
+        Checkpoints(tmp_path / "c", {"update": fast})
     del made_of["kind"][0]
     with pytest.raises(ConfigMismatchError, match="kind"):
         Checkpoints(tmp_path / "a", made_of)
-    with pytest.raises(ValueError, match=r"config must hold numbers, .* got object; checkpoint.fingerprint names"):
+    with pytest.raises(ValueError, match=r"config must hold numbers, .* got object"):
         Checkpoints(tmp_path / "b", {"what": object()})
 
 

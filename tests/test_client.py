@@ -233,7 +233,7 @@ def test_a_batch_without_the_axis_of_parties_is_refused():
 
 def test_bytes_are_refused_as_integers_and_as_floats(model):
     batch = Batch(jnp.full((1, 1, *SHAPE), 255.0), jnp.array([0]), jnp.arange(1))
-    with pytest.raises(ValueError, match=r"must hold pixels in .*, or normalised ones, got 255: divide by 255"):
+    with pytest.raises(ValueError, match=r"must hold pixels in .*, got whole numbers up to 255: divide by 255"):
         protocols.ClientShare(model)(model.init(jax.random.key(5)), batch)
     batch = Batch(jnp.zeros((1, 1, *SHAPE), jnp.uint8), jnp.array([0]), jnp.arange(1))
     with pytest.raises(ValueError, match=r"must hold float pixels in .*got dtype uint8: divide bytes by 255"):

@@ -484,8 +484,10 @@ def test_statistics_of_another_structure_and_heads_that_are_missing_are_named():
         (jax.nn.softmax, True),
         (jax.nn.sigmoid, True),
         (lambda z: jax.nn.softmax(z.T, axis=0).T, True),
+        (lambda z: jax.nn.softmax(z.astype(jnp.bfloat16)).astype(jnp.float32), True),
         (jax.nn.log_softmax, False),
         (lambda z: z / 3, False),
+        (lambda z: jnp.exp(z) / 3, False),
     ],
 )
 def test_a_network_that_ends_in_probabilities_has_no_head_for_label_rules(end, ends):

@@ -151,7 +151,7 @@ def _why_too_many(texts: Sequence[str], found: np.ndarray) -> str:
     """What is wrong with a column of so many different texts, and what to do about it."""
     present = [(row, text) for row, text in enumerate(texts, 1) if not _is_missing(text)]
     others = [(row, text) for row, text in present if _numbers([text]) is None]
-    if 2 * len(others) < len(present):
+    if others and 2 * len(others) < len(present):
         row, text = others[0]
         return (
             f"must hold numbers alone, but row {row} holds {text!r}, and {len(present) - len(others)} of {len(texts)} "

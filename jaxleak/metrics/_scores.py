@@ -35,7 +35,8 @@ def image_scores(
         truth: (N, H, W, channels) images in [0, 1], without the normalisation that a network may read them with.
         estimate: the same shape, in any order, and in the same unit.
         true_labels: (N,) integer labels; None leaves `label_accuracy` out.
-        labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out.
+        labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out, and so do labels that are
+            all -1, with which an attack says that it seeks none.
 
     Returns:
         The scores by name, and the order (N,) of integers with which `estimate[order]` is matched with the truth.
@@ -71,7 +72,7 @@ def image_scores(
             "recognised": float(np.mean(similarity > RECOGNISED_ABOVE)),
         }
     scores["psnr_grey"] = float(np.mean(grey_psnr(truth)))
-    if true_labels is not None and labels is not None:
+    if true_labels is not None and labels is not None and np.any(np.asarray(labels) >= 0):  # -1: none was sought
         scores["label_accuracy"] = label_multiset_accuracy(true_labels, labels)
     return scores, order
 

@@ -156,7 +156,7 @@ def wrapped(
     mode: BatchNormMode = "train" if "train" in functions else "eval"
     plan = network.plan(mode, FEW, variables)
     probabilities = ends_in_probabilities(plan.program)
-    last = None if probabilities else network.choose_head(plan, FEW, head)
+    last = None if probabilities and head is None else network.choose_head(plan, FEW, head)
     network.head_name = last.kernel if last else None
     network.find_weights(variables)
     notes = notes_on(plan)

@@ -25,6 +25,9 @@ FEW = 2
 #: Primitives that change no number.
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "copy"])
 
+#: Primitives that change no number but by rounding.
+_SAME_NUMBERS = _RESHAPES | {"convert_element_type", "stop_gradient"}
+
 #: What images are made of, unless a caller has others, such as bfloat16.
 _PIXELS = jnp.dtype("float32")
 
@@ -269,16 +272,18 @@ def _ends_in_sigmoid(program: Program) -> bool:
 def ends_in_probabilities(program: Program) -> bool:
     """Whether the logits (B, C) are what a softmax or sigmoids give, whatever their shape was changed to."""
     made = _maker(program.outputs[0], program)
-    if made is not None and made.name == "div":
-        made = _maker(made.inputs[0], program)
-        return made is not None and made.name == "exp"
-    return made is not None and made.name == "logistic"
+    if made is None or made.name != "div":
+        return made is not None and made.name == "logistic"
+    above, below = (_maker(slot, program) for slot in made.inputs)
+    if above is None or below is None or (above.name, below.name) != ("exp", "reduce_sum"):
+        return False
+    return _maker(below.inputs[0], program) == above
 
 
 def _maker(slot: Any, program: Program) -> Any:
     """The step that gives these numbers, before their shape was changed; None for an input."""
     makers = {slot: step for step in program.steps for slot in step.outputs}
-    while (step := makers.get(slot)) is not None and step.name in _RESHAPES:
+    while (step := makers.get(slot)) is not None and step.name in _SAME_NUMBERS:
         slot = step.inputs[0]
     return step
 

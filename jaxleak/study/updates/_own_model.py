@@ -158,7 +158,8 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
             raise ValueError(
                 "the network's outputs are probabilities: take the softmax off its end, since the loss has one"
             )
-    if all(((rows > 0) & (rows < 1)).all() for rows in logits.values()):
+    told = any(note.startswith("it ends in a softmax or in sigmoids") for note in model.notes)
+    if not told and all(((rows > 0) & (rows < 1)).all() for rows in logits.values()):
         note = (
             "all of its outputs lay between 0 and 1 on images that were tried, as those of sigmoids do; the loss reads "
             "them as logits, so take sigmoids off the end if there are any"
