@@ -70,14 +70,16 @@ def _described(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return value.item() if value.shape == () else fingerprint(value)
     if isinstance(value, functools.partial):
         return _described([value.func, value.args, value.keywords], inside)
-    name = getattr(value, "__qualname__", None)
-    if name is None and not inside:
+    if not hasattr(value, "__qualname__"):
+        if inside:  # what a function was made of may be anything
+            return f"{type(value).__module__}.{type(value).__qualname__}"
         raise ValueError(
-            f"config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
+            "config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
             f"{type(value).__name__}"
         )
-    if name is None or id(value) in inside:
-        return f"{type(value).__module__}.{type(value).__qualname__}" if name is None else name
+    name = value.__qualname__
+    if id(value) in inside:  # a function that calls itself
+        return name
     cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if cell != types.CellType()]
     made_of = [_described(cell, (*inside, id(value))) for cell in cells]
     return [f"{value.__module__}.{name}", made_of] if made_of else f"{value.__module__}.{name}"

@@ -145,6 +145,7 @@ def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
 def test_a_gradient_of_zero_has_no_direction():
     seen, _, _ = run(0)
     zero = seen._replace(party=seen.party._replace(output_gradient=0 * seen.party.output_gradient))
-    _, rows = gradient_regression._directions(zero)
+    _, *parts = party_records.flat_observations(zero)
+    rows = gradient_regression._directions(*parts)
     np.testing.assert_array_equal(rows[:, 2:4], 0.0)
     np.testing.assert_allclose(rows[:, 4], np.log(1e-12))

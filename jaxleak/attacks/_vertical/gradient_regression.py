@@ -44,13 +44,13 @@ class GradientRegression(NamedTuple):
             ValueError: if the threat withholds the sample ids or the party's record, `own` lacks a sample, or
                 a row of `own` is not what the record holds of that sample.
         """
-        index, rows = _directions(observations)
+        index, x, gradients = flat_observations(observations)
         _rows_for(index, own=own)
-        _own_of_the_record(observations, own)
+        _own_of_the_record(index, x, own)
         estimate = self.own.predict(own)
         if self.gains:
             samples, first = np.unique(index, return_index=True)
-            estimate[samples] = self.seen.predict(rows[first])
+            estimate[samples] = self.seen.predict(_directions(x, gradients)[first])
         return estimate
 
 
@@ -106,7 +106,8 @@ def fit_gradient_regression(
 
 def _first_visits(run: Observation, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers and rows of the records that the first epoch of a shadow run visits, in the order of the visits."""
-    index, rows = _directions(run)
+    index, *parts = flat_observations(run)
+    rows = _directions(*parts)
     _rows_for(index, features=features)
     size = len(index) // len(run.round)
     # A record that was drawn again would be learned in one fold and tested in another.
@@ -124,10 +125,9 @@ def _rows_for(index: np.ndarray, **named: np.ndarray) -> None:
             )
 
 
-def _own_of_the_record(observations: Observation, own: np.ndarray) -> None:
-    """Raise `ValueError` if the rows of `own` are not the own features that the record holds of these samples."""
+def _own_of_the_record(index: np.ndarray, x: np.ndarray, own: np.ndarray) -> None:
+    """Raise `ValueError` if the rows of `own` are not the features x (T B, d) of these samples in the record."""
     # Rows of other people would be answered without a word, and the gradients would seem to tell nothing.
-    index, x, _ = flat_observations(observations)
     given = np.asarray(own)
     if given.shape[1:] != x.shape[1:]:
         raise ValueError(f"own must have shape (N, {x.shape[1]}), as wide as the record, got {given.shape}")
@@ -141,8 +141,7 @@ def _own_of_the_record(observations: Observation, own: np.ndarray) -> None:
         )
 
 
-def _directions(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    """Sample ids (T B,), and own features beside the cut gradient's direction and log length (T B, d + e + 1)."""
-    index, x, gradients = flat_observations(seen)
+def _directions(x: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """Own features beside the cut gradient's direction and log length (T B, d + e + 1)."""
     norms = np.maximum(np.linalg.norm(gradients, axis=1, keepdims=True), 1e-12)
-    return index, np.concatenate([x, gradients / norms, np.log(norms)], axis=1)
+    return np.concatenate([x, gradients / norms, np.log(norms)], axis=1)

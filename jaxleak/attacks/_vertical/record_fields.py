@@ -6,6 +6,8 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxleak._base import PartyRecord
 
@@ -20,6 +22,11 @@ _READS = {
 FIELDS = tuple(_READS)
 #: The paper's six items.
 PAPER_FIELDS: Final = ("gradient", "outputs", "parameters", "inputs")
+
+
+def same_features(a: ArrayLike, b: ArrayLike) -> np.ndarray:
+    """Where the features of a sample in two places, of one shape, differ by rounding at most; bool of that shape."""
+    return np.isclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from jaxleak._base import Observation, PartyRecord
 from jaxleak._precision import settle_products
+from jaxleak.attacks._vertical.record_fields import same_features
 
 _log = logging.getLogger("jaxleak")
 #: A larger share of gradients that are exactly zero is no accident.
@@ -94,8 +95,7 @@ def _same_features(ids: np.ndarray, own: np.ndarray) -> None:
     """Raise `ValueError` if a sample's features differ between its rows: `ids` then number something else."""
     flat, rows = ids.ravel(), own.reshape(-1, own.shape[-1])
     _, first, sample = np.unique(flat, return_index=True, return_inverse=True)
-    # The tolerance is that of `train_vflrecon`, which compares a record with the private samples.
-    wrong = np.flatnonzero(~np.isclose(rows, rows[first][sample], rtol=1e-4, atol=1e-6).all(axis=1))
+    wrong = np.flatnonzero(~same_features(rows, rows[first][sample]).all(axis=1))
     if len(wrong):
         step, before = (place // ids.shape[1] for place in (wrong[0], first[sample[wrong[0]]]))
         other = f"step {before}" if before < step else "another row of that step"

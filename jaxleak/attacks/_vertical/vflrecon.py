@@ -18,7 +18,7 @@ from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PartyRecord, PyTree, Reconstruction
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
-from jaxleak.attacks._vertical.record_fields import FIELDS, PAPER_FIELDS, Record, item_widths
+from jaxleak.attacks._vertical.record_fields import FIELDS, PAPER_FIELDS, Record, item_widths, same_features
 from jaxleak.models import BottomTopModel
 
 Scales = Literal["entry", "item"]
@@ -172,7 +172,7 @@ def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, p
     model.check_padding(private.x)
     # Targets of other records than those that ran would be learned without a word.
     own = np.asarray(model.slices(private.x)[party])[np.asarray(index)]
-    if not np.allclose(own, np.asarray(steps.x), rtol=1e-4, atol=1e-6):
+    if not same_features(own, np.asarray(steps.x)).all():
         raise ValueError(
             f"private must be the records of the shadow run: the features that it gives party {party} are not those of "
             "the party whose record is shown"

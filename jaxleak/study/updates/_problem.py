@@ -229,8 +229,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     """Score the answer against the truth, which no function before this one has seen."""
     found, second = answer.found, answer.second
     images, estimate = np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0])
-    labels = None if _without_labels(case) else np.asarray(found.y)
-    scores, order = metrics.image_scores(images, estimate, true_labels=truth.y, labels=labels)
+    scores, order = metrics.image_scores(images, estimate, true_labels=truth.y, labels=np.asarray(found.y))
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
     if second is not None:
         scores |= {field: float(np.mean(values)) for field, values in compared(second).items()}

@@ -35,9 +35,7 @@ def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
     return parsed
 
 
-def swept_points(
-    base: Case, names: Sequence[str], strengths: Mapping[str, tuple[float, ...]] | None = None
-) -> list[TradeOffPoint]:
+def swept_points(base: Case, names: Sequence[str], strengths: Mapping[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """A point for every strength of every named defense.
 
     Args:
@@ -48,7 +46,7 @@ def swept_points(
     """
     points = []
     for name in names:
-        for strength in (strengths or {}).get(name, CLIENT_DEFENSES[name].strengths):
+        for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
             own = replace(base, learning_rate=strength) if CLIENT_DEFENSES[name].of_rate else base
             points.append(TradeOffPoint(replace(own, defense=name, strength=strength), name, strength))
     return points
