@@ -31,6 +31,7 @@ FLOORS = {
             "_memory",
             "_mesh",
             "_orbax",
+            "_own_files",
             "_own_keys",
             "_precision",
             "_processes",

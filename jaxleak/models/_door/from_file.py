@@ -2,17 +2,13 @@
 
 import contextlib
 import importlib
-import importlib.machinery
-import importlib.util
-import inspect
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any
 
+from jaxleak._own_files import named_in_file, needed_arguments, told
 from jaxleak.models._classifier import Classifier
 from jaxleak.models._door.equinox import from_equinox
 from jaxleak.models._door.flax import classifier, drawn, from_flax
@@ -59,7 +55,7 @@ def from_file(
         ValueError: if the file cannot be imported or has no such name; if what stands under the name is no model,
             needs arguments or fails; on everything that `from_torch`, `from_flax` and `from_equinox` refuse.
     """
-    found = _made(_named(spec), spec)
+    found = _made(named_in_file(spec, inside=_with_torch), spec)
     found, beside = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if isinstance(found, Classifier):
         given = {"head": head, "layout": layout, "dropout": dropout == "off"}
@@ -90,49 +86,14 @@ def from_file(
         ) from error
 
 
-class _Source(importlib.machinery.SourceFileLoader):
-    """Reads the file itself: compiled modules count as current if the file was last written in the same second."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
-def file_of(spec: str) -> Path:
-    """The file that "FILE.py:NAME" names."""
-    return Path(spec.rpartition(":")[0])
-
-
-def _named(spec: str) -> Any:
-    """What stands under the name in the file."""
-    path, name = file_of(spec), spec.rpartition(":")[2]
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    if path.suffix != ".py":
-        raise ValueError(f"{path} is no Python file")
-    loader = _Source(path.stem, str(path))
-    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(path.stem, loader, origin=str(path)))
-    module.__file__ = str(path)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.parent))
-    if _IMPORTS_TORCH.search(path.read_text(errors="ignore")):  # at once, so that its generator can be seeded
+@contextlib.contextmanager
+def _with_torch(path: Path) -> Iterator[None]:
+    """PyTorch is imported at once where the file at `path` does so, and its generator begins anew inside."""
+    if _IMPORTS_TORCH.search(path.read_text(errors="ignore")):
         with contextlib.suppress(ImportError):
             importlib.import_module("torch")
-    try:
-        with _seeded():
-            loader.exec_module(module)
-    except Exception as error:  # whatever somebody's file does
-        raise ValueError(f"{path} cannot be imported: {_where(error, path)}") from error
-    if not hasattr(module, name):
-        public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
-        raise ValueError(f"{path} has no {name!r}; it has {', '.join(public)}")
-    return getattr(module, name)
-
-
-def _where(error: Exception, path: Path) -> str:
-    """The error in a line, with the line of the file that raised it where the traceback has one."""
-    inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    line = f" (line {inside[-1]})" if inside else ""
-    return f"{type(error).__name__}: {error}{line}"
+    with _seeded():
+        yield
 
 
 def _kinds() -> dict[str, type]:
@@ -152,7 +113,7 @@ def _made(found: Any, spec: str) -> Any:
     if not callable(found) or isinstance(found, (Classifier, *_kinds().values())):
         return found
     file, _, name = spec.rpartition(":")
-    if needed := _arguments(found):
+    if needed := needed_arguments(found):
         raise ValueError(
             f"{name} needs arguments ({', '.join(needed)}): write a function without any that makes the network, "
             f"such as 'def net(): return {name}(...)', and give {file}:net"
@@ -161,7 +122,7 @@ def _made(found: Any, spec: str) -> Any:
         with _seeded():
             return found()
     except Exception as error:  # whatever somebody's code does
-        raise ValueError(f"{name} cannot be made: {_where(error, Path(file))}") from error
+        raise ValueError(f"{name} cannot be made: {told(error, Path(file))}") from error
 
 
 @contextlib.contextmanager
@@ -174,17 +135,6 @@ def _seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
-
-
-def _arguments(found: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that a call needs."""
-    is_class = isinstance(found, type)
-    try:  # not of the class itself: the libraries' metaclasses take any arguments
-        parameters = list(inspect.signature(found.__init__ if is_class else found).parameters.values())
-    except (TypeError, ValueError):
-        return []
-    anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters[is_class:] if p.default is p.empty and p.kind not in anything]
 
 
 def _of_torch(
