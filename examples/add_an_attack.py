@@ -103,6 +103,8 @@ plots.curves(
 # %% [markdown]
 # ![The distance of each attack over its iterations](pictures/distances.png)
 #
-# To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py` and add it to `PRESETS` there:
-# `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the recipe, with the tests that every attack has to
-# pass. An attack that is no gradient inversion is three functions, `jaxleak.Attack`, and `audit.invert` runs it alike.
+# The commands take the function as it is: `jaxleak invert --attack FILE.py:every_tensor_alike`
+# ([how](../your_attack.md)). To keep the attack in a clone, move the function to `jaxleak/attacks/presets.py` and add
+# it to `PRESETS` there: `jaxleak invert --attack NAME` then runs it. `CONTRIBUTING.md` has the recipe, with the tests
+# that every attack has to pass. An attack that is no gradient inversion is three functions, `jaxleak.Attack`, and
+# `audit.invert` runs it alike.

@@ -8,24 +8,16 @@
     # Figures 4 and 5 of FedLeak, over three seeds
     python -m experiments.defenses --study fedleak-fig4 fedleak-fig5 \\
         --seeds 0 1 2 --budget 120
+    # a defense and an attack of your own, each a function in a file
+    python -m experiments.defenses --only mine.py:my_defense soteria \\
+        --strengths mine.py:my_defense=0.1,0.5 --attack mine.py:my_attack
     # an upload of a later round, of samples that the clients trained on
-    python -m experiments.defenses --study fedleak-fig5 further \\
-        --attacked-round 200 --seeds 0 1 2 --budget 120
-    # the same round without a defense, and of samples that nobody trained on
-    python -m experiments.defenses --attacked-round 200 --unseen --only none \\
-        --seeds 0 1 2
-    # an attacker who is granted the labels
-    python -m experiments.defenses --study fedleak-fig8 --labels given \\
-        --seeds 0 1 2 --budget 60
+    python -m experiments.defenses --study further --attacked-round 200
     # one defense, at strengths of your own
-    python -m experiments.defenses --study fedleak-fig5 --only dp_soteria \\
-        --strengths dp_soteria=1000,100
+    python -m experiments.defenses --only dp_soteria --strengths dp_soteria=99,9
     # the vertical federations of the other papers
     python -m experiments.defenses --study cafe-fake-gradients cafe-table11 \\
         vfl-table5 vfl-table6 --budget 90
-    # everything, in ten hours at most
-    python -m experiments.defenses --study all --out runs/defenses/all \\
-        --budget 600
 
 Without options, seed 0 should print (PSNR in dB; a grey image has 7.2):
 
@@ -37,15 +29,15 @@ Without options, seed 0 should print (PSNR in dB; a grey image has 7.2):
     | largest 10 % of the entries | .925     | 16.5 (by who knows it: 32.4) |
     | DP-SGD at 1000              | .820     | 10.2                         |
 
-Every point trains the same federation with the defense and attacks one upload with the recommended FedLeak, which
-infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. Your own network
-begins with `--weights`, or with the weights that its file makes, which are the same for every seed. `--budget`
-(minutes) is shared by all studies, evenly, and what one leaves goes to the next; what does not fit is listed. Data,
-model, batch and rounds are CPU sizes and not the papers': `--data cifar10 --model resnet10 --batch-norm eval
---batch-size 16 --iterations 10000` comes closer. The learning rate was chosen for the undefended run of one local step
-of the default network: another network wants its own, and twelve steps want `--learning-rate 0.2 --rounds 400`. Epsilon
-is the papers' shorthand for a noise level; the true one by accounting stands beside it. Finished runs are not run
-again: a killed study goes on, and `--fresh` starts over.
+Every point trains the same federation with the defense and attacks one upload, by default with the recommended FedLeak,
+which infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. Your own
+network begins with `--weights`, or with the weights that its file makes, the same for every seed; docs/your_attack.md
+says what files of your own defense and attack hold. `--budget` (minutes) is shared by all studies, evenly, and what one
+leaves goes to the next; what does not fit is listed. Data, model, batch and rounds are CPU sizes and not the papers':
+`--data cifar10 --model resnet10 --batch-norm eval --batch-size 16 --iterations 10000` comes closer. The learning rate
+was chosen for the undefended run of one local step of the default network: another network wants its own, and twelve
+steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true one by
+accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
 import functools
@@ -57,6 +49,7 @@ import tyro
 
 from experiments._defenses import delegated, report, studies
 from jaxleak import _validate, data
+from jaxleak._own_files import is_own
 from jaxleak.attacks import LABEL_RULES
 from jaxleak.defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
 from jaxleak.study import Progress, RunFolder, default_out, has_run, run_command
@@ -71,6 +64,7 @@ from jaxleak.study.updates import (
     Inversion,
     TradeOffPoint,
     Utilities,
+    about_defenses,
     about_model,
     cell_of_point,
     check,
@@ -102,8 +96,10 @@ class Args:
     """Seeds of data, weights, batch, noise and start."""
     budget: float = 30.0
     """Minutes for all studies; each gets an equal share of what is left."""
-    only: tuple[Literal[ONLY], ...] = ()  # type: ignore[valid-type]
-    """Run only these defenses (and the undefended client; none is that alone) of the studies; without --study, any."""
+    only: tuple[str, ...] = ()
+    """Run only these defenses (beside none, the undefended client); without --study any, and FILE.py:NAME of yours."""
+    attack: str = "fedleak"
+    """Attack on the uploads (a preset of jaxleak.attacks.presets, or FILE.py:NAME of yours)."""
     strengths: tuple[str, ...] = ()
     """Strengths in place of a defense's own: soteria=0.1,0.9 and so on."""
     adaptive: bool = True
@@ -208,9 +204,21 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
     if args.labels is not None:
         _validate.one_of(("given", "joint", *LABEL_RULES), labels=args.labels)
     for name in args.only:
-        _validate.one_of(ONLY, only=name)
+        _validate.one_of((*ONLY, name) if is_own(name) else ONLY, only=name)
     strengths = parse_strengths(args.strengths)
-    same = ("data", "model", "weights", "mean", "std", "width", "batch_norm", "iterations", "attacked_round", "labels")
+    same = (
+        "attack",
+        "data",
+        "model",
+        "weights",
+        "mean",
+        "std",
+        "width",
+        "batch_norm",
+        "iterations",
+        "attacked_round",
+        "labels",
+    )
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
     base = Case(**{name: getattr(args, name) for name in same} | of_clients)
     if args.unseen:
@@ -245,6 +253,8 @@ def _shown(
 ) -> tuple[list[dict[str, Any]], list[Section]]:
     """Print and draw a study that ran here; its rows, with what the paper says besides, and its part of the report."""
     report.show(rows)
+    told = about_defenses([point.case for point in points])
+    print(*told, sep="\n")
     attacks: dict[str, Inversion] = {}
     for point in points:
         of_point = cell_of_point(point, args.federation).jobs[1:]
@@ -255,7 +265,7 @@ def _shown(
     how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
         f"Data {args.data}, model {args.model}{f' with the weights {args.weights}' if args.weights else ''}, batch "
-        f"{f.batch_size}, {args.iterations} iterations of the attack.",
+        f"{f.batch_size}, {args.iterations} iterations of the attack {args.attack}.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
         f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
@@ -264,6 +274,7 @@ def _shown(
         f"Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta {SHORTHAND_DELTA:g}, clip 1; the "
         "true epsilon is by accounting for every client's uploads over all rounds.",
         *about_model(points[0].case),
+        *told,
     ]
     outcomes = studies.outcomes(study)
     reason = "a statement of the paper, without a number that one of ours could stand beside"

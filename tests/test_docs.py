@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import reference
 
+from jaxleak.study import updates
+
 ROOT = Path(__file__).parent.parent
 spec = importlib.util.spec_from_file_location("_offline", ROOT / "docs" / "_offline.py")
 offline = importlib.util.module_from_spec(spec)
@@ -143,3 +145,19 @@ def test_the_search_of_the_site_needs_no_other_host():
     script = (ROOT / "docs" / named).read_text()
     assert "Permission is hereby granted" in script
     assert "window.IFrameWorker" in script
+
+
+def test_an_attack_and_a_defense_of_ones_own_are_taken_as_they_are_printed(tmp_path):
+    (program,) = programs("docs/your_attack.md")
+    file = tmp_path / program.splitlines()[0].removeprefix("# ")
+    file.write_text(program)
+    case = updates.Case(
+        attack=f"{file}:every_tensor_alike", iterations=3, data="digits", model="mlp",
+        defense=f"{file}:uniform_noise", strength=0.01, adaptive=True,
+    )  # fmt: skip
+    updates.check(case)
+    model, share, _ = updates.client_of(case, (8, 8, 1), 10)
+    updates.resolved(case).build(model, share)
+    noise = updates.kind_of_defense(case.defense).build(case.strength)
+    sent = noise.apply(jax.random.key(0), np.zeros(100_000, np.float32))
+    assert np.std(sent) == pytest.approx(0.01, rel=0.02)

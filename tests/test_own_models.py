@@ -28,7 +28,7 @@ from jaxleak.study.updates import (
     utility_of,
     victim,
 )
-from jaxleak.study.updates._sources import sources_of_model
+from jaxleak.study.updates._sources import sources_of_client
 
 NETWORKS = """
 import flax.linen as nn
@@ -112,7 +112,7 @@ def test_trainings_of_other_weights_or_another_normalisation_are_others(file, tm
 @pytest.mark.parametrize("name", ["Net", "unseeded"])
 def test_results_of_a_network_that_has_changed_since_are_refused(file, tmp_path, name):
     folder = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
-    folder.sources.bind(sources_of_model(_case(file, name)))
+    folder.sources.bind(sources_of_client(_case(file, name)))
     folder.sources.begin()
     if name == "Net":
         file.write_text(NETWORKS + "# another line\n")
@@ -120,7 +120,7 @@ def test_results_of_a_network_that_has_changed_since_are_refused(file, tmp_path,
     _own_model._loaded.cache_clear()  # as in another process
     changed = "the file of the network" if name == "Net" else "what .*unseeded computes"
     with pytest.raises(ConfigMismatchError, match=f"results on other contents of {changed}"):
-        again.sources.check(sources_of_model(_case(file, name)))
+        again.sources.check(sources_of_client(_case(file, name)))
 
 
 def test_an_edited_file_is_read_again(file):
@@ -294,7 +294,9 @@ def test_an_imported_module_that_has_changed_since_is_noticed(tmp_path, monkeypa
         (tmp_path / "its_helper.py").write_text(f"SCALE = {float(scale)}\n")
         sys.modules.pop("its_helper", None)
         _own_model._loaded.cache_clear()  # as in another process
-        kept.append({name: fingerprint(load()) for name, load in sources_of_model(_case(tmp_path / "nets.py")).items()})
+        kept.append(
+            {name: fingerprint(load()) for name, load in sources_of_client(_case(tmp_path / "nets.py")).items()}
+        )
     changed = [name for name in kept[0] if kept[0][name] != kept[1][name]]
     assert changed == [f"what {tmp_path / 'nets.py'}:Net computes"]
 

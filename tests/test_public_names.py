@@ -156,7 +156,7 @@ NAMES = {
         subplots trade_off
     """,
     "jaxleak.study.reports": """
-        command_line markdown_table Measure measured print_measures Section write_markdown
+        bullets command_line markdown_table Measure measured print_measures Section write_markdown
     """,
     "jaxleak.study.rows": """
         Beside BEYOND_BUDGET console grouped NO_DATA NOT_ASKED print_grouped require_match require_runs show_cells
@@ -181,13 +181,13 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name form_of samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case cell_of_point check
-        check_effect client_of CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics draw_distances
-        draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT Inversion
-        Inversions observe Outcome own_opinion parameter_count parse_strengths public_images RECOGNISED_ABOVE
-        refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off seconds_of_update
-        share_of sources_of_update swept_points SYNTHETIC trade_off_runner TradeOffPoint trained Training Utilities
-        Utility utility_of Victim victim where_seen
+        about_defenses about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case
+        cell_of_point check check_effect client_of CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics
+        draw_distances draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT
+        Inversion Inversions kind_of_defense observe Outcome own_opinion parameter_count parse_strengths public_images
+        RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
+        seconds_of_update share_of sources_of_update swept_points SYNTHETIC trade_off_runner TradeOffPoint trained
+        Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """
         CANDIDATES distances NOISE reach_of_row

@@ -7,11 +7,11 @@ import numpy as np
 from rich.table import Column, Table
 
 from experiments._defenses.verdicts import Verdict, verdicts
-from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak._own_files import short_name
 from jaxleak.study import RunFolder, plots, reports
-from jaxleak.study.rows import console, print_grouped
+from jaxleak.study.rows import console, print_grouped, show_table, value_of
 from jaxleak.study.runner import Result, Runner
-from jaxleak.study.updates import Inversion, draw_reconstructions
+from jaxleak.study.updates import Inversion, draw_reconstructions, kind_of_defense
 
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "no prior, dB",
@@ -26,8 +26,8 @@ _SHEET_ROWS = 12
 #: Text of the report on how the numbers were made.
 METHOD = (
     "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
-    "samples held out. The leak is the PSNR of FedLeak's reconstruction of one upload, images matched one to one; at "
-    "or below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels that the attacker got "
+    "samples held out. The leak is the PSNR of what the attack finds in one upload, images matched one to one; at or "
+    "below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels that the attacker got "
     "right, in any order. Changes are against the run without defense and with the same local steps, the leak's that "
     "of the best attacker. Who knows noise of a known likelihood attacks twice: with a prior of photographs, and with "
     "next to none. Bits per entry of the upload; without a defense 32.",
@@ -44,7 +44,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
     """The printed columns of a row that was run."""
     epsilon, plain = row.get("true_epsilon"), row["defense"] is None and row["clients"] == 1
     return [
-        row["defense"] or ("none" if plain else "secure_aggregation"),
+        short_name(row["defense"] or "") or ("none" if plain else "secure_aggregation"),
         "" if plain else f"{row['strength']:g}",
         str(row["local_steps"]),
         "diverged" if row["diverged"] else _with_spread(row, "accuracy", 3),
@@ -54,22 +54,17 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         _with_spread(row, "psnr_adaptive_weak", 1),
         "" if plain else _with_spread(row, "leak_change", 1, sign="+"),
         f"{row['ssim']:.2f}",
-        _if_attacked(row, "ssim_adaptive", ".2f"),
-        _if_attacked(row, "ssim_adaptive_weak", ".2f"),
+        value_of("ssim_adaptive", ".2f")(row),
+        value_of("ssim_adaptive_weak", ".2f")(row),
         f"{row['recognised']:.0%}",
-        _if_attacked(row, "recognised_adaptive", ".0%"),
+        value_of("recognised_adaptive", ".0%")(row),
         f"{row['psnr_grey']:.1f}",
         f"{row['cosine_distance']:.2g}",
         f"{row['label_accuracy']:.0%}",
-        _if_attacked(row, "label_accuracy_adaptive", ".0%"),
+        value_of("label_accuracy_adaptive", ".0%")(row),
         f"{row['bits_per_entry']:.3g}",
         "" if epsilon is None else f"{epsilon:.3g}",
     ]
-
-
-def _if_attacked(row: dict[str, Any], name: str, spec: str) -> str:
-    """A score in the format `spec`; empty where that attacker did not run."""
-    return format(row[name], spec) if name in row else ""
 
 
 def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "") -> str:
@@ -84,10 +79,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     ran = [cells_of(row) for row in rows if "accuracy" in row]
     terminal = console()
     if ran and terminal.width >= _WIDTH:
-        table = Table(*_HEADER)
-        for cells in ran:
-            table.add_row(*cells)
-        terminal.print(table)
+        show_table(_HEADER, ran)
     for part in _PARTS if ran and terminal.width < _WIDTH else ():
         table = Table(
             Column(_HEADER[0], overflow="fold", min_width=24), *(Column(_HEADER[n], overflow="fold") for n in part)
@@ -165,7 +157,7 @@ def sections(
     """
     ran = [row for row in rows if "accuracy" in row]
     found = [
-        reports.Section(study, [bullets(settings)], _HEADER, [cells_of(row) for row in ran]),
+        reports.Section(study, [reports.bullets(settings)], _HEADER, [cells_of(row) for row in ran]),
         *judged(study, verdicts(study, rows)),
     ]
     if printed := [cell for row in ran for cell in row["printed"]]:
@@ -174,23 +166,17 @@ def sections(
         found.append(reports.Section(f"{study}: the paper", [text], ("cell", "metric", "paper", "ours"), shown))
     if outcomes:
         said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
-        found.append(reports.Section(f"{study}: what the paper says besides", [bullets(said)]))
-    own = {row["defense"]: CLIENT_DEFENSES[row["defense"]].interpretation for row in ran if row["defense"]}
-    found += readings(study, own)
+        found.append(reports.Section(f"{study}: what the paper says besides", [reports.bullets(said)]))
+    found += readings(study, {name: kind_of_defense(name).interpretation for row in ran if (name := row["defense"])})
     orders = []
     for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
         best = sorted(those, key=lambda row: row["leak"])
-        order = ", ".join(f"{row['defense']} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best)
+        order = ", ".join(f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best)
         orders.append(f"Of {_of_steps(steps)}: {order}.")
     if orders:
         text = "From least leak to most (the best attacker's mean over seeds):"
-        found.append(reports.Section(f"{study}: the order of the defenses", [text, bullets(orders)]))
+        found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
     return found
-
-
-def bullets(texts: list[str]) -> str:
-    """A list in Markdown."""
-    return "\n".join(f"* {text}" for text in texts)
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
@@ -204,4 +190,8 @@ def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
 def readings(study: str, own: dict[str, str]) -> list[reports.Section]:
     """The section on defenses that differ from the published ones, if there are any; `own` maps a name to how."""
     told = [f"{name}: {text}." for name, text in own.items() if text]
-    return [reports.Section(f"{study}: not as published, or not published in full", [bullets(told)])] if told else []
+    return (
+        [reports.Section(f"{study}: not as published, or not published in full", [reports.bullets(told)])]
+        if told
+        else []
+    )

@@ -5,8 +5,9 @@ from typing import Any
 
 from experiments import _paper
 from jaxleak import _validate
+from jaxleak._own_files import is_own
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study.updates import Case, TradeOffPoint, swept_points
+from jaxleak.study.updates import Case, TradeOffPoint, kind_of_defense, swept_points
 
 #: Local steps of the two halves of Figure 4, and of Figure 7.
 FEW, MANY = 1, 12
@@ -91,7 +92,8 @@ def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
 
 def of_demo(only: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
     """Strengths of the defenses that somebody names for the demonstration, those that it has not by itself included."""
-    return {name: DEMO.get(name, CLIENT_DEFENSES[name].strengths) for name in only if name in CLIENT_DEFENSES}
+    known = (name for name in only if name in CLIENT_DEFENSES or is_own(name))
+    return {name: DEMO.get(name) or kind_of_defense(name).strengths for name in known}
 
 
 #: Studies that are run here, by name.

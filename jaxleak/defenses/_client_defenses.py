@@ -145,7 +145,7 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
 
 
 def client_defense(
-    kind: str,
+    kind: str | ClientDefense,
     strength: float | None = None,
     *,
     clip: float | None = None,
@@ -157,7 +157,7 @@ def client_defense(
     """The defense of this kind and strength, for a client that computes as stated.
 
     Args:
-        kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each.
+        kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each, or a defense of one's own.
         strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
         clip: C > 0 of a kind that clips, in units of the gradient of the mean loss; None is 1.
         noise_multiplier: the noise's standard deviation over C, >= 0, for a kind that clips and in the place of its
@@ -170,22 +170,26 @@ def client_defense(
         ValueError: on an unknown kind, a strength that is missing, out of range or stated twice, a clip of a kind that
             does not clip, or a place that such a client does not have.
     """
-    _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
-    defense = _built(kind, strength, clip, noise_multiplier)
+    name = kind if isinstance(kind, str) else "the defense"
+    if isinstance(kind, str):
+        _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
+        kind = CLIENT_DEFENSES[kind]
+    defense = _built(name, kind, strength, clip, noise_multiplier)
     if defense.in_step and local_steps > 1:
-        raise ValueError(f"{kind} acts inside a local step: needs one local step in all, got {local_steps}")
-    if defense.in_step and mixes_examples and not CLIENT_DEFENSES[kind].of_rate:  # an optimizer sees the mean alone
-        raise ValueError(f"{kind} treats every example by itself, and batch normalisation mixes them: take eval")
-    if claims_epsilon and CLIENT_DEFENSES[kind].private and mixes_examples:
+        raise ValueError(f"{name} acts inside a local step: needs one local step in all, got {local_steps}")
+    if defense.in_step and mixes_examples and not kind.of_rate:  # an optimizer sees the mean alone
+        raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
+    if claims_epsilon and kind.private and mixes_examples:
         raise ValueError(
-            f"{kind} has no epsilon here, since the client also sends its running statistics of batch normalisation, "
+            f"{name} has no epsilon here, since the client also sends its running statistics of batch normalisation, "
             "which are not noisy; with batch_norm eval it has one"
         )
     return defense
 
 
-def _built(kind: str, strength: float | None, clip: float | None, noise_multiplier: float | None) -> Defense:
-    known = CLIENT_DEFENSES[kind]
+def _built(
+    kind: str, known: ClientDefense, strength: float | None, clip: float | None, noise_multiplier: float | None
+) -> Defense:
     if known.clipping is None:
         for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
             if value is not None:

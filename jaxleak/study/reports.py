@@ -14,7 +14,16 @@ from jaxleak.study._folder import RunFolder
 from jaxleak.study._provenance import provenance
 from jaxleak.study.files import write_text
 
-__all__ = ["Measure", "Section", "command_line", "markdown_table", "measured", "print_measures", "write_markdown"]
+__all__ = [
+    "Measure",
+    "Section",
+    "bullets",
+    "command_line",
+    "markdown_table",
+    "measured",
+    "print_measures",
+    "write_markdown",
+]
 
 #: Options that say where a run lies and not what it is.
 _WHERE = ("out", "fresh")
@@ -93,6 +102,11 @@ def _words(options: Any, defaults: Mapping[str, Any], prefix: str) -> list[str]:
         else:
             words += [f"--{name}", *map(str, value if isinstance(value, (tuple, list)) else [value])]
     return words
+
+
+def bullets(texts: Iterable[str]) -> str:
+    """A list in Markdown, with a line for each text."""
+    return "\n".join(f"* {text}" for text in texts)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

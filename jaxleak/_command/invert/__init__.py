@@ -19,10 +19,6 @@
     # five seconds an image: 45 to 50 dB, or 24 after the 300 iterations of DLG
     jaxleak invert --data cifar10 --attack dlg --model lenet --iterations 1200 \\
         --seeds 10 11 12 13
-    # three minutes a seed: 25 to 27 dB, and 28 to 30 without --generator
-    jaxleak invert --data cifar10 --model resnet10 --width 16 \\
-        --activation sigmoid --batch-size 4 --labels calibrated \\
-        --iterations 1500 --generator --tv 0.001 --seeds 3 4 5
     # a closed form, in seconds, most of them to compile the client: 87 dB
     jaxleak invert --data cifar10 --attack patch_embedding --model vit_tiny \\
         --seeds 0 1 2 3
@@ -37,6 +33,9 @@
     jaxleak invert --attack rog --data digits --batch-size 4
     jaxleak invert --attack ggl --data mnist --public-data synthetic \\
         --iterations 300
+    # an attack and a defense of your own (docs/your_attack.md)
+    jaxleak invert --attack mine.py:my_attack --defense mine.py:my_defense \\
+        --strength 0.1
     # thirty-two starts, shared by two devices
     jaxleak invert --attack dlg --model lenet --restarts 32 --devices 2
 

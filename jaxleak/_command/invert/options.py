@@ -12,11 +12,11 @@ from jaxleak.study.updates._names import ACTIVATIONS, ATTACKS, DEFENSES, LABEL_R
 #: What `jaxleak invert --help` says before the options.
 HELP = f"""{invert.__doc__}
 What the options may name:
-    --attack: {", ".join(ATTACKS)}
+    --attack: FILE.py:NAME of your own, or {", ".join(ATTACKS)}
     --model: FILE.py:NAME of your own, or {", ".join(MODELS)}
     --labels: given, joint, none (row_space and any_loss only), {", ".join(LABEL_RULES)}
     --activation: {", ".join(ACTIVATIONS)}
-    --defense: {", ".join(DEFENSES)}
+    --defense: FILE.py:NAME of your own, or {", ".join(DEFENSES)}
 """
 
 

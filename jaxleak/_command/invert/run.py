@@ -9,9 +9,9 @@ from jaxleak import _validate, metrics, models
 from jaxleak._command.invert import report
 from jaxleak._command.invert.captured import captured, save_payload
 from jaxleak._command.invert.options import Args
+from jaxleak._own_files import short_name
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
-from jaxleak.models._door import file_of
 from jaxleak.study import Progress, RunFolder, default_out, distributed, sheets
 from jaxleak.study.files import jsonable, naming
 from jaxleak.study.reports import print_measures
@@ -45,8 +45,7 @@ def main(args: Args) -> dict[str, float]:
         require_memory_of_update(case)
     else:
         require_memory_of_update(case, args.image_shape, args.num_classes)
-    name = f"{file_of(case.model).stem}-{case.model.rpartition(':')[2]}" if case.own_model else case.model
-    out = args.out or default_out("invert", f"{case.attack}-{name}-b{case.batch_size}")
+    out = args.out or default_out("invert", f"{short_name(case.attack)}-{short_name(case.model)}-b{case.batch_size}")
     config = jsonable(asdict(case)) | {"seeds": args.seeds}
     if args.payload is not None:
         config["data"] = f"not known: images behind the captured update {args.payload}"

@@ -12,8 +12,8 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
+from jaxleak._own_files import file_of, is_own
 from jaxleak.attacks import adaptive, client_updates, presets
-from jaxleak.models._door import file_of
 from jaxleak.study.updates._case import (
     HELD_OUT,
     ITERATIVE,
@@ -26,6 +26,8 @@ from jaxleak.study.updates._case import (
     given_options,
 )
 from jaxleak.study.updates._names import ATTACKS
+from jaxleak.study.updates._own_attack import own_settings
+from jaxleak.study.updates._own_defense import kind_of_defense
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
@@ -34,7 +36,7 @@ CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
 def check(case: Case) -> None:
     """Raise `ValueError` on unknown names or options out of range, before any data are loaded.
 
-    `FileNotFoundError` says that there is no file of a model of one's own.
+    `FileNotFoundError` says that there is no file of a model, an attack or a defense of one's own.
     """
     _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
     _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
@@ -42,7 +44,12 @@ def check(case: Case) -> None:
     _validate.below_one(momentum=case.momentum)
     optional = {"width": case.width, "microbatch": case.microbatch}
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
-    _validate.one_of(ATTACKS, attack=case.attack)
+    _require_file("attack", case.attack)
+    _require_file("defense", case.defense or "")
+    if case.own_attack:
+        own_settings(case)
+    elif case.attack not in ATTACKS:
+        raise ValueError(f"attack must be FILE.py:NAME of your own or one of {', '.join(ATTACKS)}, got {case.attack!r}")
     _check_model(case)
     _validate.one_of(objectives.LOSSES, loss=case.loss)
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
@@ -66,13 +73,18 @@ def check(case: Case) -> None:
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
     if case.defense is not None:
-        _validate.one_of(tuple(defenses.CLIENT_DEFENSES), defense=case.defense)
+        kind = kind_of_defense(case.defense)
         if not case.strength:
             raise ValueError(f"strength of {case.defense} must be given; 0 would defend nothing")
-        known = defenses.client_defense(case.defense, case.strength, local_steps=case.total_steps)
+        known = defenses.client_defense(kind, case.strength, local_steps=case.total_steps)
+        if case.adaptive and known.mechanism is None:
+            raise ValueError(
+                f"adaptive is an attacker who knows the defense, and {case.defense} declares no mechanism by which it "
+                "could be known: see jaxleak.defenses.mechanisms"
+            )
         if case.prior is not None and not adaptive.reads_prior(known):
             raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
-        if case.attacked_round and defenses.CLIENT_DEFENSES[case.defense].memory:
+        if case.attacked_round and kind.memory:
             raise ValueError(
                 f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "
                 f"attacked_round must be 0, got {case.attacked_round}"
@@ -87,11 +99,15 @@ def _check_model(case: Case) -> None:
             known = ", ".join(models.CLASSIFIERS)
             raise ValueError(f"model must be FILE.py:NAME of your own or one of {known}, got {case.model!r}")
         return
-    if not file_of(case.model).is_file():
-        raise FileNotFoundError(f"model: no such file: {file_of(case.model)}")
+    _require_file("model", case.model)
     for option in OPTIONS_OF_BUILT_IN:
         if getattr(case, option) is not None:
             raise ValueError(f"{option} is for built-in networks, and model is {case.model}: set it in that file")
+
+
+def _require_file(option: str, name: str) -> None:
+    if is_own(name) and not file_of(name).is_file():
+        raise FileNotFoundError(f"{option}: no such file: {file_of(name)}")
 
 
 def check_effect(case: Case, model: models.Classifier | None = None) -> None:
@@ -172,9 +188,8 @@ class Resolved:
         return ", ".join(["the model", update, "the batch size", *extra])
 
 
-@functools.lru_cache(maxsize=256)
 def resolved(case: Case, generator: client_updates.PublicGenerator | None = None) -> Resolved:
-    """The attack of a case; equal cases share one.
+    """The attack of a case; equal cases share one until a file of one's own is written again.
 
     Args:
         case: names the attack, its settings, and how the client normalises.
@@ -183,6 +198,11 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
     Raises:
         ValueError: on settings that are out of range or do not go together.
     """
+    return _resolved(case, generator, case.written)
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(case: Case, generator: client_updates.PublicGenerator | None, written: tuple[int, ...]) -> Resolved:
     s = None if case.attack in CLOSED_FORM else _changed(_preset(case, generator), case)
     threat = threats.Threat(
         index=False,
@@ -206,6 +226,8 @@ def _readers() -> dict[str, tuple[str, ...]]:
 
 def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> attacks.Settings:
     """The preset, made with those options of the case that its function takes; an option of None leaves its default."""
+    if case.own_attack:
+        return own_settings(case)
     options = {
         option: getattr(case, option)
         for option, names in _readers().items()

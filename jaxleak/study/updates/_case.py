@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from jaxleak._own_files import is_own, written
+
 #: Public data: samples of the victim's own data set that no client ever holds. This is the strongest grant.
 HELD_OUT = "held_out"
 #: Public data: random shapes and coloured noise. They are nobody's data, so that they grant nothing.
@@ -16,7 +18,7 @@ class Case:
     """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
 
     attack: str = "fedleak"
-    """Name of the attack: a preset of jaxleak.attacks.presets, or patch_embedding."""
+    """Name of the attack: a preset of jaxleak.attacks.presets, patch_embedding, or FILE.py:NAME of your own."""
     iterations: int = 400
     """Steps of the attack (its iterations)."""
     model: str = "convnet"
@@ -139,7 +141,7 @@ class Case:
     generator_epochs: int = 40
     """Training passes: over the public images, when ggl and rog train their generator."""
     defense: str | None = None
-    """Client's defense: its name; the end of this help lists the names."""
+    """Client's defense: its name, as the end of this help lists them, or FILE.py:NAME of your own."""
     strength: float = 0.0
     """Defense's strength: in its own unit."""
     adaptive: bool = False
@@ -160,7 +162,22 @@ class Case:
     @property
     def own_model(self) -> bool:
         """Whether the model is FILE.py:NAME and no built-in one."""
-        return ":" in self.model
+        return is_own(self.model)
+
+    @property
+    def own_attack(self) -> bool:
+        """Whether the attack is FILE.py:NAME and no built-in one."""
+        return is_own(self.attack)
+
+    @property
+    def own_defense(self) -> bool:
+        """Whether the client's defense is FILE.py:NAME and no built-in one."""
+        return self.defense is not None and is_own(self.defense)
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """When the files of one's own model, attack and defense were last written: caches must not outlive them."""
+        return written(self.model), written(self.attack), written(self.defense)
 
     @property
     def total_steps(self) -> int:

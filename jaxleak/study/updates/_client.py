@@ -10,6 +10,7 @@ from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import OPTIONS_OF_BUILT_IN, Case
+from jaxleak.study.updates._own_defense import kind_of_defense
 from jaxleak.study.updates._own_model import given_weights, own_model
 from jaxleak.study.updates._partitions import client_samples
 
@@ -77,7 +78,7 @@ def client_of(
     # Weights are what a client is given, but the constants of one's own network are a part of its program.
     constants = case.weights if case.own_model else None
     client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS}, weights=constants)
-    return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes)
+    return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes, client.written)
 
 
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
@@ -104,7 +105,7 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
 
 @functools.cache
 def _compiled_client(
-    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int
+    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int, written: tuple[int, ...]
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
     model = build_model(case, image_shape, num_classes)
     share = share_of(case, model)
@@ -140,7 +141,7 @@ def _protocol(
         variables=variables,
         defense=defense,
         reshuffle=case.reshuffle,
-        neighbours=0 if case.defense is None else defenses.CLIENT_DEFENSES[case.defense].neighbours,
+        neighbours=0 if case.defense is None else kind_of_defense(case.defense).neighbours,
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
@@ -151,4 +152,5 @@ def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:
     if case.defense is None:
         return None
     mixes = model.mixes_images(case.batch_norm)  # type: ignore[arg-type]
-    return defenses.client_defense(case.defense, case.strength, local_steps=case.total_steps, mixes_examples=mixes)
+    known = kind_of_defense(case.defense)
+    return defenses.client_defense(known, case.strength, local_steps=case.total_steps, mixes_examples=mixes)

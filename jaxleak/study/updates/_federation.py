@@ -24,9 +24,10 @@ from jaxleak.study.sources import Arrays, drawn
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, defense_of
 from jaxleak.study.updates._cost import seconds_of_training
+from jaxleak.study.updates._own_defense import kind_of_defense
 from jaxleak.study.updates._own_model import given_weights
 from jaxleak.study.updates._public_data import require_no_overlap
-from jaxleak.study.updates._sources import sources_of_model
+from jaxleak.study.updates._sources import sources_of_client
 from jaxleak.study.updates._training import Training
 
 #: Share of the samples outside the pool that `trained` keeps for the test accuracy.
@@ -108,8 +109,8 @@ class _Run:
 
 
 def _file(folder: Path, case: Case, depends_on: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> Path:
-    """Where weights that depend on these settings, these samples and the files of the case's model are kept."""
-    of_files = {name: fingerprint(load()) for name, load in sources_of_model(case).items()}
+    """Where weights that depend on these settings and samples, and on the files of the case's client, are kept."""
+    of_files = {name: fingerprint(load()) for name, load in sources_of_client(case).items()}
     return folder / f"{digest({**depends_on, **of_files, 'samples': fingerprint({'x': x, 'y': y})})}.safetensors"
 
 
@@ -200,7 +201,7 @@ def utility_of(case: Case) -> Utility:
         case: the upload under attack, with its defense.
     """
     if case.defense is not None:
-        place = defenses.client_defense(case.defense, case.strength).place
+        place = defenses.client_defense(kind_of_defense(case.defense), case.strength).place
         if place in ("server_view", "client_payloads"):
             case = replace(case, defense=None, strength=0.0)
     of_model = ("model", "activation", "width", "init", "mean", "std", "weights")
@@ -224,8 +225,8 @@ class Utilities:
         return {"case": asdict(job.case), "federation": asdict(self.federation), "seed": seed}
 
     def sources(self, job: Utility, seed: int) -> Arrays:
-        """The samples of clients and test, and the files of the model."""
-        return {**self.federation.sources(job.case.data, seed), **sources_of_model(job.case)}
+        """The samples of clients and test, and the files of the model and the defense."""
+        return {**self.federation.sources(job.case.data, seed), **sources_of_client(job.case)}
 
     def require(self, job: Utility, seed: int) -> None:
         """Refuse to attack a round that the training does not reach."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxleak import models
 from jaxleak._base import PyTree
+from jaxleak._own_files import file_of, written
 from jaxleak.audit._checks.head import ends_with_head
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
-from jaxleak.models._door import file_of
 from jaxleak.study._weights import read_weights
 from jaxleak.study.sources import Arrays, contents, form_of
 from jaxleak.study.updates._case import Case
@@ -106,22 +106,23 @@ def about_model(case: Case) -> list[str]:
 
 def _tried(case: Case, image_shape: tuple[int, ...], num_classes: int) -> _Tried:
     weights = case.weights
-    written = file_of(case.model).stat().st_mtime_ns
     of_weights = 0 if weights is None or not weights.exists() else weights.stat().st_mtime_ns
-    return _loaded(case.model, written, weights, of_weights, image_shape, num_classes, case.batch_norm == "train")
+    return _loaded(
+        case.model, written(case.model), weights, of_weights, image_shape, num_classes, case.batch_norm == "train"
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _loaded(
     spec: str,
-    written: int,
+    of: int,
     weights: Path | None,
     of_weights: int,
     image_shape: tuple[int, int, int],
     num_classes: int,
     trains: bool,
 ) -> _Tried:
-    """The network and its logits by mode; the files were written at these times, and the client `trains` its layers."""
+    """The network and its logits by mode, of files written at these times; the client `trains` its layers."""
     model = models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
     if (tuple(model.image_shape), model.num_classes) != (image_shape, num_classes):
         raise ValueError(

@@ -23,6 +23,7 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE as RECOGNISED_ABOVE
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
+from jaxleak.study.updates._own_defense import kind_of_defense
 from jaxleak.study.updates._public_data import generator_for
 
 
@@ -47,14 +48,14 @@ def _attack(
     known = _known_defense(case)
     if variables is not None and known is not None and adaptive.reads_weights(known):
         return _attack_on(case, image_shape, num_classes, generator, variables)
-    return _compiled_attack(case, image_shape, num_classes, generator)
+    return _compiled_attack(case, image_shape, num_classes, generator, written=case.written)
 
 
 def _known_defense(case: Case) -> defenses.Defense | None:
     """The defense that the attacker knows, if there is one."""
     if not case.adaptive or case.defense is None:
         return None
-    return defenses.client_defense(case.defense, case.strength)
+    return defenses.client_defense(kind_of_defense(case.defense), case.strength)
 
 
 def _attack_on(
@@ -71,7 +72,7 @@ def _attack_on(
         return resolved(case, generator).build(model, shown)
     chosen = {"tv": case.tv, "activation": case.activation_penalty}
     known = adaptive.informed(
-        defenses.client_defense(case.defense, case.strength, local_steps=shown.total_steps),
+        defenses.client_defense(kind_of_defense(case.defense), case.strength, local_steps=shown.total_steps),
         model,
         shown,
         resolved(case, generator).settings,
@@ -87,7 +88,15 @@ def _attack_on(
     return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
 
-_compiled_attack = functools.cache(_attack_on)
+@functools.cache
+def _compiled_attack(
+    case: Case,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    generator: client_updates.PublicGenerator | None,
+    written: tuple[int, ...],
+) -> Attack:
+    return _attack_on(case, image_shape, num_classes, generator)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:

@@ -1,6 +1,7 @@
 """What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
 
 from jaxleak import data
+from jaxleak._own_files import sources_of
 from jaxleak.attacks import presets
 from jaxleak.study.sources import Arrays, contents, drawn, form_of
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
@@ -10,7 +11,9 @@ from jaxleak.study.updates._public_data import public_images
 
 def sources_of_update(case: Case, seed: int) -> Arrays:
     """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
-    found = {**drawn(case.data, case.taken, seed), **sources_of_model(case)}
+    found = {**drawn(case.data, case.taken, seed), **sources_of_client(case)}
+    if case.own_attack:
+        found |= _code("attack", case.attack)
     if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = case.data if case.public_data == HELD_OUT else case.public_data
 
@@ -21,13 +24,21 @@ def sources_of_update(case: Case, seed: int) -> Arrays:
     return found
 
 
-def sources_of_model(case: Case) -> Arrays:
-    """What the case's model is read from: its file if it is somebody's own, and weights that do not depend on a seed.
+def sources_of_client(case: Case) -> Arrays:
+    """What the case's client is read from: files of its model and its defense if they are somebody's own, and weights.
 
     Args:
-        case: names the model, its weights and the data that the model is for.
+        case: names the model, its weights, the defense, and the data that the model is for.
     """
-    found = {} if case.weights is None else contents(f"the weights {case.weights}", case.weights)
-    if not case.own_model:
-        return found
-    return {**found, **files_of_own_model(case, *form_of(case.data))}
+    found = {} if case.weights is None else dict(contents(f"the weights {case.weights}", case.weights))
+    if case.defense is not None and case.own_defense:
+        found |= _code("defense", case.defense)
+    if case.own_model:
+        found |= files_of_own_model(case, *form_of(case.data))
+    return found
+
+
+def _code(what: str, spec: str) -> Arrays:
+    """The file of an attack or a defense, and what it imports from its folder."""
+    named = [contents(f"the {what} {spec} (its file {file})", file) for file in sources_of(spec)]
+    return {name: load for of_file in named for name, load in of_file.items()}

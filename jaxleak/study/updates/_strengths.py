@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxleak import _validate
+from jaxleak._own_files import is_own, short_name
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
 from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._own_defense import kind_of_defense
 from jaxleak.study.updates._trade_offs import TradeOffPoint
 
 
@@ -13,15 +15,17 @@ def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """`("soteria=0.1,0.9",)` as `{"soteria": (0.1, 0.9)}`.
 
     Args:
-        texts: defenses with their strengths, which `secure_aggregation` has besides those of `CLIENT_DEFENSES`.
+        texts: defenses with their strengths: keys of `CLIENT_DEFENSES`, FILE.py:NAME, or `secure_aggregation`.
 
     Raises:
+        FileNotFoundError: if there is no file of a defense of one's own.
         ValueError: on an unknown defense, a strength that it does not allow, or another form.
     """
     parsed = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        _validate.one_of((*CLIENT_DEFENSES, "secure_aggregation"), defense=name)
+        name, equals, values = text.rpartition("=") if "=" in text else (text, "", "")
+        if not is_own(name):
+            _validate.one_of((*CLIENT_DEFENSES, "secure_aggregation"), defense=name)
         try:
             numbers = tuple(float(value) for value in values.split(","))
         except ValueError:
@@ -30,7 +34,7 @@ def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
             raise ValueError(f"strengths must be NAME=NUMBER,NUMBER,... such as soteria=0.1,0.9, got {text!r}")
         for number in numbers:
             if name != "secure_aggregation":
-                client_defense(name, number)
+                client_defense(kind_of_defense(name), number)
         parsed[name] = numbers
     return parsed
 
@@ -40,13 +44,20 @@ def swept_points(base: Case, names: Sequence[str], strengths: Mapping[str, tuple
 
     Args:
         base: the case without a defense.
-        names: names out of `CLIENT_DEFENSES`.
-        strengths: strengths by defense, in the unit and range of each; defenses that are not named have those of
-            `CLIENT_DEFENSES`.
+        names: keys of `CLIENT_DEFENSES`, or FILE.py:NAME.
+        strengths: strengths by defense, in the unit and range of each; defenses that are not named have those that
+            their `ClientDefense` lists.
+
+    Raises:
+        FileNotFoundError, ValueError: as `kind_of_defense`; or if a defense of one's own has no strengths.
     """
     points = []
     for name in names:
-        for strength in strengths.get(name, CLIENT_DEFENSES[name].strengths):
-            own = replace(base, learning_rate=strength) if CLIENT_DEFENSES[name].of_rate else base
-            points.append(TradeOffPoint(replace(own, defense=name, strength=strength), name, strength))
+        known = kind_of_defense(name)
+        chosen = strengths.get(name, known.strengths)
+        if not chosen:
+            raise ValueError(f"strengths of {name} must be given, as --strengths {name}=NUMBER,NUMBER")
+        for strength in chosen:
+            own = replace(base, learning_rate=strength) if known.of_rate else base
+            points.append(TradeOffPoint(replace(own, defense=name, strength=strength), short_name(name), strength))
     return points

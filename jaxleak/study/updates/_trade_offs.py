@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from jaxleak._base import PyTree
+from jaxleak._own_files import short_name
 from jaxleak.attacks.adaptive import reads_prior
-from jaxleak.defenses import CLIENT_DEFENSES, client_defense, true_epsilon
+from jaxleak.defenses import client_defense, true_epsilon
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Budget, Cell, Results, run_cells, score_named
 from jaxleak.study.runner import ByType, Runner, runner_in
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._federation import Federation, Utilities, Utility, utility_of
 from jaxleak.study.updates._inversions import Inversion, Inversions
+from jaxleak.study.updates._own_defense import kind_of_defense
 
 #: Scores of an attack that a row has; names with the suffix `_adaptive` are for the attacker who knows the defense, and
 #: with `_adaptive_weak` for one who knows its noise and has next to no prior.
@@ -41,7 +43,7 @@ class TradeOffPoint:
     def id(self) -> str:
         """A name for tables and files."""
         habits = f"steps{self.case.local_steps}" + (f"-clients{self.case.clients}" if self.case.clients > 1 else "")
-        what = "none" if self.case.defense is None else f"{self.case.defense}/{self.case.strength:g}"
+        what = "none" if self.case.defense is None else f"{short_name(self.case.defense)}/{self.case.strength:g}"
         return f"{what}/{habits}"
 
 
@@ -58,8 +60,10 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     """
     attacked = [point.case]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
-        attacked.append(replace(point.case, adaptive=True))
-        defense = client_defense(point.case.defense, point.case.strength, local_steps=point.case.total_steps)
+        kind = kind_of_defense(point.case.defense)
+        defense = client_defense(kind, point.case.strength, local_steps=point.case.total_steps)
+        if defense.mechanism is not None:  # every built-in one declares its
+            attacked.append(replace(point.case, adaptive=True))
         if reads_prior(defense):
             attacked.append(replace(point.case, adaptive=True, prior="weak"))
     trained = federation if point.case.attacked_round else None
@@ -119,8 +123,14 @@ def run_trade_off(
         budget: budget from which the time of every run is taken.
         adaptive: as in `cell_of_point`.
         watch: as in `run_cells`.
+
+    Raises:
+        ValueError: if two points have one id; nothing has run then.
     """
     by_id = {point.id: point for point in points}
+    if len(by_id) < len(points):
+        ids = [point.id for point in points]
+        raise ValueError(f"points must have ids of their own, got {next(i for i in ids if ids.count(i) > 1)} twice")
     undefended: dict[int, dict[str, Any]] = {}  # undefended rows by their local steps
 
     def beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
@@ -161,8 +171,10 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
 
 
 def _epsilon(case: Case, federation: Federation) -> dict[str, Any]:
-    if case.defense is None or not CLIENT_DEFENSES[case.defense].private:
+    if case.defense is None or not kind_of_defense(case.defense).private:
         return {}
+    if case.own_defense:
+        return {"true_epsilon_missing": f"no accounting is known of {case.defense}"}
     size = {"batch_size": federation.batch_size, "own_samples": federation.samples // federation.clients}
     try:
         return {"true_epsilon": true_epsilon(case.defense, case.strength, rounds=federation.rounds, **size)}

@@ -1,0 +1,47 @@
+"""An attack of one's own in a study: a Python file makes its settings from the number of iterations, as presets do."""
+
+import functools
+
+from jaxleak import attacks
+from jaxleak._base import Attack
+from jaxleak._own_files import file_of, named_in_file, needed_arguments, told, written
+from jaxleak.study.updates._case import Case
+
+
+def own_settings(case: Case) -> attacks.Settings:
+    """The settings of a case with `own_attack`; its file is run once until it is written again.
+
+    Args:
+        case: names FILE.py:NAME, where NAME is a function that makes `attacks.Settings` from the number of iterations.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: on a file that cannot be imported or has no such name; on a function that needs other arguments,
+            fails, or makes no settings of that many iterations.
+    """
+    return _made(case.attack, written(case.attack), case.iterations)
+
+
+@functools.lru_cache(maxsize=32)
+def _made(spec: str, of: int, iterations: int) -> attacks.Settings:
+    """The settings by a file that was written at the time `of`."""
+    name, found = spec.rpartition(":")[2], named_in_file(spec)
+    form = f"a function of the number of iterations (def {name}(iterations): ...) that returns attacks.Settings"
+    if not callable(found) or isinstance(found, attacks.Settings | Attack):
+        raise ValueError(f"{spec} must be {form}, got {type(found).__name__}")
+    if len(needed := needed_arguments(found)) > 1:
+        raise ValueError(f"{spec} must be {form}, and it needs {', '.join(needed)}")
+    try:
+        settings = found(iterations)
+    except Exception as error:  # whatever somebody's code does
+        raise ValueError(f"{spec} makes no settings: {told(error, file_of(spec))}") from error
+    if isinstance(settings, Attack):
+        raise ValueError(f"{spec} makes an Attack, which `audit.invert` runs in a program; here it must be {form}")
+    if not isinstance(settings, attacks.Settings):
+        raise ValueError(f"{spec} must be {form}, and it returns {type(settings).__name__}")
+    if settings.iterations != iterations:
+        raise ValueError(
+            f"{spec} must make settings of as many iterations as it is given, and made {settings.iterations} of "
+            f"{iterations}: pass its argument on to Settings"
+        )
+    return settings

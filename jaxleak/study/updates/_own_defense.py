@@ -1,0 +1,80 @@
+"""A defense of one's own in a study: a Python file makes it from one number, its strength, as the built-in ones are."""
+
+import functools
+from collections.abc import Iterable
+
+from jaxleak import defenses
+from jaxleak._own_files import file_of, is_own, named_in_file, needed_arguments, told, written
+from jaxleak.study.updates._case import Case
+
+
+def kind_of_defense(name: str) -> defenses.ClientDefense:
+    """What is known of a client's defense.
+
+    Args:
+        name: a key of `defenses.CLIENT_DEFENSES`, or FILE.py:NAME. NAME is a function that makes a `defenses.Defense`
+            from its strength, a float, or a `defenses.ClientDefense`, which says more of it. The file is run once until
+            it is written again.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: on an unknown name, a file that cannot be imported or has no such name, and one that stands for
+            something else. `build` of what is returned raises it if no defense comes of a strength.
+    """
+    if is_own(name):
+        return _loaded(name, written(name))
+    if name not in defenses.CLIENT_DEFENSES:
+        known = ", ".join(defenses.CLIENT_DEFENSES)
+        raise ValueError(f"defense must be FILE.py:NAME of your own or one of {known}, got {name!r}")
+    return defenses.CLIENT_DEFENSES[name]
+
+
+def about_defenses(cases: Iterable[Case]) -> list[str]:
+    """Sentences for a report on the cases' own defenses, on what an attacker who knows them can use; no built-in ones.
+
+    Args:
+        cases: cases of a study; each is checked, and defenses of one name are told about once.
+    """
+    said = dict[str, None]()
+    for case in cases:
+        if case.defense is None or not case.own_defense:
+            continue
+        made = kind_of_defense(case.defense).build(case.strength)
+        said[
+            f"Nobody who knows {case.defense} attacked, as it declares no mechanism: its leak may be too small."
+            if made.mechanism is None
+            else f"Who knows {case.defense} believes the mechanism that it declares; another one would make the leak "
+            "too small."
+        ] = None
+    return list(said)
+
+
+@functools.lru_cache(maxsize=32)
+def _loaded(name: str, of: int) -> defenses.ClientDefense:
+    """The defense in a file that was written at the time `of`."""
+    found = named_in_file(name)
+    known = found if isinstance(found, defenses.ClientDefense) else defenses.ClientDefense(found, (), "strength")
+    makes = known.build
+    if not callable(makes) or isinstance(found, defenses.Defense):
+        raise ValueError(
+            f"{name} must be a function that makes a jaxleak.defenses.Defense from its strength (def "
+            f"{name.rpartition(':')[2]}(strength): ...), or a ClientDefense, got {type(found).__name__}"
+        )
+    if len(needed := needed_arguments(makes)) > 1:
+        raise ValueError(f"{name} must need one argument, the defense's strength, and needs {', '.join(needed)}")
+
+    def build(strength: float) -> defenses.Defense:
+        try:
+            made = makes(strength)
+        except Exception as error:  # whatever somebody's code does
+            raise ValueError(
+                f"{name} makes no defense of strength {strength:g}: {told(error, file_of(name))}"
+            ) from error
+        if not isinstance(made, defenses.Defense):
+            raise ValueError(
+                f"{name} must return a jaxleak.defenses.Defense for a strength, got {type(made).__name__} for "
+                f"{strength:g}"
+            )
+        return made
+
+    return known._replace(build=build)
