@@ -153,7 +153,11 @@ def test_every_case_has_two_starts():
     assert {case.restarts for case in study.CASES.values()} == {2}
 
 
-@pytest.mark.parametrize("name", slow_among(study.SLOW | study.DEEP, ("densenet121-b1", "mobilenet_v2-b1")))
+#: Deep networks, whose programs take longest to trace.
+LARGE = ("densenet121-b1", "mobilenet_v2-b1", "resnet34_16-b1", "resnet18_16-b1", "vit_tiny-b1")
+
+
+@pytest.mark.parametrize("name", slow_among(study.SLOW | study.DEEP, LARGE))
 def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]
     updates.check(case)

@@ -125,6 +125,7 @@ def test_step_3_recovers_the_data_and_certifies_it(problem, recovery):
         np.testing.assert_array_equal(getattr(other, name)[[2, 0]], getattr(result, name)[[0, 2]])
 
 
+@pytest.mark.slow
 def test_bias_gradients_alone_do_for_step_1(problem, head, plan, state):
     throughout = _watch(head, plan)
     in_turn = _watch(head, plan, ((BIAS_GRADIENT_ONLY, plan.output_rounds), (FIRST_LAYER_ONLY, None)))
@@ -191,7 +192,7 @@ def test_noise_on_the_payload_flags_samples(head, plan):
     assert recovery.consistency.min() > 0.1
 
 
-@pytest.mark.parametrize("network", ["dense", "logistic"])
+@pytest.mark.parametrize("network", [pytest.param("dense", marks=pytest.mark.slow), "logistic"])
 def test_without_extractor_steps_1_and_2_recover_the_data(network):
     """Columns are standardised, so that half of the numbers are negative."""
     build = {

@@ -88,6 +88,7 @@ def test_capped_entries_come_back_by_their_order(setting):
     assert error(knowing, setting[1]) < 0.1 * error(unaware, setting[1])
 
 
+@pytest.mark.slow
 def test_rounds_beyond_the_plan_change_nothing(setting):
     model, private, _ = setting
     reference.assert_later_rounds_change_nothing(attacks.cafe_ordinal, model, private, batch_size=K, key=KEY)

@@ -25,8 +25,8 @@ def test_a_right_update_passes(plain, normalised):
 @pytest.mark.parametrize(
     ("images", "options"),
     [
-        (4, {"local_steps": 2, "local_epochs": 3, "momentum": 0.9}),
-        pytest.param(1, {"local_epochs": 3}, marks=pytest.mark.slow),
+        pytest.param(4, {"local_steps": 2, "local_epochs": 3, "momentum": 0.9}, marks=pytest.mark.slow),
+        (1, {"local_epochs": 3}),
     ],
 )
 def test_a_right_update_of_several_epochs_passes_where_they_are_stated(plain, images, options):

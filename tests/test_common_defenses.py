@@ -165,10 +165,11 @@ def test_the_key_is_the_only_randomness(case):
 
 
 #: Run one operation at a time only with -m slow: variants of a defense whose operations another one runs, combinations
-#: of defenses that run alone, and Marvell's optimization, which takes longest.
+#: of defenses that run alone, and those that take longest.
 VARIANTS = (
     "fake_gradients_printed", "fake_gradients_relative", "fake_gradients_paired", "vfl_defender_printed",
-    "vfl_defender_batch", "dp_before_soteria", "chain", "marvell", "marvell_of_four_classes",
+    "vfl_defender_batch", "dp_before_soteria", "chain", "marvell", "marvell_of_four_classes", "fake_gradients",
+    "outpost", "guardian",
 )  # fmt: skip
 
 

@@ -61,8 +61,8 @@ STANDS = {
 
 #: One kind for every way in which an entry may be moved; the others move it in the same ways.
 EVERY_WAY = (
-    *("gaussian", "laplace", "magnitude_noise", "quantization", "stochastic_quantization", "sparsification"),
-    *("dp_update", "dp_sgd", "feature_dropout", "error_feedback"),
+    *("gaussian", "laplace", "magnitude_noise", "stochastic_quantization", "sparsification"),
+    *("dp_update", "feature_dropout", "error_feedback"),
 )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
+from slowness import slow_but
 
 from jaxleak import defenses
 from jaxleak.defenses import (
@@ -114,7 +115,7 @@ def test_the_true_epsilon_of_whole_batches_is_that_of_gaussian_releases(name, ro
     assert exact <= found < 1.2 * exact
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", slow_but(PRIVATE, ("adaptive_dp", "dp_update")))
 def test_the_true_epsilon_is_that_of_dp_accounting(name):
     package = pytest.importorskip("dp_accounting")
     rdp = pytest.importorskip("dp_accounting.rdp")

@@ -207,7 +207,7 @@ def test_clamped_every_sign_stays_and_no_magnitude_grows():
         assert not np.allclose(fake, truth)
 
 
-@pytest.mark.parametrize("size", [4, 1])
+@pytest.mark.parametrize("size", [pytest.param(4, marks=pytest.mark.slow), 1])
 def test_pools_are_drawn_again_until_one_is_near_enough(size):
     key, gradients = jax.random.key(0), [np.asarray(g) for g in jax.tree.leaves(PAYLOAD)]
     nearest = [

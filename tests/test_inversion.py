@@ -105,7 +105,8 @@ def test_more_restarts_add_to_fewer(attack, observed):
     assert np.abs(more[1][1] - more[1][2]).max() > 0.1
 
 
-@pytest.mark.parametrize("executor", [pytest.param("scan", marks=pytest.mark.slow), "step"])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["scan", "step"])
 def test_devices_share_the_restarts(attack, observed, executor):
     devices = jax.devices()[:2]
     alone, a, infos = invert(attack, observed, iterations=3, restarts=4)

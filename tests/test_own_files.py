@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,7 +14,6 @@ from jaxleak.study.updates import (
     Federation,
     TradeOffPoint,
     about_defenses,
-    attack,
     cell_of_point,
     check,
     observe,
@@ -29,6 +29,7 @@ MINE = """
 import jax
 from jaxleak import Attack, defenses
 from jaxleak.attacks import presets
+from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism
 from numbers_of_mine import FACTOR
 
 SETTINGS = presets.sapag(5)
@@ -60,6 +61,10 @@ def halved(strength):
 
 def noisy(strength):
     return defenses.gaussian_payload_noise(strength)
+
+
+def louder(strength):
+    return defenses.gaussian_payload_noise(strength)._replace(mechanism=Mechanism(noise=GaussianNoise(2 * strength)))
 
 
 def picky(strength):
@@ -95,10 +100,15 @@ def imported_anew(monkeypatch):
 
 def test_files_of_ones_own_run_what_they_make(file):
     case = Case(strength=0.1, **TINY)
-    own = attack(replace(case, attack=f"{file}:mine", defense=f"{file}:noisy"), 0)
-    same = attack(replace(case, attack="inverting_gradients", tv=0.01, defense="gaussian"), 0)
-    np.testing.assert_array_equal(own.estimate, same.estimate)
-    assert {**own.scores, "seconds": 0} == {**same.scores, "seconds": 0}
+    own = replace(case, attack=f"{file}:mine", defense=f"{file}:noisy")
+    same = replace(case, attack="inverting_gradients", tv=0.01, defense="gaussian")
+    seen = [observe(c, 0, victim(c, 0))[0].payload for c in (own, same)]
+    jax.tree.map(np.testing.assert_array_equal, *seen)
+    found, made = resolved(own).settings, resolved(same).settings
+    assert found.weight("tv") == made.weight("tv") == 0.01
+    assert found._replace(priors=(), optimizer=None, candidate=None, compare=None) == made._replace(
+        priors=(), optimizer=None, candidate=None, compare=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,11 +116,14 @@ def test_files_of_ones_own_run_what_they_make(file):
     [
         ({"attack": "others"}, "must make settings of as many iterations as it is given, and made 7 of 5"),
         ({"attack": "needy"}, "a function of the number of iterations .* and it needs iterations, kernel"),
-        ({"attack": "failing"}, r"failing makes no settings: RuntimeError: no luck \(line 23\)"),
+        ({"attack": "failing"}, r"failing makes no settings: RuntimeError: no luck \(line 24\)"),
         ({"attack": "solver"}, r"solver makes an Attack, which `audit\.invert` runs in a program"),
         ({"attack": "SETTINGS"}, r"def SETTINGS\(iterations\).* got Settings"),
         ({"attack": "halved"}, "and it returns Defense"),
-        ({"attack": "absent"}, r"mine\.py has no 'absent'; it has Attack, FACTOR, SETTINGS, mine"),
+        (
+            {"attack": "absent"},
+            r"mine\.py has no 'absent'; it has Attack, GaussianNoise, Mechanism, FACTOR, SETTINGS, mine",
+        ),
         ({"attack": "mine", "noise": "laplace"}, "noise is read by bayes only"),
         ({"defense": "mine", "strength": 2.0}, r"mine must return a jaxleak\.defenses\.Defense .* got Settings"),
         (
@@ -123,6 +136,10 @@ def test_files_of_ones_own_run_what_they_make(file):
         ),
         ({"defense": "failing", "strength": 2.0}, "failing makes no defense of strength 2: RuntimeError: no luck"),
         ({"defense": "picky", "strength": 2.0}, "must return .*Defense for a strength, got NoneType for 2"),
+        (
+            {"defense": "louder", "strength": 0.1, "adaptive": True},
+            r"louder of strength 0\.1: mechanism declares noise .* deviation of 0\.2, and .* noise of 0\.0998",
+        ),
         ({"defense": "halved"}, "strength of .*halved must be given"),
         ({"defense": "halved", "strength": 0.5, "adaptive": True}, "halved declares no mechanism by which it could be"),
     ],
@@ -193,7 +210,7 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
     ]  # fmt: skip
     told = about_defenses([p.case for p in (*known, *unknown, TradeOffPoint(base, "none", 0.0))])
     assert [text.partition(f"{file}:")[::2] for text in told] == [
-        ("Who knows ", "listed believes the mechanism that it declares; another one would make the leak too small."),
+        ("Who knows ", "listed believes its mechanism, which was compared with what the defense does."),
         ("Nobody who knows ", "halved attacked, as it declares no mechanism: its leak may be too small."),
     ]
 

@@ -304,7 +304,7 @@ def test_an_imported_module_that_has_changed_since_is_noticed(tmp_path, monkeypa
 HELPER = "from its_helper import SCALE\n\n\nclass Net"
 
 
-@pytest.mark.parametrize("given", ["by a file", "by whoever calls"])
+@pytest.mark.parametrize("given", ["by a file", pytest.param("by whoever calls", marks=pytest.mark.slow)])
 def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch, given):
     class KnownError(Exception):
         """Ends the attack once it has said what it knows."""

@@ -39,7 +39,7 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
     ("batch_norm", "activation", "mode", "weight"),
     [
         (False, "relu", "train", 0.1),
-        (True, "relu", "train", 0.3),
+        pytest.param(True, "relu", "train", 0.3, marks=pytest.mark.slow),
         pytest.param(True, "relu", "eval", 0.1, marks=pytest.mark.slow),
         pytest.param(True, "sigmoid", "train", 0.1, marks=pytest.mark.slow),
     ],

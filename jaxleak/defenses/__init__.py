@@ -22,6 +22,7 @@ from jaxleak.defenses._client_accounting import true_epsilon
 from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA, ClientDefense, client_defense
 from jaxleak.defenses._composed import composed
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
+from jaxleak.defenses._declared import check_mechanism
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
 from jaxleak.defenses._feature_dropout import feature_dropout
@@ -52,6 +53,7 @@ __all__ = [
     "bits_on_the_wire",
     "cancelling_noise",
     "chain",
+    "check_mechanism",
     "client_defense",
     "clipped_gaussian",
     "composed",

@@ -96,7 +96,8 @@ def informed(
     It is given nothing but that and the observation.
 
     Args:
-        defense: as the client has it, from `jaxleak.defenses`.
+        defense: as the client has it. Its mechanism is believed; `defenses.check_mechanism` compares one of your own
+            with what the defense does.
         model: the model under attack.
         share: what the client computes before its defense.
         settings: settings of the attack that does not know.

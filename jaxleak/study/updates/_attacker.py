@@ -27,7 +27,7 @@ from jaxleak.study.updates._case import (
 )
 from jaxleak.study.updates._names import ATTACKS
 from jaxleak.study.updates._own_attack import own_settings
-from jaxleak.study.updates._own_defense import kind_of_defense
+from jaxleak.study.updates._own_defense import compared_with_mechanism, kind_of_defense
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
@@ -82,6 +82,8 @@ def check(case: Case) -> None:
                 f"adaptive is an attacker who knows the defense, and {case.defense} declares no mechanism by which it "
                 "could be known: see jaxleak.defenses.mechanisms"
             )
+        if case.adaptive and case.own_defense:
+            compared_with_mechanism(case)
         if case.prior is not None and not adaptive.reads_prior(known):
             raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
         if case.attacked_round and kind.memory:

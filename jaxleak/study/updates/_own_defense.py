@@ -3,6 +3,9 @@
 import functools
 from collections.abc import Iterable
 
+import jax
+import numpy as np
+
 from jaxleak import defenses
 from jaxleak._own_files import file_of, is_own, named_in_file, needed_arguments, told, written
 from jaxleak.study.updates._case import Case
@@ -39,14 +42,41 @@ def about_defenses(cases: Iterable[Case]) -> list[str]:
     for case in cases:
         if case.defense is None or not case.own_defense:
             continue
-        made = kind_of_defense(case.defense).build(case.strength)
-        said[
-            f"Nobody who knows {case.defense} attacked, as it declares no mechanism: its leak may be too small."
-            if made.mechanism is None
-            else f"Who knows {case.defense} believes the mechanism that it declares; another one would make the leak "
-            "too small."
-        ] = None
+        if kind_of_defense(case.defense).build(case.strength).mechanism is None:
+            text = f"Nobody who knows {case.defense} attacked, as it declares no mechanism: its leak may be too small."
+        elif compared_with_mechanism(case):
+            text = f"Who knows {case.defense} believes its mechanism, which was compared with what the defense does."
+        else:
+            text = (
+                f"Who knows {case.defense} believes its mechanism, which could not be compared with what the defense "
+                "does: a wrong one would make the leak too small."
+            )
+        said[text] = None
     return list(said)
+
+
+def compared_with_mechanism(case: Case) -> bool:
+    """Whether a defense of one's own could be compared with its mechanism, on normal numbers in place of an upload.
+
+    Args:
+        case: names the defense and its strength.
+
+    Raises:
+        ValueError: if it does something else than it declares.
+    """
+    assert case.defense is not None
+    made = kind_of_defense(case.defense).build(case.strength)
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (64, 32), "bias": (32,)}
+    upload = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    try:
+        made.apply(jax.random.key(0), upload)
+    except Exception:  # a defense may be made for one network's upload
+        return False
+    try:
+        return defenses.check_mechanism(made, upload, key=jax.random.key(0))
+    except ValueError as error:
+        raise ValueError(f"{case.defense} of strength {case.strength:g}: {error}") from error
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,0 +1,128 @@
+"""Mechanisms that defenses declare, compared with what the defenses do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import defenses
+from jaxleak.defenses import CLIENT_DEFENSES, check_mechanism, per_leaf
+from jaxleak.defenses.mechanisms import (
+    Clipped,
+    GaussianNoise,
+    LaplaceNoise,
+    Mechanism,
+    ProportionalNoise,
+    Recomputed,
+    Replayed,
+)
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+UPLOAD = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in {"a": (40, 50), "b": (30,)}.items()}
+
+
+def declaring(change, **mechanism):
+    return per_leaf("payload", change, mechanism=Mechanism(**mechanism))
+
+
+def gaussian(deviation):
+    return lambda key, leaf: leaf + deviation * jax.random.normal(key, leaf.shape)
+
+
+def laplace(scale):
+    return lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape)
+
+
+def proportional(deviation):
+    return lambda key, leaf: leaf * (1 + deviation * jax.random.normal(key, leaf.shape))
+
+
+def holes(key, leaf):
+    return jnp.where(jnp.abs(leaf) > 1, leaf, 0)
+
+
+@pytest.mark.parametrize("name", CLIENT_DEFENSES)
+def test_built_in_defenses_do_what_they_declare(name):
+    for strength in CLIENT_DEFENSES[name].strengths[::2]:
+        defense = CLIENT_DEFENSES[name].build(strength)
+        elsewhere = defense.place != "payload" or name in ("soteria", "outpost", "guardian", "adam_step", "adamw_step")
+        assert check_mechanism(defense, UPLOAD, key=KEY) or elsewhere
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        declaring(gaussian(0.1), noise=GaussianNoise(0.1)),
+        declaring(gaussian(0.1), noise=GaussianNoise(0.105)),
+        declaring(laplace(0.1), noise=LaplaceNoise(0.1)),
+        declaring(proportional(0.1), noise=ProportionalNoise(0.1)),
+        declaring(holes, zeroes=True),
+        declaring(lambda key, leaf: holes(key, gaussian(0.1)(key, leaf)), noise=GaussianNoise(0.1), zeroes=True),
+        declaring(lambda key, leaf: jnp.sign(leaf), simulation=Replayed()),
+        declaring(gaussian(0.1), simulation=Replayed(random=True)),
+        declaring(lambda key, leaf: 0.5 * leaf, carries=True),
+        declaring(lambda key, leaf: 0 * leaf, zeroes=True),
+        defenses.clipped_gaussian(1.0, 0.1),
+    ],
+    ids=str,
+)
+def test_right_declarations_pass(defense):
+    assert check_mechanism(defense, UPLOAD, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("defense", "message"),
+    [
+        (declaring(gaussian(0.1), noise=GaussianNoise(0.12)), "deviation of 0.12, and the defense adds noise of 0.09"),
+        (declaring(gaussian(0.1), noise=GaussianNoise(0.08)), "deviation of 0.08, and the defense adds noise of 0.09"),
+        (declaring(gaussian(0.1), noise=LaplaceNoise(0.1)), "deviation of 0.141, and the defense adds noise of 0.09"),
+        (
+            declaring(lambda key, leaf: leaf, noise=GaussianNoise(0.1)),
+            "deviation of 0.1, and the defense adds noise of 0$",
+        ),
+        (declaring(gaussian(0.1), noise=ProportionalNoise(0.1)), "deviation of 0.1, and the defense adds"),
+        (declaring(gaussian(0.1)), "declares nothing random, and the defense sends other numbers under another key"),
+        (declaring(gaussian(0.1), simulation=Replayed()), "declares nothing random"),
+        (declaring(holes), r"leaves entries out, and mechanism does not say zeroes=True"),
+        (declaring(lambda key, leaf: 0.99 * leaf), "are the client's own, and the defense changes them; declare a sim"),
+        (
+            declaring(lambda key, leaf: gaussian(0.1)(key, 0.5 * leaf), noise=GaussianNoise(0.1)),
+            "are the client's own but for its noise, and the defense changes them",
+        ),
+        (declaring(lambda key, leaf: jnp.where(leaf > 1, 1.0, leaf), zeroes=True), "the defense changes them"),
+    ],
+)
+def test_wrong_declarations_are_refused(defense, message):
+    with pytest.raises(ValueError, match=message):
+        check_mechanism(defense, UPLOAD, key=KEY)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        per_leaf("payload", gaussian(0.1)),
+        per_leaf("per_example_gradient", gaussian(0.1), mechanism=Mechanism(noise=GaussianNoise(9.0))),
+        declaring(gaussian(0.1), simulation=Recomputed()),
+    ],
+)
+def test_what_cannot_be_compared_is_not(defense):
+    assert not check_mechanism(defense, UPLOAD, key=KEY)
+
+
+def test_few_numbers_tell_little():
+    wrong = declaring(gaussian(0.1), noise=GaussianNoise(0.15))
+    assert check_mechanism(wrong, {"a": UPLOAD["a"][0, :8]}, key=KEY)
+    with pytest.raises(ValueError, match=r"standard deviation of 0\.15"):
+        check_mechanism(wrong, UPLOAD, key=KEY)
+
+
+def test_clipping_is_simulated_and_its_noise_compared():
+    def clipped(declared):
+        return defenses.clipped_gaussian(1.0, 0.1)._replace(
+            mechanism=Mechanism(simulation=Clipped(1.0), noise=GaussianNoise(declared))
+        )
+
+    assert check_mechanism(clipped(0.1), UPLOAD, key=KEY)
+    with pytest.raises(ValueError, match=r"standard deviation of 0\.3"):
+        check_mechanism(clipped(0.3), UPLOAD, key=KEY)
