@@ -327,9 +327,10 @@ class TestLengthOfAnInversion:
     ],
 )
 @pytest.mark.parametrize("restarts", [1, 2])
-def test_an_answer_of_other_shapes_is_refused(changed, message, restarts):
+def test_an_answer_of_other_shapes_is_refused_before_a_step_is_taken(changed, message, restarts):
     attack = TOY.attack._replace(
-        reconstruct=lambda state, observation: TOY.attack.reconstruct(state, observation)._replace(**changed)
+        step=lambda *_: pytest.fail("a step was taken"),
+        reconstruct=lambda state, observation: TOY.attack.reconstruct(state, observation)._replace(**changed),
     )
     seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
     with pytest.raises(ValueError, match=message):

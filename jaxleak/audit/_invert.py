@@ -108,6 +108,10 @@ def invert(
             }
         )
         state, history = checkpoints.restore_with_history(state)
+    # From shapes alone, before hours go into an answer that could not be read.
+    _require_answer(
+        jax.eval_shape(functools.partial(_answers, attack, restarts), state.attack, observation), template, restarts
+    )
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:
         images = jax.eval_shape(attack.reconstruct, state.attack, observation).x.shape[0] if restarts == 1 else 0
@@ -134,7 +138,6 @@ def invert(
     for line in frozen_trials(infos):
         _log.warning(line)
     answers = _answers(attack, restarts, state.attack, observation)
-    _require_answer(answers, template, restarts)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
 
 
