@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from jaxleak.defenses import CLIENT_DEFENSES
-from jaxleak.study import plots
+from jaxleak.study import plots, sheets
 
 
 @pytest.fixture
@@ -127,6 +127,21 @@ def test_equal_curves_are_drawn_in_styles_of_their_own(drawn):
     same = (np.arange(3), np.arange(3))
     figure = drawn(plots.curves, dict.fromkeys("abcd", same), xlabel="x", ylabel="y")
     assert len({line.get_linestyle() for line in figure.axes[0].lines}) == 4
+
+
+def test_a_spread_is_a_bar_of_the_curves_colour_on_either_side(drawn):
+    x, y, spread = np.arange(3.0), np.array([1.0, 4.0, 9.0]), np.array([0.5, 0.1, 2.0])
+    figure = drawn(plots.curves, {"plain": (x, y), "spread": (x, y, spread)}, xlabel="x", ylabel="y")
+    (bars,) = figure.axes[0].collections
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(ends, np.stack([y - spread, y + spread], axis=1))
+    assert to_hex(bars.get_color()[0]) == to_hex(figure.axes[0].lines[1].get_color())
+
+
+def test_a_file_may_be_named_by_a_text(tmp_path):
+    plots.curves(f"{tmp_path}/a.png", {"a": (np.arange(2), np.arange(2))}, xlabel="x", ylabel="y")
+    sheets.contact_sheet(f"{tmp_path}/b.png", np.zeros((1, 8, 8, 1)), np.zeros((1, 8, 8, 1)))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg", "b.png"}
 
 
 def test_panels_of_growing_sets_have_a_title_above_all(drawn):

@@ -59,11 +59,11 @@ def subplots(*shape: int, size: tuple[float, float]) -> tuple["Figure", Any]:
     return plt.subplots(*shape, figsize=size)
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path | str) -> None:
     """Write a figure as PNG, and as SVG beside it, and close it; `OSError` names the file that cannot be written."""
     import matplotlib.pyplot as plt
 
-    for name, metadata in ((path, None), (path.with_suffix(".svg"), {"Date": None})):
+    for name, metadata in ((Path(path), None), (Path(path).with_suffix(".svg"), {"Date": None})):
         content = io.BytesIO()
         figure.savefig(content, format=name.suffix[1:], metadata=metadata)
         write_bytes(name, content.getvalue())
@@ -86,7 +86,7 @@ def legend_below(figure: "Figure", axes: "Axes") -> None:
 
 
 def residual_scatter(
-    path: Path, residual: np.ndarray, psnr: np.ndarray, *, certified_below: float, unanswered: int = 0
+    path: Path | str, residual: np.ndarray, psnr: np.ndarray, *, certified_below: float, unanswered: int = 0
 ) -> None:
     """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample.
 
@@ -118,7 +118,7 @@ def residual_scatter(
 
 
 def certificate(
-    path: Path,
+    path: Path | str,
     points: dict[str, tuple[np.ndarray, np.ndarray]],
     rates: dict[str, tuple[np.ndarray, list[float], list[float]]],
     *,
@@ -157,7 +157,9 @@ def certificate(
     save_figure(figure, path)
 
 
-def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]) -> None:
+def scaling(
+    path: Path | str, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]
+) -> None:
     """Time, memory and PSNR against the size of the private set, with lines of linear growth.
 
     Args:
@@ -187,8 +189,8 @@ def scaling(path: Path, sizes: list[int], seconds: list[float], memory_gb: list[
 
 
 def curves(
-    path: Path,
-    series: dict[str, tuple[np.ndarray, np.ndarray]],
+    path: Path | str,
+    series: Mapping[str, tuple[np.ndarray, ...]],
     *,
     xlabel: str,
     ylabel: str,
@@ -201,7 +203,7 @@ def curves(
 
     Args:
         path: PNG to write.
-        series: label to (x, y), each (n,).
+        series: label to (x, y), each (n,); or to (x, y, spread), of which the spread is drawn as a bar on either side.
         xlabel: text at the horizontal axis.
         ylabel: text at the vertical axis.
         title: what the curves show.
@@ -210,8 +212,10 @@ def curves(
         levels: label to a height, as `ylabel` measures it, at which a dashed line stands, to compare the curves with.
     """
     figure, axes = subplots(size=(6, 4))
-    for (label, (x, y)), style in zip(series.items(), itertools.cycle(_STYLES), strict=False):
-        axes.plot(x, y, style, label=label)
+    for (label, (x, y, *spread)), style in zip(series.items(), itertools.cycle(_STYLES), strict=False):
+        (line,) = axes.plot(x, y, style, label=label)
+        if spread:
+            axes.errorbar(x, y, yerr=spread[0], fmt="none", ecolor=line.get_color(), capsize=2)
     for label, height in (levels or {}).items():
         axes.axhline(height, color="grey", linestyle="--", label=label)
     if log_x:
@@ -226,7 +230,7 @@ def curves(
 
 
 def trade_off(
-    path: Path,
+    path: Path | str,
     curves: dict[str, list[dict[str, Any]]],
     *,
     undefended: tuple[float, float] | None = None,
@@ -329,7 +333,7 @@ def _number(value: float | None) -> bool:
 
 
 def grouped_bars(
-    path: Path, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str, title: str = ""
+    path: Path | str, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str, title: str = ""
 ) -> None:
     """Bars side by side in groups, one colour for each name.
 

@@ -23,7 +23,7 @@ _FLAGGED = "An orange frame around grey: the attack says that it has no answer f
 
 
 def contact_sheet(
-    path: Path,
+    path: Path | str,
     truth: np.ndarray,
     estimate: np.ndarray,
     *,
@@ -71,7 +71,7 @@ def contact_sheet(
 
 
 def comparison_sheet(
-    path: Path,
+    path: Path | str,
     rows: dict[str, np.ndarray],
     *,
     title: str = "",
@@ -173,7 +173,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
-def _save(path: Path, strips: Sequence[Image.Image]) -> None:
+def _save(path: Path | str, strips: Sequence[Image.Image]) -> None:
     """Stack the strips and write the sheet; `OSError` names the file that cannot be written."""
     width, height = max(strip.width for strip in strips), sum(strip.height for strip in strips)
     sheet = Image.new("RGB", (width + 2 * _MARGIN, height + 2 * _MARGIN), "white")
@@ -183,4 +183,4 @@ def _save(path: Path, strips: Sequence[Image.Image]) -> None:
         top += strip.height
     content = io.BytesIO()
     sheet.save(content, "png")
-    write_bytes(path, content.getvalue())
+    write_bytes(Path(path), content.getvalue())
