@@ -70,6 +70,7 @@ from jaxleak.study.updates import (
     check,
     parse_strengths,
     require_memory_of_update,
+    resolved,
     run_trade_off,
     trade_off_runner,
 )
@@ -262,13 +263,12 @@ def _shown(
         attacks |= zip(labels, of_point, strict=False)
     report.draw(folder, study, rows, runner, attacks)
     f = args.federation
-    how = {None: "inferred by the recommended rule", "given": "granted", "joint": "optimised with the images"}
     settings = [
         f"Data {args.data}, model {args.model}{f' with the weights {args.weights}' if args.weights else ''}, batch "
         f"{f.batch_size}, {args.iterations} iterations of the attack {args.attack}.",
         f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
         + ("not among those of that training." if args.unseen else "of that training."),
-        f"Labels of the attacked samples: {how.get(args.labels, f'inferred by {args.labels}')}.",
+        f"Labels of the attacked samples: {resolved(points[0].case).labels_from}.",
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
         f"Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta {SHORTHAND_DELTA:g}, clip 1; the "

@@ -2,15 +2,16 @@
 
 import ast
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class _Source(importlib.machinery.SourceFileLoader):
@@ -28,13 +29,6 @@ def is_own(name: str) -> bool:
 def file_of(spec: str) -> Path:
     """The file that "FILE.py:NAME" names."""
     return Path(spec.rpartition(":")[0])
-
-
-def written(spec: str | None) -> int:
-    """When the file that "FILE.py:NAME" names was last written; 0 for a name that is built in, or no such file."""
-    if spec is None or not is_own(spec) or not file_of(spec).is_file():
-        return 0
-    return file_of(spec).stat().st_mtime_ns
 
 
 def short_name(spec: str) -> str:
@@ -56,10 +50,10 @@ def named_in_file(
         ValueError: if it is no Python file, cannot be imported, or has no such name.
     """
     path, name = file_of(spec), spec.rpartition(":")[2]
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+    require_file(spec)
     if path.suffix != ".py":
         raise ValueError(f"{path} is no Python file")
+    _require_own_neighbours(path)
     loader = _Source(path.stem, str(path))
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(path.stem, loader, origin=str(path)))
     module.__file__ = str(path)
@@ -68,15 +62,66 @@ def named_in_file(
     try:
         with inside(path):
             loader.exec_module(module)
-    except Exception as error:  # whatever somebody's file does
+    except (Exception, SystemExit) as error:  # whatever somebody's file does
         raise ValueError(f"{path} cannot be imported: {told(error, path)}") from error
     if not hasattr(module, name):
-        public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
-        raise ValueError(f"{path} has no {name!r}; it has {', '.join(public)}")
+        public = {n: value for n, value in vars(module).items() if n[0] != "_" and not isinstance(value, ModuleType)}
+        own = [n for n, value in public.items() if getattr(value, "__module__", None) == path.stem]
+        raise ValueError(f"{path} has no {name!r}; it has {', '.join(own or public)}")
     return getattr(module, name)
 
 
-def told(error: Exception, path: Path) -> str:
+class Code(NamedTuple):
+    """What stands under a name in a file, and the sources that it was made of."""
+
+    value: Any
+    sources: Mapping[str, bytes]  # by the file's path
+
+
+@functools.cache
+def read_once(spec: str) -> Code:
+    """What "FILE.py:NAME" names, as it was when this process first asked: an edit never mixes with an older version.
+
+    Args:
+        spec: "FILE.py:NAME".
+
+    Raises:
+        FileNotFoundError, ValueError: as `named_in_file`.
+    """
+    require_file(spec)
+    try:
+        sources = {str(file): file.read_bytes() for file in sources_of(spec)}
+    except SyntaxError:
+        sources = {}  # the file cannot be imported, which says where it is wrong
+    return Code(named_in_file(spec), sources)
+
+
+def require_file(spec: str) -> None:
+    """Raise `FileNotFoundError` if "FILE.py:NAME" names no file."""
+    path = file_of(spec)
+    if not path.is_file():
+        hint = f"; is it {path.with_suffix('.py')}?" if path.with_suffix(".py").is_file() else ""
+        raise FileNotFoundError(f"no such file: {path.absolute()}{hint}")
+
+
+def _require_own_neighbours(path: Path) -> None:
+    """Refuse a file whose imports from its folder would get modules of that name from elsewhere."""
+    try:
+        beside = [file for name in _imported(path) for file in _beside(path.parent, name)]
+    except SyntaxError:
+        return  # importing the file says where it is wrong
+    for file in beside:
+        module = sys.modules.get(file.parent.name if file.name == "__init__.py" else file.stem)
+        origin = getattr(module, "__file__", None)
+        top = file.parent == path.parent or (file.name == "__init__.py" and file.parent.parent == path.parent)
+        if top and module is not None and (origin is None or Path(origin).resolve() != file.resolve()):
+            raise ValueError(
+                f"{path} imports {file.absolute()}, and another module of that name was imported before"
+                f"{f' ({origin})' if origin else ''}: give one of them another name"
+            )
+
+
+def told(error: BaseException, path: Path) -> str:
     """The error in a line, with the line of the file that raised it where the traceback has one."""
     inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     line = f" (line {inside[-1]})" if inside else ""
@@ -97,12 +142,12 @@ def needed_arguments(found: Callable[..., Any]) -> list[str]:
 def sources_of(spec: str) -> list[Path]:
     """The file that "FILE.py:NAME" names, and what it imports from its own folder, directly or not; sorted."""
     found: set[Path] = set()
-    waiting = [file_of(spec)]
+    waiting, folder = [file_of(spec)], file_of(spec).parent
     while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += [file for name in _imported(path) for file in _beside(path.parent, name)]
+            waiting += [file for name in _imported(path) for file in _beside(folder, name)]
     return sorted(found)
 
 

@@ -1,11 +1,13 @@
 """Studies of an attack and of a defense of one's own, FILE.py:NAME: what they run, and what they refuse."""
 
+import sys
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from jaxleak import _own_files
 from jaxleak._own_files import sources_of
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
@@ -13,6 +15,9 @@ from jaxleak.study.updates import (
     Case,
     Federation,
     TradeOffPoint,
+    _client,
+    _own_attack,
+    _own_defense,
     about_defenses,
     cell_of_point,
     check,
@@ -21,12 +26,14 @@ from jaxleak.study.updates import (
     resolved,
     run_trade_off,
     swept_points,
+    utility_of,
     victim,
 )
-from jaxleak.study.updates._sources import sources_of_client, sources_of_update
+from jaxleak.study.updates._sources import sources_of_attack, sources_of_client, sources_of_update
 
 MINE = """
 import jax
+import optax
 from jaxleak import Attack, defenses
 from jaxleak.attacks import presets
 from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism
@@ -67,6 +74,22 @@ def louder(strength):
     return defenses.gaussian_payload_noise(strength)._replace(mechanism=Mechanism(noise=GaussianNoise(2 * strength)))
 
 
+def of_examples(strength):
+    return defenses.dp_sgd(1.0, strength)
+
+
+def of_clients(strength):
+    return defenses.per_leaf("client_payloads", lambda key, leaf: 0 * leaf)
+
+
+def hiding(strength):
+    return defenses.per_leaf("server_view", lambda key, leaf: 0 * leaf)
+
+
+def remembering(strength):
+    return defenses.Defense("payload", optax.trace(strength))
+
+
 def picky(strength):
     return defenses.gaussian_payload_noise(strength) if strength < 1 else None
 
@@ -86,16 +109,13 @@ def file(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def imported_anew(monkeypatch):
-    """The module beside the file is that of each test's own folder, as in a process of its own."""
-    import sys
-
-    before = dict(sys.modules), list(sys.path)
+def imported_anew():
+    """The modules beside the file are those of each test's own folder, as in a process of its own."""
+    path = list(sys.path)
     yield
-    for name in set(sys.modules) - set(before[0]):
-        if name in ("mine", "numbers_of_mine"):
-            del sys.modules[name]
-    sys.path[:] = before[1]
+    in_another_process()
+    sys.modules.pop("mine", None)
+    sys.path[:] = path
 
 
 def test_files_of_ones_own_run_what_they_make(file):
@@ -116,13 +136,13 @@ def test_files_of_ones_own_run_what_they_make(file):
     [
         ({"attack": "others"}, "must make settings of as many iterations as it is given, and made 7 of 5"),
         ({"attack": "needy"}, "a function of the number of iterations .* and it needs iterations, kernel"),
-        ({"attack": "failing"}, r"failing makes no settings: RuntimeError: no luck \(line 24\)"),
+        ({"attack": "failing"}, r"failing makes no settings: RuntimeError: no luck \(line 25\)"),
         ({"attack": "solver"}, r"solver makes an Attack, which `audit\.invert` runs in a program"),
         ({"attack": "SETTINGS"}, r"def SETTINGS\(iterations\).* got Settings"),
         ({"attack": "halved"}, "and it returns Defense"),
         (
             {"attack": "absent"},
-            r"mine\.py has no 'absent'; it has Attack, GaussianNoise, Mechanism, FACTOR, SETTINGS, mine",
+            r"mine\.py has no 'absent'; it has mine, others, needy",
         ),
         ({"attack": "mine", "noise": "laplace"}, "noise is read by bayes only"),
         ({"defense": "mine", "strength": 2.0}, r"mine must return a jaxleak\.defenses\.Defense .* got Settings"),
@@ -156,33 +176,47 @@ def test_a_file_that_is_not_there_is_named(tmp_path, option):
         check(Case(**{option: f"{tmp_path}/absent.py:mine"}, strength=0.1 if option == "defense" else 0.0))
 
 
+def in_another_process():
+    for cached in (_own_files.read_once, _own_attack._made, _own_defense._loaded, resolved, _client._compiled_client):
+        cached.cache_clear()
+    sys.modules.pop("numbers_of_mine", None)
+
+
 @pytest.mark.parametrize("changed", ["mine.py", "numbers_of_mine.py"])
 @pytest.mark.parametrize("what", ["attack", "defense"])
 def test_results_of_code_that_has_changed_since_are_refused(file, tmp_path, what, changed):
     case = Case(**{what: f"{file}:mine"}, **TINY)
-    sources = sources_of_client(case) if what == "defense" else sources_of_update(case, 0)
+    sources = sources_of_client if what == "defense" else sources_of_attack
     folder = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
-    folder.sources.bind(sources)
+    folder.sources.bind(sources(case))
     folder.sources.begin()
     with (tmp_path / changed).open("a") as of:
         of.write("# another line\n")
+    in_another_process()
     again = RunFolder(tmp_path / "run", "invert", {}, fresh=False)
     with pytest.raises(ConfigMismatchError, match=rf"contents of the {what} .*mine \(its file .*{changed}\)"):
-        again.sources.check(sources)
+        again.sources.check(sources(case))
+    assert sources_of_update(case, 0).keys() >= sources(case).keys()
 
 
-def test_an_edited_file_is_read_again(file):
+def test_an_edit_counts_from_the_next_process_on(file):
     case = Case(attack=f"{file}:mine", defense=f"{file}:halved", strength=0.5, **TINY)
 
-    def sent():
-        return np.abs(observe(case, 0, victim(case, 0))[0].payload["dense_0"]["kernel"]).sum()
+    def found():
+        payload = observe(case, 0, victim(case, 0))[0].payload
+        code = {name: load().tobytes() for name, load in sources_of_update(case, 0).items() if "its file" in name}
+        return np.abs(payload["dense_0"]["kernel"]).sum(), resolved(case).settings.weight("tv"), code
 
-    before = sent()
-    assert resolved(case) is resolved(case)
-    assert resolved(case).settings.weight("tv") == 0.01
+    before = found()
+    assert before[1] == 0.01
     file.write_text(MINE.replace("FACTOR)", "0.5)").replace("strength * leaf", "4 * leaf"))
-    assert resolved(case).settings.weight("tv") == 0.5
-    assert sent() == pytest.approx(8 * before)
+    assert found() == before
+    in_another_process()
+    sent, weight, code = found()
+    assert (sent, weight) == (pytest.approx(8 * before[0]), 0.5)
+    assert [name for name in code if code[name] != before[2][name]] == [name for name in code if "mine.py)" in name][
+        ::2
+    ]
 
 
 def test_files_that_a_file_imports_from_its_folder_are_its_sources(tmp_path):
@@ -190,11 +224,12 @@ def test_files_that_a_file_imports_from_its_folder_are_its_sources(tmp_path):
     (tmp_path / "b.py").write_text("def late():\n    import d\n    import a\n")
     (tmp_path / "d.py").touch()
     (tmp_path / "unread.py").touch()
+    (tmp_path / "top.py").touch()
     (tmp_path / "package").mkdir()
     for name in ("__init__", "inner", "other"):
-        (tmp_path / "package" / f"{name}.py").touch()
+        (tmp_path / "package" / f"{name}.py").write_text("import top\n")
     found = [str(path.relative_to(tmp_path)) for path in sources_of(f"{tmp_path}/a.py:x")]
-    assert found == ["a.py", "b.py", "d.py", "package/__init__.py", "package/inner.py", "package/other.py"]
+    assert found == ["a.py", "b.py", "d.py", "package/__init__.py", "package/inner.py", "package/other.py", "top.py"]
 
 
 def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
@@ -209,15 +244,75 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
         [(False, None), (True, None), (True, "weak")], [(False, None)],
     ]  # fmt: skip
     told = about_defenses([p.case for p in (*known, *unknown, TradeOffPoint(base, "none", 0.0))])
-    assert [text.partition(f"{file}:")[::2] for text in told] == [
-        ("Who knows ", "listed believes its mechanism, which was compared with what the defense does."),
-        ("Nobody who knows ", "halved attacked, as it declares no mechanism: its leak may be too small."),
+    mine = f"{file}:"
+    assert told == [
+        f"The attacker who knows {mine}listed believes its mechanism, which was compared with what it does.",
+        f"{mine}listed states no encoding, so that its bits per entry are those of 32-bit numbers.",
+        f"{mine}halved declares no mechanism, so no attacker knew it: what leaks through it may be more.",
+        f"{mine}halved states no encoding, so that its bits per entry are those of 32-bit numbers.",
     ]
+    (stateful,) = swept_points(base, [f"{file}:remembering"], {f"{file}:remembering": (0.5,)})
+    assert about_defenses([stateful.case])[-1].startswith(
+        f"{mine}remembering keeps a state: clients who train remember"
+    )
+    (elsewhere,) = swept_points(base, [f"{file}:of_examples"], {f"{file}:of_examples": (0.5,)})
+    assert "which could not be compared with what it does. If it is wrong" in about_defenses([elsewhere.case])[0]
+
+
+def test_a_defense_with_a_state_has_no_round_by_itself(file):
+    case = Case(defense=f"{file}:remembering", strength=0.5, **TINY)
+    check(case)
+    with pytest.raises(
+        ValueError, match=r"remembering remembers a client's earlier uploads, .* attacked_round must be 0"
+    ):
+        check(replace(case, attacked_round=3))
+
+
+def test_training_has_every_defense_of_ones_own_but_what_hides_from_the_server(file):
+    for name, kept in (("halved", True), ("of_clients", True), ("hiding", False)):
+        trained = utility_of(Case(defense=f"{file}:{name}", strength=0.5, **TINY)).case
+        assert (trained.defense is not None) == kept, name
+    assert utility_of(Case(defense="cancelling_noise", strength=0.1, **TINY)).case.defense is None
+
+
+def test_what_an_attacker_who_knows_noise_compares_by_is_said(file):
+    own = Case(attack=f"{file}:mine", defense="gaussian", strength=0.1, **TINY)
+    assert resolved(own).knows_noise == ""
+    assert "the distance and the variation of" in resolved(replace(own, adaptive=True)).knows_noise
+    assert resolved(replace(own, adaptive=True, defense="sparsification", strength=10.0)).knows_noise == ""
+    assert resolved(own).labels_from == "inferred by the rule calibrated"
+    assert resolved(replace(own, labels="given")).labels_from == "granted"
+
+
+def test_modules_of_one_name_from_two_folders_are_refused(file, tmp_path):
+    check(Case(attack=f"{file}:mine", **TINY))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "numbers_of_mine.py").write_text("FACTOR = 9.0\n")
+    (other / "yours.py").write_text(MINE)
+    with pytest.raises(
+        ValueError, match=r"yours\.py imports .*other.numbers_of_mine\.py, and another module of that name"
+    ):
+        check(Case(attack=f"{other / 'yours.py'}:mine", **TINY))
+    (other / "mine.py").write_text("import jaxleak.defenses as d\nhalved = d.gaussian_payload_noise\n")
+    two = [Case(defense=f"{path}:halved", strength=s, **TINY) for path, s in ((file, 0.1), (other / "mine.py", 0.2))]
+    with pytest.raises(ValueError, match=r"would have one name in tables; rename one of the files"):
+        run_trade_off([TradeOffPoint(c, "a", c.strength) for c in two], None, None, None, seeds=(0,), budget=None)
+
+
+def test_a_file_that_ends_the_process_and_one_without_its_ending_are_told(tmp_path):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ValueError, match=r"ends\.py cannot be imported: SystemExit: 3 \(line 2\)"):
+        check(Case(attack=f"{tmp_path}/ends.py:a", **TINY))
+    with pytest.raises(FileNotFoundError, match=r"attack: no such file: .*ends; is it .*ends\.py\?"):
+        check(Case(attack=f"{tmp_path}/ends:a", **TINY))
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
+        (["halved=0.5,0"], r"strengths of .*:halved must be finite numbers other than 0, got 0"),
+        (["halved=nan"], "must be finite numbers other than 0, got nan"),
         (["halved=0.5,much"], r"strengths must be NAME=NUMBER,NUMBER"),
         (["halved"], r"strengths must be NAME=NUMBER,NUMBER"),
         (["picky=0.5,2"], "picky must return a jaxleak.defenses.Defense for a strength, got NoneType for 2"),

@@ -29,12 +29,12 @@ METHOD = (
     "samples held out. The leak is the PSNR of what the attack finds in one upload, images matched one to one; at or "
     "below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels that the attacker got "
     "right, in any order. Changes are against the run without defense and with the same local steps, the leak's that "
-    "of the best attacker. Who knows noise of a known likelihood attacks twice: with a prior of photographs, and with "
-    "next to none. Bits per entry of the upload; without a defense 32.",
+    "of the best attacker. Who knows noise of a known likelihood compares by it, not by the attack's own distance: "
+    "once with a prior of photographs and once with next to none. Bits per entry: without a defense 32.",
 )
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
-    "*-images.png": "Private images above what every attack reconstructs with the first seed, with its mean PSNR.",
+    "*-images.png": "Private images above what the first attacks reconstruct with the first seed, with the mean PSNR.",
     "*": "What each defense costs in accuracy, and what leaks through it. Points at the top left are best. Dashed: the "
     "attacker does not know the defense; solid: it knows the defense and its strength.",
 }
@@ -174,7 +174,7 @@ def sections(
         order = ", ".join(f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best)
         orders.append(f"Of {_of_steps(steps)}: {order}.")
     if orders:
-        text = "From least leak to most (the best attacker's mean over seeds):"
+        text = "From least leak to most (mean over seeds of the best attacker, among those who have a number above):"
         found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
     return found
 

@@ -123,7 +123,8 @@ class Defense(_Fields):
         Raises:
             FloatingPointError: if the payload is not finite. Inside jit there are no values to look at, and a
                 non-finite payload goes through.
-            ValueError: if the transform changes the payload's tree or the shape of a leaf; names the leaf.
+            ValueError: if the transform changes the payload's tree or the shape of a leaf, or makes complex numbers;
+                names the leaf.
         """
         _validate.finite(_tree.concrete(payload), "payload")
         shared, state = self.transform.update(payload, state, None, key=key, **extra)
@@ -142,6 +143,9 @@ def _require_same_shapes(payload: PyTree, shared: PyTree) -> None:
     if before.keys() != after.keys():
         changed = ", ".join(sorted(before.keys() ^ after.keys()))
         raise ValueError(f"transform of a defense must keep the payload's tree, and changes {changed or 'it'}")
+    for name, leaf in _tree.named_leaves(shared).items():
+        if jnp.iscomplexobj(leaf):
+            raise ValueError(f"transform of a defense must give real numbers, and makes complex ones in {name or 'it'}")
     for name, shape in before.items():
         if after[name] != shape:
             raise ValueError(

@@ -34,6 +34,7 @@ from jaxleak.study.updates import (
     where_seen,
 )
 from jaxleak.study.updates._own_model import files_of_own_model, given_weights
+from jaxleak.study.updates._sources import sources_of_attack
 
 
 def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
@@ -60,7 +61,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     # Without its path: a folder holds the results of one payload.
     of_model = files_of_own_model(case, args.image_shape, args.num_classes) if case.own_model else {}
     of_files = {**contents("the payload", args.payload), **contents("the weights", case.weights)}
-    folder.sources.bind({**of_files, **of_model})
+    folder.sources.bind({**of_files, **of_model, **sources_of_attack(case)})
     if generator is not None:
         folder.sources.bind({"the public images": lambda: public_images(case, seed, args.image_shape, captured=True)})
     threat = attacker.granted(model)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxleak._command.invert.options import Args
 from jaxleak.study import Progress, RunFolder, plots
 from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
-from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome
+from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome, resolved
 
 _AGREEMENT = (
     "Agreement is the SSIM between the images of the two best independent starts: evidence that an image is right "
@@ -166,4 +166,5 @@ def _method(options: Args, granted: str) -> str:
         knows = "which the attacker knows" if case.adaptive else "which the attacker does not know"
         client += f" and defended it with {case.defense} of strength {case.strength:g}, {knows}"
     starts = "one start" if case.restarts == 1 else f"{case.restarts} independent starts"
-    return f"{client}. The attacker is granted {granted}. The attack {case.attack} searched from {starts}."
+    found = f"{client}. The attacker is granted {granted}. The attack {case.attack} searched from {starts}."
+    return f"{found} {resolved(case).knows_noise}".rstrip()

@@ -45,7 +45,7 @@ def main(args: Args) -> dict[str, float]:
         require_memory_of_update(case)
     else:
         require_memory_of_update(case, args.image_shape, args.num_classes)
-    out = args.out or default_out("invert", f"{short_name(case.attack)}-{short_name(case.model)}-b{case.batch_size}")
+    out = args.out or default_out("invert", _folder_name(case))
     config = jsonable(asdict(case)) | {"seeds": args.seeds}
     if args.payload is not None:
         config["data"] = f"not known: images behind the captured update {args.payload}"
@@ -73,6 +73,8 @@ def main(args: Args) -> dict[str, float]:
     for seed in args.seeds:
         folder.sources.bind(sources_of_update(case, seed))
     print(f"the attacker is granted: {threat}")
+    if knows := resolved(case).knows_noise:
+        print(knows)
     outcomes = []
     folder.log_again()
     with Progress() as progress:
@@ -94,6 +96,12 @@ def main(args: Args) -> dict[str, float]:
     print_measures((*report.MEASURES, *(report.SPREAD if len(outcomes) > 1 else ())), metrics)
     print(folder.contents())
     return metrics
+
+
+def _folder_name(case: Case) -> str:
+    """Name of the run's folder where none is given."""
+    defended = "" if case.defense is None else f"-{short_name(case.defense)}{'-known' if case.adaptive else ''}"
+    return f"{short_name(case.attack)}-{short_name(case.model)}-b{case.batch_size}{defended}"
 
 
 def _check(args: Args) -> None:

@@ -12,7 +12,7 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
-from jaxleak._own_files import file_of, is_own
+from jaxleak._own_files import is_own, require_file
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.study.updates._case import (
     HELD_OUT,
@@ -27,7 +27,7 @@ from jaxleak.study.updates._case import (
 )
 from jaxleak.study.updates._names import ATTACKS
 from jaxleak.study.updates._own_attack import own_settings
-from jaxleak.study.updates._own_defense import compared_with_mechanism, kind_of_defense
+from jaxleak.study.updates._own_defense import compared_with_mechanism, keeps_state, kind_of_defense
 
 #: Attacks without iterations, to which the engine's settings do not apply.
 CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
@@ -86,9 +86,9 @@ def check(case: Case) -> None:
             compared_with_mechanism(case)
         if case.prior is not None and not adaptive.reads_prior(known):
             raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
-        if case.attacked_round and kind.memory:
+        if case.attacked_round and (kind.memory or (case.own_defense and keeps_state(known))):
             raise ValueError(
-                f"{case.defense} adds to an upload what earlier ones left out, which one client's round does not have: "
+                f"{case.defense} remembers a client's earlier uploads, which one round by itself does not have: "
                 f"attacked_round must be 0, got {case.attacked_round}"
             )
     elif case.strength or case.adaptive:
@@ -108,8 +108,11 @@ def _check_model(case: Case) -> None:
 
 
 def _require_file(option: str, name: str) -> None:
-    if is_own(name) and not file_of(name).is_file():
-        raise FileNotFoundError(f"{option}: no such file: {file_of(name)}")
+    try:
+        if is_own(name):
+            require_file(name)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{option}: {error}") from None
 
 
 def check_effect(case: Case, model: models.Classifier | None = None) -> None:
@@ -173,6 +176,26 @@ class Resolved:
             )
         return attacks.inversion(model, share, self.iterative, batch_size=self.case.images)
 
+    @property
+    def labels_from(self) -> str:
+        """Where the attack has the labels from, in words."""
+        labels = "none" if self.iterative is None else self.iterative.labels
+        words = {"given": "granted", "joint": "optimised with the images", "none": "not needed by the attack"}
+        return words.get(labels, f"inferred by the rule {labels}")
+
+    @property
+    def knows_noise(self) -> str:
+        """What takes the place of the attack's own distance, as a sentence; nothing if it stays."""
+        if not self.case.adaptive or self.case.defense is None:
+            return ""
+        mechanism = kind_of_defense(self.case.defense).build(self.case.strength).mechanism
+        if mechanism is None or mechanism.noise is None:
+            return ""
+        return (
+            f"Knowing the noise of {self.case.defense}, the attacker compares by its likelihood: the distance and the "
+            f"variation of {self.case.attack} are not used."
+        )
+
     def leaves(self, model: models.Classifier) -> tuple[str, ...] | None:
         """Which part of the update the attack reads, as `client_updates.leaves_read` says; None is the whole."""
         if self.iterative is None:
@@ -190,8 +213,9 @@ class Resolved:
         return ", ".join(["the model", update, "the batch size", *extra])
 
 
+@functools.lru_cache(maxsize=256)
 def resolved(case: Case, generator: client_updates.PublicGenerator | None = None) -> Resolved:
-    """The attack of a case; equal cases share one until a file of one's own is written again.
+    """The attack of a case; equal cases share one.
 
     Args:
         case: names the attack, its settings, and how the client normalises.
@@ -200,11 +224,6 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
     Raises:
         ValueError: on settings that are out of range or do not go together.
     """
-    return _resolved(case, generator, case.written)
-
-
-@functools.lru_cache(maxsize=256)
-def _resolved(case: Case, generator: client_updates.PublicGenerator | None, written: tuple[int, ...]) -> Resolved:
     s = None if case.attack in CLOSED_FORM else _changed(_preset(case, generator), case)
     threat = threats.Threat(
         index=False,

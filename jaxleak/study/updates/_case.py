@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from jaxleak._own_files import is_own, written
+from jaxleak._own_files import is_own
 
 #: Public data: samples of the victim's own data set that no client ever holds. This is the strongest grant.
 HELD_OUT = "held_out"
@@ -173,11 +173,6 @@ class Case:
     def own_defense(self) -> bool:
         """Whether the client's defense is FILE.py:NAME and no built-in one."""
         return self.defense is not None and is_own(self.defense)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """When the files of one's own model, attack and defense were last written: caches must not outlive them."""
-        return written(self.model), written(self.attack), written(self.defense)
 
     @property
     def total_steps(self) -> int:

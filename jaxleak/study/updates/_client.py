@@ -78,7 +78,7 @@ def client_of(
     # Weights are what a client is given, but the constants of one's own network are a part of its program.
     constants = case.weights if case.own_model else None
     client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS}, weights=constants)
-    return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes, client.written)
+    return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes)
 
 
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
@@ -105,7 +105,7 @@ def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> m
 
 @functools.cache
 def _compiled_client(
-    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int, written: tuple[int, ...]
+    case: Case, with_statistics: bool, image_shape: tuple[int, ...], num_classes: int
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
     model = build_model(case, image_shape, num_classes)
     share = share_of(case, model)

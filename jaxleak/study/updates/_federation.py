@@ -194,15 +194,15 @@ class Utility:
 def utility_of(case: Case) -> Utility:
     """The training behind a case: equal ones are one job, whatever else the cases attack.
 
-    Two kinds of defenses leave the trained model as it is: those that only hide entries from the server, and noise
-    that cancels over the clients, as the server uses nothing but the mean of the uploads.
+    Two kinds of defenses leave the trained model as it is: those that only hide entries from the server, and the
+    built-in noise that cancels over the clients, as the server uses nothing but the mean of the uploads.
 
     Args:
         case: the upload under attack, with its defense.
     """
     if case.defense is not None:
         place = defenses.client_defense(kind_of_defense(case.defense), case.strength).place
-        if place in ("server_view", "client_payloads"):
+        if place == "server_view" or (place == "client_payloads" and not case.own_defense):
             case = replace(case, defense=None, strength=0.0)
     of_model = ("model", "activation", "width", "init", "mean", "std", "weights")
     names = (*of_model, "data", "local_steps", "batch_norm", "attacked_round", "defense", "strength")

@@ -4,12 +4,12 @@ import functools
 
 from jaxleak import attacks
 from jaxleak._base import Attack
-from jaxleak._own_files import file_of, named_in_file, needed_arguments, told, written
+from jaxleak._own_files import file_of, needed_arguments, read_once, told
 from jaxleak.study.updates._case import Case
 
 
 def own_settings(case: Case) -> attacks.Settings:
-    """The settings of a case with `own_attack`; its file is run once until it is written again.
+    """The settings of a case with `own_attack`; its file is run once in a process.
 
     Args:
         case: names FILE.py:NAME, where NAME is a function that makes `attacks.Settings` from the number of iterations.
@@ -19,13 +19,12 @@ def own_settings(case: Case) -> attacks.Settings:
         ValueError: on a file that cannot be imported or has no such name; on a function that needs other arguments,
             fails, or makes no settings of that many iterations.
     """
-    return _made(case.attack, written(case.attack), case.iterations)
+    return _made(case.attack, case.iterations)
 
 
 @functools.lru_cache(maxsize=32)
-def _made(spec: str, of: int, iterations: int) -> attacks.Settings:
-    """The settings by a file that was written at the time `of`."""
-    name, found = spec.rpartition(":")[2], named_in_file(spec)
+def _made(spec: str, iterations: int) -> attacks.Settings:
+    name, found = spec.rpartition(":")[2], read_once(spec).value
     form = f"a function of the number of iterations (def {name}(iterations): ...) that returns attacks.Settings"
     if not callable(found) or isinstance(found, attacks.Settings | Attack):
         raise ValueError(f"{spec} must be {form}, got {type(found).__name__}")

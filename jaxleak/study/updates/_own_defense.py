@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxleak import defenses
-from jaxleak._own_files import file_of, is_own, named_in_file, needed_arguments, told, written
+from jaxleak._own_files import file_of, is_own, needed_arguments, read_once, told
+from jaxleak.defenses._base import dense
 from jaxleak.study.updates._case import Case
 
 
@@ -16,8 +17,8 @@ def kind_of_defense(name: str) -> defenses.ClientDefense:
 
     Args:
         name: a key of `defenses.CLIENT_DEFENSES`, or FILE.py:NAME. NAME is a function that makes a `defenses.Defense`
-            from its strength, a float, or a `defenses.ClientDefense`, which says more of it. The file is run once until
-            it is written again.
+            from its strength, a float, or a `defenses.ClientDefense`, which says more of it. The file is run once in a
+            process.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -25,7 +26,7 @@ def kind_of_defense(name: str) -> defenses.ClientDefense:
             something else. `build` of what is returned raises it if no defense comes of a strength.
     """
     if is_own(name):
-        return _loaded(name, written(name))
+        return _loaded(name)
     if name not in defenses.CLIENT_DEFENSES:
         known = ", ".join(defenses.CLIENT_DEFENSES)
         raise ValueError(f"defense must be FILE.py:NAME of your own or one of {known}, got {name!r}")
@@ -42,17 +43,34 @@ def about_defenses(cases: Iterable[Case]) -> list[str]:
     for case in cases:
         if case.defense is None or not case.own_defense:
             continue
-        if kind_of_defense(case.defense).build(case.strength).mechanism is None:
-            text = f"Nobody who knows {case.defense} attacked, as it declares no mechanism: its leak may be too small."
+        name, made = case.defense, kind_of_defense(case.defense).build(case.strength)
+        if made.mechanism is None:
+            text = f"{name} declares no mechanism, so no attacker knew it: what leaks through it may be more."
         elif compared_with_mechanism(case):
-            text = f"Who knows {case.defense} believes its mechanism, which was compared with what the defense does."
+            text = f"The attacker who knows {name} believes its mechanism, which was compared with what it does."
         else:
             text = (
-                f"Who knows {case.defense} believes its mechanism, which could not be compared with what the defense "
-                "does: a wrong one would make the leak too small."
+                f"The attacker who knows {name} believes its mechanism, which could not be compared with what it does. "
+                "If it is wrong, more leaks than these numbers say."
             )
         said[text] = None
+        if made.encode is dense:
+            said[f"{name} states no encoding, so that its bits per entry are those of 32-bit numbers."] = None
+        if keeps_state(made):
+            text = (
+                f"{name} keeps a state: clients who train remember their uploads, and the attacked one is their first."
+            )
+            said[text] = None
     return list(said)
+
+
+def keeps_state(defense: defenses.Defense) -> bool:
+    """Whether what a client uploads depends on its uploads before."""
+    try:
+        state = defense.init({"kernel": np.zeros((64, 32), np.float32), "bias": np.zeros(32, np.float32)})
+    except Exception:  # a defense may be made for one network's upload
+        return True
+    return bool(jax.tree.leaves(state))
 
 
 def compared_with_mechanism(case: Case) -> bool:
@@ -80,9 +98,8 @@ def compared_with_mechanism(case: Case) -> bool:
 
 
 @functools.lru_cache(maxsize=32)
-def _loaded(name: str, of: int) -> defenses.ClientDefense:
-    """The defense in a file that was written at the time `of`."""
-    found = named_in_file(name)
+def _loaded(name: str) -> defenses.ClientDefense:
+    found = read_once(name).value
     known = found if isinstance(found, defenses.ClientDefense) else defenses.ClientDefense(found, (), "strength")
     makes = known.build
     if not callable(makes) or isinstance(found, defenses.Defense):

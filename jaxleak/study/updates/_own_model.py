@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxleak import models
 from jaxleak._base import PyTree
-from jaxleak._own_files import file_of, written
+from jaxleak._own_files import file_of
 from jaxleak.audit._checks.head import ends_with_head
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.study._weights import read_weights
@@ -108,7 +108,13 @@ def _tried(case: Case, image_shape: tuple[int, ...], num_classes: int) -> _Tried
     weights = case.weights
     of_weights = 0 if weights is None or not weights.exists() else weights.stat().st_mtime_ns
     return _loaded(
-        case.model, written(case.model), weights, of_weights, image_shape, num_classes, case.batch_norm == "train"
+        case.model,
+        file_of(case.model).stat().st_mtime_ns,
+        weights,
+        of_weights,
+        image_shape,
+        num_classes,
+        case.batch_norm == "train",
     )
 
 

@@ -48,7 +48,7 @@ def _attack(
     known = _known_defense(case)
     if variables is not None and known is not None and adaptive.reads_weights(known):
         return _attack_on(case, image_shape, num_classes, generator, variables)
-    return _compiled_attack(case, image_shape, num_classes, generator, written=case.written)
+    return _compiled_attack(case, image_shape, num_classes, generator)
 
 
 def _known_defense(case: Case) -> defenses.Defense | None:
@@ -88,15 +88,7 @@ def _attack_on(
     return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
 
-@functools.cache
-def _compiled_attack(
-    case: Case,
-    image_shape: tuple[int, ...],
-    num_classes: int,
-    generator: client_updates.PublicGenerator | None,
-    written: tuple[int, ...],
-) -> Attack:
-    return _attack_on(case, image_shape, num_classes, generator)
+_compiled_attack = functools.cache(_attack_on)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:

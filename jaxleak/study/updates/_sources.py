@@ -1,7 +1,11 @@
 """What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
 
+import functools
+
+import numpy as np
+
 from jaxleak import data
-from jaxleak._own_files import sources_of
+from jaxleak._own_files import read_once
 from jaxleak.attacks import presets
 from jaxleak.study.sources import Arrays, contents, drawn, form_of
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
@@ -11,9 +15,7 @@ from jaxleak.study.updates._public_data import public_images
 
 def sources_of_update(case: Case, seed: int) -> Arrays:
     """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
-    found = {**drawn(case.data, case.taken, seed), **sources_of_client(case)}
-    if case.own_attack:
-        found |= _code("attack", case.attack)
+    found = {**drawn(case.data, case.taken, seed), **sources_of_client(case), **sources_of_attack(case)}
     if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = case.data if case.public_data == HELD_OUT else case.public_data
 
@@ -38,7 +40,14 @@ def sources_of_client(case: Case) -> Arrays:
     return found
 
 
+def sources_of_attack(case: Case) -> Arrays:
+    """The file of the case's attack if it is somebody's own, and what it imports from its folder."""
+    return _code("attack", case.attack) if case.own_attack else {}
+
+
 def _code(what: str, spec: str) -> Arrays:
-    """The file of an attack or a defense, and what it imports from its folder."""
-    named = [contents(f"the {what} {spec} (its file {file})", file) for file in sources_of(spec)]
-    return {name: load for of_file in named for name, load in of_file.items()}
+    """The sources of an attack or a defense as they were when they were run."""
+    return {
+        f"the {what} {spec} (its file {file})": functools.partial(np.frombuffer, source, np.uint8)
+        for file, source in read_once(spec).sources.items()
+    }

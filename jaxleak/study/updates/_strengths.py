@@ -1,5 +1,6 @@
 """Strengths of defenses as somebody names them, and the points of a trade-off that they make."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,6 +36,8 @@ def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
         for number in numbers:
             if name != "secure_aggregation":
                 client_defense(kind_of_defense(name), number)
+            if not math.isfinite(number) or number == 0:
+                raise ValueError(f"strengths of {name} must be finite numbers other than 0, got {number:g}")
         parsed[name] = numbers
     return parsed
 

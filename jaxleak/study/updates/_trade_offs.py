@@ -5,6 +5,7 @@ attacker who knows the noise attacks twice, with a prior of photographs and with
 images.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -125,8 +126,12 @@ def run_trade_off(
         watch: as in `run_cells`.
 
     Raises:
-        ValueError: if two points have one id; nothing has run then.
+        ValueError: if two points have one id, or two defenses one name; nothing has run then.
     """
+    names = sorted({point.case.defense for point in points if point.case.defense is not None})
+    for one, other in itertools.combinations(names, 2):
+        if short_name(one) == short_name(other):
+            raise ValueError(f"{one} and {other} would have one name in tables; rename one of the files")
     by_id = {point.id: point for point in points}
     if len(by_id) < len(points):
         ids = [point.id for point in points]
