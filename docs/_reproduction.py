@@ -310,6 +310,7 @@ def _row(entry: Entry, common: Sequence[str], *, beyond: bool) -> list[str]:
         name = name.replace(short, words)
     variant = entry.variant + (f" ({re.sub('[-#]', ', ', name)})" if name else "")
     gpus = re.findall(r"gpu: ([^,;]+)", entry.machine)
+    devices = gpus + ["CPU"] * ("cpu: " in entry.machine) if gpus else []  # without any, the CPU goes without saying
     rest = [part for part in entry.differs.split("; ") if part not in common]
     return [
         entry.cell.partition("/")[2],
@@ -318,7 +319,7 @@ def _row(entry: Entry, common: Sequence[str], *, beyond: bool) -> list[str]:
         ", ".join(f"{seed}: {_number(value, entry.unit)}" for seed, value in entry.seeds.items()),
         "met, beyond" if beyond else entry.status,
         variant,
-        f"{entry.seconds:.0f}" + f" ({', '.join(gpus)})" * bool(gpus),
+        f"{entry.seconds:.0f}" + f" ({', '.join(devices)})" * bool(devices),
         "; ".join(rest),
     ]
 
