@@ -98,7 +98,7 @@ class Args:
     budget: float = 30.0
     """Minutes for all studies; each gets an equal share of what is left."""
     only: tuple[str, ...] = ()
-    """Run only these defenses (beside none, the undefended client); without --study any, and FILE.py:NAME of yours."""
+    """Run only these defenses: names, FILE.py:NAME of yours, or none (the undefended client); without --study, any."""
     attack: str = "fedleak"
     """Attack on the uploads (a preset of jaxleak.attacks.presets, or FILE.py:NAME of yours)."""
     strengths: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ def _shown(
 ) -> tuple[list[dict[str, Any]], list[Section]]:
     """Print and draw a study that ran here; its rows, with what the paper says besides, and its part of the report."""
     report.show(rows)
-    told = about_defenses([point.case for point in points])
+    told = about_defenses([point.case for point in points], adaptive=args.adaptive)
     print(*told, sep="\n")
     attacks: dict[str, Inversion] = {}
     for point in points:

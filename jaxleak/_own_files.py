@@ -53,16 +53,22 @@ def named_in_file(
     require_file(spec)
     if path.suffix != ".py":
         raise ValueError(f"{path} is no Python file")
-    _require_own_neighbours(path)
+    if _is_installed(path.stem):
+        raise ValueError(f"{path} has the name of an installed package, which would be read in its place; rename it")
+    _require_own_neighbours(spec)
     loader = _Source(path.stem, str(path))
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(path.stem, loader, origin=str(path)))
     module.__file__ = str(path)
+    known = path.stem in sys.modules
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent))
     try:
         with inside(path):
             loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever somebody's file does
+        sys.path.remove(str(path.parent))
+        if not known:
+            del sys.modules[path.stem]
         raise ValueError(f"{path} cannot be imported: {told(error, path)}") from error
     if not hasattr(module, name):
         public = {n: value for n, value in vars(module).items() if n[0] != "_" and not isinstance(value, ModuleType)}
@@ -89,10 +95,7 @@ def read_once(spec: str) -> Code:
         FileNotFoundError, ValueError: as `named_in_file`.
     """
     require_file(spec)
-    try:
-        sources = {str(file): file.read_bytes() for file in sources_of(spec)}
-    except SyntaxError:
-        sources = {}  # the file cannot be imported, which says where it is wrong
+    sources = {str(file): file.read_bytes() for file in sources_of(spec)}
     return Code(named_in_file(spec), sources)
 
 
@@ -104,21 +107,49 @@ def require_file(spec: str) -> None:
         raise FileNotFoundError(f"no such file: {path.absolute()}{hint}")
 
 
-def _require_own_neighbours(path: Path) -> None:
-    """Refuse a file whose imports from its folder would get modules of that name from elsewhere."""
-    try:
-        beside = [file for name in _imported(path) for file in _beside(path.parent, name)]
-    except SyntaxError:
-        return  # importing the file says where it is wrong
-    for file in beside:
-        module = sys.modules.get(file.parent.name if file.name == "__init__.py" else file.stem)
+def _require_own_neighbours(spec: str) -> None:
+    """Refuse a file whose imports from its folder, direct or not, would get modules of that name from elsewhere."""
+    path = file_of(spec)
+    for file in sources_of(spec):
+        package = file.name == "__init__.py" and file.parent.parent == path.parent
+        if file == path or not (package or file.parent == path.parent):
+            continue
+        module = sys.modules.get(file.parent.name if package else file.stem)
         origin = getattr(module, "__file__", None)
-        top = file.parent == path.parent or (file.name == "__init__.py" and file.parent.parent == path.parent)
-        if top and module is not None and (origin is None or Path(origin).resolve() != file.resolve()):
+        if module is not None and (origin is None or Path(origin).resolve() != file.resolve()):
             raise ValueError(
                 f"{path} imports {file.absolute()}, and another module of that name was imported before"
                 f"{f' ({origin})' if origin else ''}: give one of them another name"
             )
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package of this name was installed, such as flax; a file of that name would hide it."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and "site-packages" in str(found.origin)
+
+
+def made_of(spec: str, found: Callable[[Any], Any], number: float, what: str) -> Any:
+    """What a function of one number makes.
+
+    Args:
+        spec: "FILE.py:NAME" of the function.
+        found: the function.
+        number: what the function is given.
+        what: what it is to make, as "settings" or "defense of strength 0.1".
+
+    Raises:
+        ValueError: if it needs other arguments or fails.
+    """
+    if len(needed := needed_arguments(found)) > 1:
+        raise ValueError(f"{spec} must need one argument, and needs {', '.join(needed)}")
+    try:
+        return found(number)
+    except Exception as error:  # whatever somebody's code does
+        raise ValueError(f"{spec} makes no {what}: {told(error, file_of(spec))}") from error
 
 
 def told(error: BaseException, path: Path) -> str:
@@ -154,7 +185,11 @@ def sources_of(spec: str) -> list[Path]:
 def _imported(path: Path) -> set[str]:
     """The first words of the modules that a Python file imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a package may have a file that nobody imports
+        return names
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -26,6 +26,7 @@ from jaxleak.defenses import (
     noise_multiplier_for,
     noise_multiplier_shorthand,
     outpost,
+    per_leaf,
     quantize,
     soteria,
     sparsify,
@@ -391,3 +392,9 @@ def test_a_defense_that_changes_shapes_is_refused_before_it_is_broadcast_over_th
     changing = Defense("payload", optax.stateless(lambda tree, _: change(tree)))
     with pytest.raises(ValueError, match=message):
         changing.apply(jax.random.key(0), {"a": jnp.ones(3)})
+
+
+def test_complex_numbers_are_refused():
+    defense = per_leaf("payload", lambda key, leaf: leaf * 1j)
+    with pytest.raises(ValueError, match="must give real numbers, and makes complex ones in"):
+        defense.apply(jax.random.key(0), PAYLOAD)

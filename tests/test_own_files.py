@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxleak import _own_files
+from jaxleak._command.invert.run import _folder_name
 from jaxleak._own_files import sources_of
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import RunFolder
@@ -135,7 +136,7 @@ def test_files_of_ones_own_run_what_they_make(file):
     ("options", "message"),
     [
         ({"attack": "others"}, "must make settings of as many iterations as it is given, and made 7 of 5"),
-        ({"attack": "needy"}, "a function of the number of iterations .* and it needs iterations, kernel"),
+        ({"attack": "needy"}, "needy must need one argument, and needs iterations, kernel"),
         ({"attack": "failing"}, r"failing makes no settings: RuntimeError: no luck \(line 25\)"),
         ({"attack": "solver"}, r"solver makes an Attack, which `audit\.invert` runs in a program"),
         ({"attack": "SETTINGS"}, r"def SETTINGS\(iterations\).* got Settings"),
@@ -152,13 +153,13 @@ def test_files_of_ones_own_run_what_they_make(file):
         ),
         (
             {"defense": "needy", "strength": 2.0},
-            "must need one argument, the defense's strength, and needs iterations, k",
+            "needy must need one argument, and needs iterations, kernel",
         ),
         ({"defense": "failing", "strength": 2.0}, "failing makes no defense of strength 2: RuntimeError: no luck"),
         ({"defense": "picky", "strength": 2.0}, "must return .*Defense for a strength, got NoneType for 2"),
         (
             {"defense": "louder", "strength": 0.1, "adaptive": True},
-            r"louder of strength 0\.1: mechanism declares noise .* deviation of 0\.2, and .* noise of 0\.0998",
+            r"louder of strength 0\.1: mechanism declares noise .* deviation of 0\.2, and .* noise of 0\.1",
         ),
         ({"defense": "halved"}, "strength of .*halved must be given"),
         ({"defense": "halved", "strength": 0.5, "adaptive": True}, "halved declares no mechanism by which it could be"),
@@ -214,9 +215,8 @@ def test_an_edit_counts_from_the_next_process_on(file):
     in_another_process()
     sent, weight, code = found()
     assert (sent, weight) == (pytest.approx(8 * before[0]), 0.5)
-    assert [name for name in code if code[name] != before[2][name]] == [name for name in code if "mine.py)" in name][
-        ::2
-    ]
+    changed = {name for name in code if code[name] != before[2][name]}
+    assert changed == {f"the {what} (its file {file})" for what in (f"attack {file}:mine", f"defense {file}:halved")}
 
 
 def test_files_that_a_file_imports_from_its_folder_are_its_sources(tmp_path):
@@ -246,7 +246,7 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
     told = about_defenses([p.case for p in (*known, *unknown, TradeOffPoint(base, "none", 0.0))])
     mine = f"{file}:"
     assert told == [
-        f"The attacker who knows {mine}listed believes its mechanism, which was compared with what it does.",
+        f"The attacker who knows {mine}listed believes its mechanism, which was compared with what the defense does.",
         f"{mine}listed states no encoding, so that its bits per entry are those of 32-bit numbers.",
         f"{mine}halved declares no mechanism, so no attacker knew it: what leaks through it may be more.",
         f"{mine}halved states no encoding, so that its bits per entry are those of 32-bit numbers.",
@@ -255,15 +255,16 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
     assert about_defenses([stateful.case])[-1].startswith(
         f"{mine}remembering keeps a state: clients who train remember"
     )
+    assert about_defenses([known[0].case], adaptive=False)[0].startswith(f"No attacker knew {mine}listed: what leaks")
     (elsewhere,) = swept_points(base, [f"{file}:of_examples"], {f"{file}:of_examples": (0.5,)})
-    assert "which could not be compared with what it does. If it is wrong" in about_defenses([elsewhere.case])[0]
+    assert "not all of which could be compared: if it is wrong" in about_defenses([elsewhere.case])[0]
 
 
 def test_a_defense_with_a_state_has_no_round_by_itself(file):
     case = Case(defense=f"{file}:remembering", strength=0.5, **TINY)
     check(case)
     with pytest.raises(
-        ValueError, match=r"remembering remembers a client's earlier uploads, .* attacked_round must be 0"
+        ValueError, match=r"remembering keeps a state from one upload to the next, .*: attacked_round must be 0"
     ):
         check(replace(case, attacked_round=3))
 
@@ -278,7 +279,7 @@ def test_training_has_every_defense_of_ones_own_but_what_hides_from_the_server(f
 def test_what_an_attacker_who_knows_noise_compares_by_is_said(file):
     own = Case(attack=f"{file}:mine", defense="gaussian", strength=0.1, **TINY)
     assert resolved(own).knows_noise == ""
-    assert "the distance and the variation of" in resolved(replace(own, adaptive=True)).knows_noise
+    assert "in the place of the distance and the variation of" in resolved(replace(own, adaptive=True)).knows_noise
     assert resolved(replace(own, adaptive=True, defense="sparsification", strength=10.0)).knows_noise == ""
     assert resolved(own).labels_from == "inferred by the rule calibrated"
     assert resolved(replace(own, labels="given")).labels_from == "granted"
@@ -298,6 +299,41 @@ def test_modules_of_one_name_from_two_folders_are_refused(file, tmp_path):
     two = [Case(defense=f"{path}:halved", strength=s, **TINY) for path, s in ((file, 0.1), (other / "mine.py", 0.2))]
     with pytest.raises(ValueError, match=r"would have one name in tables; rename one of the files"):
         run_trade_off([TradeOffPoint(c, "a", c.strength) for c in two], None, None, None, seeds=(0,), budget=None)
+
+
+def test_modules_that_clash_behind_other_imports_are_refused(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}_file.py").write_text(f"from {folder}_helper import halved\n")
+        (tmp_path / folder / f"{folder}_helper.py").write_text("from numbers_of_mine import halved\n")
+        (tmp_path / folder / "numbers_of_mine.py").write_text(
+            "import jaxleak.defenses as d\nhalved = d.laplace_noise\n"
+        )
+    check(Case(defense=f"{tmp_path}/one/one_file.py:halved", strength=0.1, **TINY))
+    with pytest.raises(ValueError, match=r"two_file\.py imports .*two.numbers_of_mine\.py, and another module of that"):
+        check(Case(defense=f"{tmp_path}/two/two_file.py:halved", strength=0.1, **TINY))
+
+
+def test_a_file_that_would_hide_an_installed_package_is_refused(tmp_path):
+    (tmp_path / "flax.py").write_text(MINE)
+    with pytest.raises(ValueError, match=r"flax\.py has the name of an installed package, .*; rename it"):
+        check(Case(attack=f"{tmp_path}/flax.py:mine", **TINY))
+
+
+@pytest.mark.parametrize(
+    "source", [b"\xef\xbb\xbfimport numbers_of_mine\n", b"# coding: latin-1\nimport numbers_of_mine  # \xe9\n"]
+)
+def test_sources_are_found_in_any_encoding(tmp_path, source):
+    (tmp_path / "numbers_of_mine.py").write_text("def broken(:\n")
+    (tmp_path / "a.py").write_bytes(source)
+    assert [path.name for path in sources_of(f"{tmp_path}/a.py:x")] == ["a.py", "numbers_of_mine.py"]
+
+
+def test_a_folder_is_named_by_what_a_run_is(file):
+    case = Case(attack=f"{file}:mine", defense=f"{file}:halved", strength=0.5, **TINY)
+    assert _folder_name(case) == "mine-mine-mlp-b1-mine-halved"
+    assert _folder_name(replace(case, defense="gaussian", adaptive=True)) == "mine-mine-mlp-b1-gaussian-known"
+    assert _folder_name(Case(**TINY)) == "fedleak-mlp-b1"
 
 
 def test_a_file_that_ends_the_process_and_one_without_its_ending_are_told(tmp_path):

@@ -262,7 +262,7 @@ class TestWords:
         assert len(ended("invert").split()) > 3
 
     def test_an_unknown_defense_is_said_to_be_unknown(self, ended):
-        assert "defense must be one of soteria, " in ended("invert", "--defense", "nosuch")
+        assert "defense must be FILE.py:NAME of your own or one of soteria, " in ended("invert", "--defense", "nosuch")
 
     def test_the_current_folder_is_not_filled(self, ended, tmp_path):
         for out in ("", "."):

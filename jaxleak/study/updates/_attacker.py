@@ -88,7 +88,7 @@ def check(case: Case) -> None:
             raise ValueError(f"prior stands beside the likelihood of noise, which {case.defense} does not have")
         if case.attacked_round and (kind.memory or (case.own_defense and keeps_state(known))):
             raise ValueError(
-                f"{case.defense} remembers a client's earlier uploads, which one round by itself does not have: "
+                f"{case.defense} keeps a state from one upload to the next, and the attacked round is run alone: "
                 f"attacked_round must be 0, got {case.attacked_round}"
             )
     elif case.strength or case.adaptive:
@@ -188,12 +188,11 @@ class Resolved:
         """What takes the place of the attack's own distance, as a sentence; nothing if it stays."""
         if not self.case.adaptive or self.case.defense is None:
             return ""
-        mechanism = kind_of_defense(self.case.defense).build(self.case.strength).mechanism
-        if mechanism is None or mechanism.noise is None:
+        if not adaptive.reads_prior(kind_of_defense(self.case.defense).build(self.case.strength)):
             return ""
         return (
-            f"Knowing the noise of {self.case.defense}, the attacker compares by its likelihood: the distance and the "
-            f"variation of {self.case.attack} are not used."
+            f"Knowing the noise of {self.case.defense}, the attacker compares by its likelihood, in the place of the "
+            f"distance and the variation of {self.case.attack}."
         )
 
     def leaves(self, model: models.Classifier) -> tuple[str, ...] | None:

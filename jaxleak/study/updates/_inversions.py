@@ -16,10 +16,9 @@ from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn, form_of
 from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
-from jaxleak.study.updates._client import client_of
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
-from jaxleak.study.updates._problem import attack, compared
+from jaxleak.study.updates._problem import attack, attack_on, compared
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
 
@@ -79,7 +78,7 @@ class Inversions(Generic[Kind]):
         if job.training is not None:
             refuse_overlap(job.case)
         require_memory_of_update(job.case)
-        if job.case.own_model:
+        if job.case.own_model or job.case.own_attack or job.case.own_defense:
             _require_attack(job.case)
 
     def cost(self, job: Kind) -> Cost:
@@ -118,16 +117,16 @@ class Inversions(Generic[Kind]):
 
 
 def _require_attack(case: Case) -> None:
-    """Raise, before anything is trained, what building the attack on somebody's network raises."""
+    """Raise, before anything is trained, what building the attack raises on what somebody else wrote."""
     if case.attack in presets.GENERATIVE:  # which a training gives
         return
-    model, share, _ = client_of(case, *form_of(case.data))
+    form = form_of(case.data)
     try:
-        resolved(case).build(model, share)
+        attack_on(case, *form)
     except ValueError as error:
         if case.labels is not None:
             raise
-        resolved(replace(case, labels="given")).build(model, share)  # raises what labels would not mend
+        attack_on(replace(case, labels="given"), *form)  # raises what labels would not mend
         raise ValueError(f"{error}; or say --labels given (granted) or joint (sought with the images)") from error
 
 

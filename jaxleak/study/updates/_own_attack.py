@@ -4,7 +4,7 @@ import functools
 
 from jaxleak import attacks
 from jaxleak._base import Attack
-from jaxleak._own_files import file_of, needed_arguments, read_once, told
+from jaxleak._own_files import made_of, read_once
 from jaxleak.study.updates._case import Case
 
 
@@ -28,12 +28,7 @@ def _made(spec: str, iterations: int) -> attacks.Settings:
     form = f"a function of the number of iterations (def {name}(iterations): ...) that returns attacks.Settings"
     if not callable(found) or isinstance(found, attacks.Settings | Attack):
         raise ValueError(f"{spec} must be {form}, got {type(found).__name__}")
-    if len(needed := needed_arguments(found)) > 1:
-        raise ValueError(f"{spec} must be {form}, and it needs {', '.join(needed)}")
-    try:
-        settings = found(iterations)
-    except Exception as error:  # whatever somebody's code does
-        raise ValueError(f"{spec} makes no settings: {told(error, file_of(spec))}") from error
+    settings = made_of(spec, found, iterations, "settings")
     if isinstance(settings, Attack):
         raise ValueError(f"{spec} makes an Attack, which `audit.invert` runs in a program; here it must be {form}")
     if not isinstance(settings, attacks.Settings):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxleak import defenses
-from jaxleak._own_files import file_of, is_own, needed_arguments, read_once, told
+from jaxleak._own_files import is_own, made_of, read_once
 from jaxleak.defenses._base import dense
 from jaxleak.study.updates._case import Case
 
@@ -33,26 +33,27 @@ def kind_of_defense(name: str) -> defenses.ClientDefense:
     return defenses.CLIENT_DEFENSES[name]
 
 
-def about_defenses(cases: Iterable[Case]) -> list[str]:
+def about_defenses(cases: Iterable[Case], *, adaptive: bool = True) -> list[str]:
     """Sentences for a report on the cases' own defenses, on what an attacker who knows them can use; no built-in ones.
 
     Args:
         cases: cases of a study; each is checked, and defenses of one name are told about once.
+        adaptive: whether attackers who know the defenses attacked as well.
     """
     said = dict[str, None]()
     for case in cases:
         if case.defense is None or not case.own_defense:
             continue
         name, made = case.defense, kind_of_defense(case.defense).build(case.strength)
-        if made.mechanism is None:
+        believes = f"The attacker who knows {name} believes its mechanism"
+        if not adaptive:
+            text = f"No attacker knew {name}: what leaks through it may be more."
+        elif made.mechanism is None:
             text = f"{name} declares no mechanism, so no attacker knew it: what leaks through it may be more."
         elif compared_with_mechanism(case):
-            text = f"The attacker who knows {name} believes its mechanism, which was compared with what it does."
+            text = f"{believes}, which was compared with what the defense does."
         else:
-            text = (
-                f"The attacker who knows {name} believes its mechanism, which could not be compared with what it does. "
-                "If it is wrong, more leaks than these numbers say."
-            )
+            text = f"{believes}, not all of which could be compared: if it is wrong, more leaks than the numbers say."
         said[text] = None
         if made.encode is dense:
             said[f"{name} states no encoding, so that its bits per entry are those of 32-bit numbers."] = None
@@ -107,16 +108,9 @@ def _loaded(name: str) -> defenses.ClientDefense:
             f"{name} must be a function that makes a jaxleak.defenses.Defense from its strength (def "
             f"{name.rpartition(':')[2]}(strength): ...), or a ClientDefense, got {type(found).__name__}"
         )
-    if len(needed := needed_arguments(makes)) > 1:
-        raise ValueError(f"{name} must need one argument, the defense's strength, and needs {', '.join(needed)}")
 
     def build(strength: float) -> defenses.Defense:
-        try:
-            made = makes(strength)
-        except Exception as error:  # whatever somebody's code does
-            raise ValueError(
-                f"{name} makes no defense of strength {strength:g}: {told(error, file_of(name))}"
-            ) from error
+        made = made_of(name, makes, strength, f"defense of strength {strength:g}")
         if not isinstance(made, defenses.Defense):
             raise ValueError(
                 f"{name} must return a jaxleak.defenses.Defense for a strength, got {type(made).__name__} for "

@@ -107,21 +107,14 @@ def about_model(case: Case) -> list[str]:
 def _tried(case: Case, image_shape: tuple[int, ...], num_classes: int) -> _Tried:
     weights = case.weights
     of_weights = 0 if weights is None or not weights.exists() else weights.stat().st_mtime_ns
-    return _loaded(
-        case.model,
-        file_of(case.model).stat().st_mtime_ns,
-        weights,
-        of_weights,
-        image_shape,
-        num_classes,
-        case.batch_norm == "train",
-    )
+    written = file_of(case.model).stat().st_mtime_ns
+    return _loaded(case.model, written, weights, of_weights, image_shape, num_classes, case.batch_norm == "train")
 
 
 @functools.lru_cache(maxsize=8)
 def _loaded(
     spec: str,
-    of: int,
+    written: int,
     weights: Path | None,
     of_weights: int,
     image_shape: tuple[int, int, int],

@@ -47,7 +47,7 @@ def _attack(
     """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
     known = _known_defense(case)
     if variables is not None and known is not None and adaptive.reads_weights(known):
-        return _attack_on(case, image_shape, num_classes, generator, variables)
+        return attack_on(case, image_shape, num_classes, generator, variables)
     return _compiled_attack(case, image_shape, num_classes, generator)
 
 
@@ -58,13 +58,25 @@ def _known_defense(case: Case) -> defenses.Defense | None:
     return defenses.client_defense(kind_of_defense(case.defense), case.strength)
 
 
-def _attack_on(
+def attack_on(
     case: Case,
     image_shape: tuple[int, ...],
     num_classes: int,
-    generator: client_updates.PublicGenerator | None,
+    generator: client_updates.PublicGenerator | None = None,
     variables: PyTree = None,
 ) -> Attack:
+    """Build the attack of a case.
+
+    Args:
+        case: what is attacked, and with what.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+        generator: trained generator for attacks that need one.
+        variables: weights under attack, which some attackers who know a defense read.
+
+    Raises:
+        ValueError: on settings, a model and a defense that do not go together.
+    """
     # The client is built without its defense: only `adaptive.informed` may know of it.
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
@@ -88,7 +100,7 @@ def _attack_on(
     return attacks.inversion(model, known.share, adapted, batch_size=case.images)
 
 
-_compiled_attack = functools.cache(_attack_on)
+_compiled_attack = functools.cache(attack_on)
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:

@@ -63,7 +63,7 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
         kind = kind_of_defense(point.case.defense)
         defense = client_defense(kind, point.case.strength, local_steps=point.case.total_steps)
-        if defense.mechanism is not None:  # every built-in one declares its
+        if defense.mechanism is not None:  # only defenses of one's own may declare none
             attacked.append(replace(point.case, adaptive=True))
         if reads_prior(defense):
             attacked.append(replace(point.case, adaptive=True, prior="weak"))
