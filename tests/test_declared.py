@@ -70,7 +70,6 @@ def test_built_in_defenses_do_what_they_declare(name):
         declaring(lambda key, leaf: leaf * jax.random.bernoulli(key, 0.3, leaf.shape), zeroes=True),
         defenses.clipped_gaussian(1.0, 0.1),
     ],
-    ids=str,
 )
 def test_right_declarations_pass(defense):
     assert check_mechanism(defense, UPLOAD, key=KEY)
