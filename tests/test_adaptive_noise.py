@@ -174,7 +174,7 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
         {"tv": 7.0, "tv_kind": "isotropic"},
         {"activation_penalty": 0.5},
     ):
-        _problem._attack_on(replace(case, **changes), (8, 8, 1), 10, None)
+        _problem.attack_on(replace(case, **changes), (8, 8, 1), 10, None)
     found = [{prior.name: (weight, prior.kind) for weight, prior in settings.priors if weight} for settings in built]
     natural = (NATURAL_SHARE * client_updates.natural_tv(8, 8), "sum")
     assert found == [

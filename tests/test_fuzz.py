@@ -177,7 +177,15 @@ DEFENSES = {
 
 def test_every_defense_is_among_them():
     made = {name for name in defenses.__all__ if name[0].islower()}
-    others = {"bits_on_the_wire", "chain", "client_defense", "composed", "label_dp_scale", "mechanisms"}
+    others = {
+        "bits_on_the_wire",
+        "chain",
+        "check_mechanism",
+        "client_defense",
+        "composed",
+        "label_dp_scale",
+        "mechanisms",
+    }
     others |= {"per_leaf", "split_defense", "stateless", "true_epsilon"}
     assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - others <= DEFENSES.keys()
 

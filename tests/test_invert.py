@@ -44,7 +44,7 @@ _SMALL = {"model": "mlp", "data": "digits", "pool": 8}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attack": "guess"}, "attack must be one of dlg, .*patch_embedding, got 'guess'"),
+        ({"attack": "guess"}, "attack must be FILE.py:NAME of your own or one of dlg, .*patch_embedding, got 'guess'"),
         ({"model": "alexnet"}, "model must be FILE.py:NAME of your own or one of lenet"),
         ({"data": "imagenet"}, "a data specification must be one of adult"),
         (
@@ -353,7 +353,8 @@ def test_a_report_counts_images_and_says_who_knew_what(monkeypatch):
         assert f"found {count} gradient {verb} the update" in written[-1]["answer"]
         assert "from 1 image and defended" in written[-1]["method"][0]
         assert "which the attacker knows" in written[-1]["method"][0]
-        assert written[-1]["method"][0].endswith("from 3 independent starts.")
+        known_noise = "searched from 3 independent starts. Knowing the noise of gaussian, the attacker compares by"
+        assert known_noise in written[-1]["method"][0]
         assert any("Agreement" in text for text in written[-1]["sections"][0].text)
 
 
