@@ -208,18 +208,9 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
         _validate.one_of((*ONLY, name) if is_own(name) else ONLY, only=name)
     strengths = parse_strengths(args.strengths)
     same = (
-        "attack",
-        "data",
-        "model",
-        "weights",
-        "mean",
-        "std",
-        "width",
-        "batch_norm",
-        "iterations",
-        "attacked_round",
+        "attack", "data", "model", "weights", "mean", "std", "width", "batch_norm", "iterations", "attacked_round",
         "labels",
-    )
+    )  # fmt: skip
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
     base = Case(**{name: getattr(args, name) for name in same} | of_clients)
     if args.unseen:

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -94,7 +94,6 @@ def read_once(spec: str) -> Code:
     Raises:
         FileNotFoundError, ValueError: as `named_in_file`.
     """
-    require_file(spec)
     sources = {str(file): file.read_bytes() for file in sources_of(spec)}
     return Code(named_in_file(spec), sources)
 
@@ -105,6 +104,30 @@ def require_file(spec: str) -> None:
     if not path.is_file():
         hint = f"; is it {path.with_suffix('.py')}?" if path.with_suffix(".py").is_file() else ""
         raise FileNotFoundError(f"no such file: {path.absolute()}{hint}")
+
+
+def require_named(known: Collection[str], **named: str) -> None:
+    """Refuse a name that is neither built in nor FILE.py:NAME of a file that is there.
+
+    Args:
+        known: the names that are built in.
+        **named: a name by the option that it was given for, which messages mention.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: on an unknown name.
+    """
+    for option, name in named.items():
+        if not is_own(name):
+            if name not in known:
+                raise ValueError(
+                    f"{option} must be FILE.py:NAME of your own or one of {', '.join(known)}, got {name!r}"
+                )
+            continue
+        try:
+            require_file(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{option}: {error}") from None
 
 
 def _require_own_neighbours(spec: str) -> None:
@@ -172,6 +195,7 @@ def needed_arguments(found: Callable[..., Any]) -> list[str]:
 
 def sources_of(spec: str) -> list[Path]:
     """The file that "FILE.py:NAME" names, and what it imports from its own folder, directly or not; sorted."""
+    require_file(spec)
     found: set[Path] = set()
     waiting, folder = [file_of(spec)], file_of(spec).parent
     while waiting:

@@ -190,8 +190,5 @@ def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
 def readings(study: str, own: dict[str, str]) -> list[reports.Section]:
     """The section on defenses that differ from the published ones, if there are any; `own` maps a name to how."""
     told = [f"{name}: {text}." for name, text in own.items() if text]
-    return (
-        [reports.Section(f"{study}: not as published, or not published in full", [reports.bullets(told)])]
-        if told
-        else []
-    )
+    heading = f"{study}: not as published, or not published in full"
+    return [reports.Section(heading, [reports.bullets(told)])] if told else []

@@ -12,7 +12,7 @@ import optax
 
 from jaxleak import _validate, attacks, defenses, models, objectives, protocols, threats
 from jaxleak._base import Attack
-from jaxleak._own_files import is_own, require_file
+from jaxleak._own_files import require_named
 from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.study.updates._case import (
     HELD_OUT,
@@ -44,12 +44,9 @@ def check(case: Case) -> None:
     _validate.below_one(momentum=case.momentum)
     optional = {"width": case.width, "microbatch": case.microbatch}
     _validate.count(**{name: value for name, value in optional.items() if value is not None})
-    _require_file("attack", case.attack)
-    _require_file("defense", case.defense or "")
+    require_named(ATTACKS, attack=case.attack)
     if case.own_attack:
         own_settings(case)
-    elif case.attack not in ATTACKS:
-        raise ValueError(f"attack must be FILE.py:NAME of your own or one of {', '.join(ATTACKS)}, got {case.attack!r}")
     _check_model(case)
     _validate.one_of(objectives.LOSSES, loss=case.loss)
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
@@ -96,23 +93,12 @@ def check(case: Case) -> None:
 
 
 def _check_model(case: Case) -> None:
+    require_named(models.CLASSIFIERS, model=case.model)
     if not case.own_model:
-        if case.model not in models.CLASSIFIERS:
-            known = ", ".join(models.CLASSIFIERS)
-            raise ValueError(f"model must be FILE.py:NAME of your own or one of {known}, got {case.model!r}")
         return
-    _require_file("model", case.model)
     for option in OPTIONS_OF_BUILT_IN:
         if getattr(case, option) is not None:
             raise ValueError(f"{option} is for built-in networks, and model is {case.model}: set it in that file")
-
-
-def _require_file(option: str, name: str) -> None:
-    try:
-        if is_own(name):
-            require_file(name)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{option}: {error}") from None
 
 
 def check_effect(case: Case, model: models.Classifier | None = None) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxleak import defenses
-from jaxleak._own_files import is_own, made_of, read_once
+from jaxleak._own_files import is_own, made_of, read_once, require_named
 from jaxleak.defenses._base import dense
 from jaxleak.study.updates._case import Case
 
@@ -25,12 +25,8 @@ def kind_of_defense(name: str) -> defenses.ClientDefense:
         ValueError: on an unknown name, a file that cannot be imported or has no such name, and one that stands for
             something else. `build` of what is returned raises it if no defense comes of a strength.
     """
-    if is_own(name):
-        return _loaded(name)
-    if name not in defenses.CLIENT_DEFENSES:
-        known = ", ".join(defenses.CLIENT_DEFENSES)
-        raise ValueError(f"defense must be FILE.py:NAME of your own or one of {known}, got {name!r}")
-    return defenses.CLIENT_DEFENSES[name]
+    require_named(defenses.CLIENT_DEFENSES, defense=name)
+    return _loaded(name) if is_own(name) else defenses.CLIENT_DEFENSES[name]
 
 
 def about_defenses(cases: Iterable[Case], *, adaptive: bool = True) -> list[str]:
