@@ -305,32 +305,6 @@ def test_changes_in_place_reach_what_they_are_a_part_of():
         models.from_torch(ChangesAPart(), image_shape=IMAGE)
 
 
-def test_a_network_without_dropout_is_the_one_in_evaluation_mode():
-    class Dropouts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
-            self.drops = nn.Sequential(nn.Dropout(0.2), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.1))
-            self.conv, self.planes, self.fc = nn.Conv2d(3, 8, 3, 2), nn.Dropout2d(0.4), nn.Linear(72, CLASSES)
-
-        def forward(self, x):
-            z = self.planes(self.conv(x)).flatten(2).permute(0, 2, 1)
-            z = self.drops(self.attention(z, z, z, need_weights=False)[0])
-            if self.training:  # stochastic depth
-                z = z * torch.bernoulli(torch.full_like(z[:, :1, :1], 0.8)) / 0.8
-            return self.fc(z.flatten(1))
-
-    net = moved_statistics(Dropouts)
-    with pytest.raises(ValueError, match=r"dropout with p = 0.4, in planes"):
-        models.from_torch(net, image_shape=IMAGE)
-    model, variables = models.from_torch(net, image_shape=IMAGE, dropout="off")
-    x, ours = images(2)
-    for mode in ("train", "eval"):
-        np.testing.assert_allclose(
-            model.apply(variables, ours, mode=mode).logits, net.eval()(x).detach(), rtol=1e-4, atol=1e-5
-        )
-
-
 def test_labels_and_an_attack_need_nothing_but_pytorchs_own_gradient():
     """Its names and layouts as they are; the distance falls, and the label is read off the head."""
     torch.manual_seed(1)
@@ -364,23 +338,6 @@ def test_a_module_that_counts_its_images_in_python_is_taken_in_for_every_size():
     model, variables = models.from_torch(net, image_shape=IMAGE)
     for count in (1, 2, 4):
         check_against_torch(net, model, variables, "train", count, 1e-5)
-
-
-def test_dropout_is_refused_or_off():
-    class Dropped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.drop = nn.Linear(192, CLASSES), nn.Dropout(0.25)
-
-        def forward(self, x):
-            return self.fc(self.drop(torch.flatten(x, 1)))
-
-    net = Dropped()
-    with pytest.raises(ValueError, match=r'dropout with p = 0.25, in drop: .* say dropout="off"'):
-        models.from_torch(net, image_shape=IMAGE)
-    model, variables = models.from_torch(net, image_shape=IMAGE, dropout="off")
-    x, ours = images(2)
-    np.testing.assert_allclose(model.apply(variables, ours).logits, net.eval()(x).detach(), atol=1e-6)
 
 
 def test_what_cannot_be_taken_in_is_named():

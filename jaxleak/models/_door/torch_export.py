@@ -16,7 +16,15 @@ from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifi
 from jaxleak.models._door.function import assemble
 from jaxleak.models._door.network import Computed, Function
 from jaxleak.models._door.refused import RefusedError, without_tokens
-from jaxleak.models._door.torch_graph import DROPOUTS, Dropout, Graph, UnknownOperatorsError
+from jaxleak.models._door.torch_graph import (
+    DROPOUTS,
+    Dropout,
+    Graph,
+    UnknownOperatorsError,
+    draws,
+    is_batch_norm,
+    part_of,
+)
 from jaxleak.models._door.torch_layers import ActiveDropoutError
 
 
@@ -92,9 +100,9 @@ def from_torch(
             functions, variables, image_shape=image_shape, num_classes=num_classes, layout="NCHW", head=head
         )
     except ActiveDropoutError as error:
+        way_out = 'say dropout="off" (--dropout off)' if dropout == "refuse" else "export it in evaluation mode"
         raise RefusedError(
-            f"{error}: nobody outside of the client knows its random masks. If the client trained without it, say "
-            'dropout="off" (--dropout off)'
+            f"{error}: nobody outside of the client knows its random masks. If the client trained without it, {way_out}"
         ) from None
     state = module.state_dict() if isinstance(module, torch.nn.Module) else module.state_dict
     # What the layers do decides, since not all keep statistics.
@@ -141,9 +149,13 @@ class _Graphs:
 
         images = torch.zeros(size, *self.shape)
         with _quiet():
+            shapes = ({0: torch.export.Dim("batch")},) if of_any_size else None
             try:
-                shapes = ({0: torch.export.Dim("batch")},) if of_any_size else None
                 exported = torch.export.export(self.module, (images,), dynamic_shapes=shapes)
+                while self.dropout == "off" and self._stop_drawing(exported):
+                    exported = torch.export.export(self.module, (images,), dynamic_shapes=shapes)
+            except RefusedError:
+                raise
             except Exception as error:
                 if of_any_size:
                     return None
@@ -152,6 +164,29 @@ class _Graphs:
                     f"{str(error).splitlines()[0]}"
                 ) from error
         return _readable(exported, self.dropout)
+
+    def _stop_drawing(self, exported: Any) -> bool:
+        """Put parts whose own code draws random numbers into evaluation mode, and say whether there are any.
+
+        What they contain keeps its mode: batch normalisation inside of a block with stochastic depth goes on training.
+
+        Raises:
+            RefusedError: if a part draws them in evaluation mode, too, or normalises by the batch in its own code.
+        """
+        parts = dict(self.module.named_modules())
+        calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+        drawing = {part_of(node) for node in calls if draws(node)}
+        for name in sorted(drawing):
+            shown = name or "the module"
+            if not parts[name].training:
+                raise RefusedError(f"{shown} draws random numbers in evaluation mode, too: take them out of its code")
+            if any(is_batch_norm(node) and part_of(node) == name for node in calls):
+                raise RefusedError(
+                    f"the code of {shown} draws random numbers and calls a function that normalises by the batch: take "
+                    "the random numbers out, or let a layer of torch.nn normalise"
+                )
+            parts[name].training = False
+        return bool(drawing)
 
 
 def _submodule(module: Any, name: str) -> Any:

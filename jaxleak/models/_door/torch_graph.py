@@ -26,6 +26,9 @@ _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
     "_native_batch_norm_legit_no_training": (None, 5, 6),
 }
 
+#: Operators that give random numbers, as code of stochastic depth does that rounds uniform ones to a mask.
+_RANDOM = ("rand", "rand_like", "randn", "randn_like")
+
 #: What to do about an operator for which there is no rule.
 _WAY_OUT = (
     "Write that part of the module with operators that are known, or the network as a function of JAX for "
@@ -99,7 +102,7 @@ class Graph:
         """Names of the buffers that are running statistics of batch normalisation."""
         found: dict[str, None] = {}
         for node in self.calls():
-            if name_of(node) in _BATCH_NORMS:
+            if is_batch_norm(node):
                 found.update(dict.fromkeys(self.buffers[arg.name] for arg in _running(node)))
         return tuple(found)
 
@@ -162,7 +165,7 @@ class Graph:
         return any(_by_batch(node) and node.args[0].meta["val"].shape[0] != 1 for node in self._batch_norms())
 
     def _batch_norms(self) -> list[Any]:
-        return [node for node in self.calls() if name_of(node) in _BATCH_NORMS]
+        return [node for node in self.calls() if is_batch_norm(node)]
 
     def _batch_norm(self, name: str, node: Any, arguments: list[Any], changed: Buffers) -> Any:
         _, momentum_at, eps_at = _places(node)
@@ -248,11 +251,25 @@ def in_place(node: Any) -> bool:
     return schema is not None and schema.name.endswith("_") and not schema.name.endswith("__")
 
 
+def draws(node: Any) -> bool:
+    """Whether an operator gives random numbers that are no mask of a known mean, as Bernoulli's are."""
+    return name_of(node) in _RANDOM
+
+
+def is_batch_norm(node: Any) -> bool:
+    """Whether an operator normalises by statistics over images, those of the batch or others."""
+    return name_of(node) in _BATCH_NORMS
+
+
+def part_of(node: Any) -> str:
+    """The name of the innermost module whose code called the operator; "" for the whole module's own code."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return next((str(path) for path, _ in reversed(stack.values()) if path), "")
+
+
 def where(node: Any) -> str:
     """The module that a node belongs to, as far as the program tells."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values() if path]
-    return str(paths[-1]) if paths else node.name
+    return part_of(node) or str(node.name)
 
 
 def numpy_of(tensor: Any) -> np.ndarray:
