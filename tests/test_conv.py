@@ -41,6 +41,9 @@ CASES = {
     "wide, strided": ((3, 3), 16, 2, 2, 1, 1, (5, 4)),
     "depthwise": ((3, 3), 4, 4, 1, 1, 4, (4, 5)),
     "strided depthwise": ((3, 3), 2, 4, 2, 1, 2, (5, 6)),
+    "depthwise, even and asymmetric": ((4, 2), 3, 3, 1, ((2, 0), (0, 1)), 3, (5, 4)),
+    "depthwise, stride 3": ((5, 5), 2, 2, 3, "SAME", 2, (7, 8)),
+    "depthwise, a last row that nothing reads": ((3, 3), 2, 2, 2, 0, 2, (6, 6)),
     "grouped": ((3, 3), 4, 6, 2, 1, 2, (5, 5)),
 }
 
@@ -103,6 +106,27 @@ def test_a_strided_convolution_runs_inside_scan_and_vmap():
 
     many, single = run(kernels)
     np.testing.assert_allclose(many[1], single, rtol=1e-5, atol=1e-5)
+
+
+def test_depthwise_convolutions_of_many_kernels_and_images_are_each_their_own():
+    """Batched in either argument, and in derivatives, as clients that are attacked at once have it."""
+    x, kernels = reference.normal(3, 2, 5, 6, 4), reference.normal(3, 3, 3, 1, 4, seed=1)
+
+    def second(x, kernel):
+        def slope(x, kernel):
+            return jax.grad(lambda k: jnp.sum(jnp.tanh(conv2d(x, k, padding=1, groups=4)) ** 2))(kernel)
+
+        return jax.grad(lambda x: jnp.sum(slope(x, kernel) ** 2))(x), slope(x, kernel)
+
+    @jax.jit
+    def run(x, kernels):
+        many = [jax.vmap(second, in_axes=axes) for axes in ((0, 0), (0, None), (None, 0))]
+        batched = many[0](x, kernels), many[1](x, kernels[1]), many[2](x[1], kernels)
+        return [jax.tree.map(lambda a: a[1], way) for way in batched], second(x[1], kernels[1])
+
+    ways, alone = run(x, kernels)
+    for way in ways:
+        _assert_same(way, alone)
 
 
 def test_sizes_that_do_not_fit_are_refused():

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.models._activations import smooth_max
+from jaxleak.models._depthwise import depthwise_conv
 from jaxleak.models._fourier import fourier_conv, num_products
 from jaxleak.models._products import product
 from jaxleak.models._winograd import tiles, winograd_conv
@@ -104,12 +105,10 @@ def conv2d(
         # Else XLA gathers them once for every product that reads them.
         gathered = jax.lax.optimization_barrier(patches(x, (kh, kw), stride, padding))
         return product(gathered, kernel.reshape(kh * kw * c_in, c_out))
-    shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     if c_group == 1:
-        # One input channel per group: no matrix to multiply by, and the sum of products fuses into one loop.
-        weights = kernel.reshape(kh * kw, c_out)
-        products = (jnp.repeat(z, c_out // groups, axis=-1) * w for z, w in zip(shifts, weights, strict=True))
-        return functools.reduce(jnp.add, products)
+        # One input channel per group: no matrix to multiply by.
+        return depthwise_conv(jnp.repeat(x, c_out // groups, axis=-1), kernel[:, :, 0], stride, (rows, columns))
+    shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     stacked = jnp.stack([z.reshape(*z.shape[:3], groups, c_group) for z in shifts], axis=-2)
     weights = kernel.reshape(kh * kw, c_group, groups, c_out // groups)
     out = jnp.einsum("bhwgkc,kcgo->bhwgo", stacked, weights)

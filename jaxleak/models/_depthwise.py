@@ -1,0 +1,135 @@
+"""Depthwise convolutions whose derivatives, to any order, are depthwise convolutions and correlations again.
+
+A depthwise convolution is a sum of shifted images, each times one weight per channel, which XLA:CPU runs as one loop.
+Automatic differentiation turns the shifts into paddings with what came before fused into them, a hundred times slower
+(benchmarks/README.md: "depthwise"). So two primitives carry their rules by hand, as in `jaxleak.models._bilinear`; the
+derivative by the kernel is summed row by row, which keeps it in cache.
+"""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching
+
+from jaxleak.models._bilinear import Window, by_groups, by_rows, primitive_of
+
+Pads = tuple[tuple[int, int], tuple[int, int]]
+
+
+class _Geometry(NamedTuple):
+    """What one convolution reads where."""
+
+    window: Window
+    pads: Pads  # zeros before and after, of both axes; negative where they cut
+    turned: bool = False  # whether the kernel is read backwards
+
+    def adjoint(self) -> "_Geometry":
+        """The convolution that is this one's derivative by its image."""
+        pads = [(k - 1 - before, k - 1 - after) for k, (before, after) in zip(self.window, self.pads, strict=True)]
+        return _Geometry(self.window, (pads[0], pads[1]), not self.turned)
+
+
+def _shifted(x: jax.Array, geometry: _Geometry) -> tuple[jax.Array, int, int]:
+    """(G, B, H, W, C) with its zeros around, and how many rows and columns a result has."""
+    padded = jax.lax.pad(
+        x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in geometry.pads), (0, 0, 0))
+    )
+    rows, columns = (n - k + 1 for n, k in zip(padded.shape[2:4], geometry.window, strict=True))
+    # Else XLA computes the padding, and all that comes before it, anew for every shift.
+    return jax.lax.optimization_barrier(padded), rows, columns
+
+
+def _convolve(x: jax.Array, kernel: jax.Array, *, geometry: _Geometry) -> jax.Array:
+    """(G, B, H, W, C) and (G, kh, kw, C) to (G, B, H', W', C)."""
+    padded, rows, columns = _shifted(x, geometry)
+    kernel = (kernel[:, ::-1, ::-1] if geometry.turned else kernel)[:, :, :, None, None, None]
+    places = itertools.product(*map(range, geometry.window))
+    terms = (padded[:, :, i : i + rows, j : j + columns] * kernel[:, i, j] for i, j in places)
+    return jax.lax.optimization_barrier(functools.reduce(jnp.add, terms))
+
+
+def _correlate(x: jax.Array, y: jax.Array, *, geometry: _Geometry) -> jax.Array:
+    """The derivative of `<y, _convolve(x, kernel)>` by a kernel that is not turned: (G, kh, kw, C)."""
+    padded, rows, columns = _shifted(x, geometry)
+    height, width = geometry.window
+
+    def add_row(row: jax.Array, total: jax.Array) -> jax.Array:
+        read = jax.lax.dynamic_slice_in_dim(padded, row, height, axis=2)
+        factor = jax.lax.dynamic_index_in_dim(y, row, axis=2, keepdims=False)
+        places = itertools.product(range(height), range(width))
+        return total + jnp.stack([(read[:, :, i, j : j + columns] * factor).sum(axis=1) for i, j in places], axis=1)
+
+    total = jnp.zeros((x.shape[0], height * width, columns, x.shape[-1]), x.dtype)
+    return jax.lax.fori_loop(0, rows, add_row, total).sum(axis=2).reshape(x.shape[0], height, width, x.shape[-1])
+
+
+def _image_shape(x: jax.Array, _: jax.Array, geometry: _Geometry) -> tuple[int, ...]:
+    sides = (n + sum(p) - k + 1 for n, p, k in zip(x.shape[2:4], geometry.pads, geometry.window, strict=True))
+    return (*x.shape[:2], *sides, x.shape[-1])
+
+
+_conv = primitive_of("depthwise_conv", _convolve, _image_shape)
+_correlation = primitive_of(
+    "depthwise_conv_by_kernel", _correlate, lambda x, _, geometry: (x.shape[0], *geometry.window, x.shape[-1])
+)
+
+
+def _by_kernel(y: jax.Array, x: jax.Array, geometry: _Geometry) -> jax.Array:
+    if geometry.turned:
+        return _correlation.bind(y, x, geometry=geometry.adjoint())
+    return _correlation.bind(x, y, geometry=geometry)
+
+
+# Cotangent and both operands, to the derivatives by the first and by the second.
+ad.defbilinear(
+    _conv,
+    lambda y, _, kernel, *, geometry: _conv.bind(y, kernel, geometry=geometry.adjoint()),
+    lambda y, x, kernel, *, geometry: _by_kernel(y, x, geometry),
+)
+ad.defbilinear(
+    _correlation,
+    lambda kernel, _, y, *, geometry: _conv.bind(y, kernel, geometry=geometry.adjoint()),
+    lambda kernel, x, _, *, geometry: _conv.bind(x, kernel, geometry=geometry),
+)
+
+batching.primitive_batchers[_conv] = functools.partial(by_rows, _conv)
+batching.primitive_batchers[_correlation] = functools.partial(by_groups, _correlation)
+
+
+def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> jax.Array:
+    """A 2-D cross-correlation of every channel with a window of its own.
+
+    Args:
+        x: (B, H, W, C), in any unit.
+        kernel: (kh, kw, C).
+        stride: s >= 1, of both axes.
+        pads: zeros before and after, of both axes.
+
+    Returns:
+        (B, H', W', C), in the unit of `x` times that of `kernel`.
+    """
+    kh, kw, channels = kernel.shape
+    if stride == 1:
+        return _conv.bind(x[None], kernel[None], geometry=_Geometry((kh, kw), pads))[0]
+    # Cells of s x s pixels become channels, so that every shift is a contiguous slice, and so in every derivative.
+    cells = -(-kh // stride), -(-kw // stride)
+    edges = []
+    for size, (before, after), window, span in zip(x.shape[1:3], pads, (kh, kw), cells, strict=True):
+        outputs = (size + before + after - window) // stride + 1
+        # A last row that no window reads is cut off: negative padding.
+        edges.append((before, (outputs + span - 1) * stride - size - before, 0))
+    x = _in_cells(jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)]), stride)
+    kernel = jnp.pad(kernel, ((0, cells[0] * stride - kh), (0, cells[1] * stride - kw), (0, 0)))
+    kernel = _in_cells(kernel[None], stride)[0]
+    parts = _conv.bind(x[None], kernel[None], geometry=_Geometry(cells, ((0, 0), (0, 0))))[0]
+    return parts.reshape(*parts.shape[:-1], stride**2, channels).sum(axis=-2)
+
+
+def _in_cells(x: jax.Array, s: int) -> jax.Array:
+    """(B, s h, s w, C) to (B, h, w, s^2 C)."""
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // s, s, width // s, s, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(batch, height // s, width // s, s * s * channels)
