@@ -448,6 +448,17 @@ def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
     assert losses[1] - losses[0] == pytest.approx(2.0 * spread / 2, rel=1e-4)
 
 
+@pytest.mark.parametrize("label", [-1, CLASSES])
+def test_granted_labels_that_are_no_classes_end_the_search(model, observed, label):
+    """They would be vectors of zeros, whose gradient looks like that of an image that nothing recovers."""
+    _, seen, truth = observed
+    attack = engine(model, observed[0], settings(labels="given"))
+    state = jax.jit(attack.init)(jax.random.key(3), truth)
+    _, info = jax.jit(attack.step)(jax.random.key(4), state, seen._replace(labels=truth.y.at[0].set(label)))
+    assert np.isnan(info["loss"])
+    assert info["frozen"]
+
+
 def test_a_last_layer_without_bias_or_name_is_explained():
     class Bare(nn.Module):
         @nn.compact
@@ -456,7 +467,9 @@ def test_a_last_layer_without_bias_or_name_is_explained():
 
     bare = models.classifier(Bare(), image_shape=SHAPE, num_classes=CLASSES, head="out")
     share = protocols.ClientShare(bare)
-    with pytest.raises(ValueError, match="bias_rule needs the gradient of the bias; corrected_counts does without"):
+    with pytest.raises(
+        ValueError, match="bias_rule needs the gradient of the bias; longest_column does without for one"
+    ):
         attacks.inversion(bare, share, settings(labels="bias_rule"), batch_size=2)
     attacks.inversion(bare, share, settings(labels="corrected_counts"), batch_size=2)
     with pytest.raises(ValueError, match="the model's head is 'last', but these parameters do not hold last/kernel"):

@@ -407,6 +407,16 @@ class TestFrozenParts:
         again, _ = models.freeze(headless, trained, [first])
         assert (again.head, again.head_leaves) == ("", ())
 
+    def test_variables_of_the_whole_network_are_refused(self):
+        """Their gradient would hold what the client does not send, and an attack would read all of it."""
+        kernel, _ = self.MODEL.head_names
+        variables, model, trained = self.frozen(kernel)
+        x = reference.normal(1, 2, 2, 1)
+        for call in (model.apply, model.rows):
+            with pytest.raises(ValueError, match=f"{kernel} is a constant of this model: pass the variables that"):
+                call(variables, x)
+            call(trained, x)
+
     def test_what_is_not_there_and_nothing_to_train_are_refused(self):
         variables = self.MODEL.init(jax.random.key(0))
         with pytest.raises(ValueError, match="the model has no parameter nowhere; it has "):

@@ -20,7 +20,8 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
 
     Returns:
         The classifier, and its variables: None stands in the place of a constant, which JAX counts as no leaf. Linear
-        layers whose kernel is a constant have no rows, and a head whose kernel is one is no head.
+        layers whose kernel is a constant have no rows, and a head whose kernel is one is no head. The classifier raises
+        ValueError for variables that hold a constant, since a gradient by them would have it, too.
 
     Raises:
         ValueError: naming a parameter that the model does not have, or if nothing is left to train.
@@ -36,7 +37,13 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
         return _tree.replaced(tree, dict.fromkeys(fixed))
 
     def filled(variables: PyTree) -> PyTree:
-        return {**variables, "params": _tree.replaced(whole, _tree.named_leaves(variables["params"]))}
+        given = _tree.named_leaves(variables["params"])
+        # Else a client that trains a part would send the gradient of the whole, and an attack would read all of it.
+        if constant := sorted(fixed & given.keys()):
+            raise ValueError(
+                f"{constant[0]} is a constant of this model: pass the variables that freeze returned, with None there"
+            )
+        return {**variables, "params": _tree.replaced(whole, given)}
 
     def init(key: jax.Array) -> PyTree:
         drawn = model.init(key)

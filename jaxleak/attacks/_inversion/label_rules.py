@@ -269,7 +269,10 @@ def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:
 
 def _bias_gradient(rule: str, head: HeadGradient) -> jax.Array:
     if head.bias_gradient is None:
-        raise ValueError(f"{rule} needs the gradient of the bias; corrected_counts does without")
+        raise ValueError(
+            f"{rule} needs the gradient of the bias; longest_column does without for one sample, and corrected_counts "
+            "for any number whose features are >= 0, as behind a ReLU: it is wrong behind LoRA or layer normalisation"
+        )
     return head.bias_gradient
 
 

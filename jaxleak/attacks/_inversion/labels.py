@@ -54,7 +54,9 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
 
         def granted(observation: Observation, _: jax.Array) -> jax.Array:
             assert observation.labels is not None  # the engine has required them
-            return soft_labels(observation.labels, classes)
+            known = (observation.labels >= 0) & (observation.labels < classes)
+            # A compiled program cannot raise: what is not a number ends the search, and says so.
+            return jnp.where(known[:, None], soft_labels(observation.labels, classes), jnp.nan)
 
         return LabelSource(_nothing, granted, _of_soft, reads_labels=True)
     if strategy == "none":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jaxleak._base import BatchNormMode, PyTree
+from jaxleak._base import BatchNormMode, PyTree, total_steps
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.contents import zero_layers
 from jaxleak.audit._checks.differences import minus, scaled
@@ -65,10 +65,8 @@ def check_symmetries(
         return [mode]
     found = [] if mode is None else [mode]
     if not broken.laws:
-        return [
-            *found,
-            Finding(SYMMETRIES, "not applicable", "This network has no symmetries that other weights would break."),
-        ]
+        why = "" if total_steps(share) == 1 else " Several steps leave fewer such directions than one."
+        return [*found, Finding(SYMMETRIES, "not applicable", f"An update of this client can point anywhere.{why}")]
     evidence = (
         f"The network has {broken.laws} directions along which no gradient can point. Along the worst of "
         f"them, the update has {broken.worst:.2g} times what rounding leaves in simulated updates"

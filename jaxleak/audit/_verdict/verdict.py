@@ -222,7 +222,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         return [Finding("gradient explained", "suspicious", evidence, cause, option)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
-        evidence = "This network has no symmetries, so that no check could tell mistaken weights from the right ones."
+        evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
         return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
     return []
 
