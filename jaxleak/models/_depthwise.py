@@ -1,9 +1,10 @@
 """Depthwise convolutions whose derivatives, to any order, are depthwise convolutions and correlations again.
 
 A depthwise convolution is a sum of shifted images, each times one weight per channel, which XLA:CPU runs as one loop.
-Automatic differentiation turns the shifts into paddings with what came before fused into them, a hundred times slower
-(benchmarks/README.md: "depthwise"). So two primitives carry their rules by hand, as in `jaxleak.models._bilinear`; the
-derivative by the kernel is summed row by row, which keeps it in cache.
+Automatic differentiation turns the shifts into paddings with what came before fused into them, which takes more than
+twice as long in one layer (benchmarks/README.md: "depthwise layer"), and more behind several. So two primitives carry
+their rules by hand, as in `jaxleak.models._bilinear`; the derivative by the kernel is summed row by row, which keeps it
+in cache.
 """
 
 import functools
