@@ -161,3 +161,12 @@ def test_an_attack_and_a_defense_of_ones_own_are_taken_as_they_are_printed(tmp_p
     noise = updates.kind_of_defense(case.defense).build(case.strength)
     sent = noise.apply(jax.random.key(0), np.zeros(100_000, np.float32))
     assert np.std(sent) == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.mark.slow
+def test_many_clients_are_attacked_in_one_program(capsys):
+    names = run("docs/scale.md")
+    assert not names["frozen"].any()
+    printed = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(printed) == 3
+    assert min(printed) > 25
