@@ -108,13 +108,16 @@ def test_a_strided_convolution_runs_inside_scan_and_vmap():
     np.testing.assert_allclose(many[1], single, rtol=1e-5, atol=1e-5)
 
 
-def test_depthwise_convolutions_of_many_kernels_and_images_are_each_their_own():
+@pytest.mark.parametrize(("stride", "padding"), [(2, 1), (1, 0)])
+def test_depthwise_convolutions_of_many_kernels_and_images_are_each_their_own(stride, padding):
     """Batched in either argument, and in derivatives, as clients that are attacked at once have it."""
     x, kernels = reference.normal(3, 2, 5, 6, 4), reference.normal(3, 3, 3, 1, 4, seed=1)
 
     def second(x, kernel):
         def slope(x, kernel):
-            return jax.grad(lambda k: jnp.sum(jnp.tanh(conv2d(x, k, padding=1, groups=4)) ** 2))(kernel)
+            return jax.grad(lambda k: jnp.sum(jnp.tanh(conv2d(x, k, stride=stride, padding=padding, groups=4)) ** 2))(
+                kernel
+            )
 
         return jax.grad(lambda x: jnp.sum(slope(x, kernel) ** 2))(x), slope(x, kernel)
 
@@ -127,6 +130,16 @@ def test_depthwise_convolutions_of_many_kernels_and_images_are_each_their_own():
     ways, alone = run(x, kernels)
     for way in ways:
         _assert_same(way, alone)
+
+
+@pytest.mark.parametrize("narrow", ["x", "kernel"])
+def test_a_depthwise_convolution_takes_two_kinds_of_numbers_as_lax_does(narrow):
+    x, kernel = reference.normal(1, 3, 3, 2), reference.normal(3, 3, 1, 2, seed=1)
+    x, kernel = (x.astype(jnp.bfloat16), kernel) if narrow == "x" else (x, kernel.astype(jnp.bfloat16))
+    loss = lambda x, kernel: jnp.sum(conv2d(x, kernel, padding=1, groups=2) ** 2)  # noqa: E731
+    assert conv2d(x, kernel, padding=1, groups=2).dtype == jnp.float32
+    by_x, by_kernel = jax.grad(loss, argnums=(0, 1))(x, kernel)
+    assert (by_x.dtype, by_kernel.dtype) == (x.dtype, kernel.dtype)
 
 
 def test_sizes_that_do_not_fit_are_refused():

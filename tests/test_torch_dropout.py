@@ -89,13 +89,36 @@ class Deep(nn.Module):
 
 def test_stochastic_depth_is_off_and_what_it_contains_normalises_by_the_batch():
     net = moved_statistics(Deep)
-    with pytest.raises(ValueError, match=r'random mask, as of stochastic depth, in block: .* say dropout="off"'):
+    with pytest.raises(
+        ValueError, match=r'random numbers, as of stochastic depth or of noise, in block: .* say dropout="off"'
+    ):
         models.from_torch(net, image_shape=IMAGE)
     model, variables = models.from_torch(net, image_shape=IMAGE, dropout="off")
     assert model.by_batch == ("train",)
+    assert model.notes == ("the own code of block is that of evaluation mode, without random numbers",)
     never_left_out = moved_statistics(lambda: Deep(Always))
     for mode in ("train", "eval"):
         check_against_torch(never_left_out, model, variables, mode, 2, 2e-5)
+
+
+class Noisy(nn.Module):
+    """Noise that is added is no mask, which a mean of one could replace."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = Sometimes()
+
+    def forward(self, x):
+        return self.second(x)
+
+
+def test_a_part_with_two_names_is_found_by_either():
+    assert models.from_torch(Deep(TwoNames), image_shape=IMAGE, dropout="off")[0].by_batch == ("train",)
 
 
 class AlwaysDraws(nn.Module):
@@ -113,6 +136,7 @@ class NormalisesItself(nn.Module):
     ("block", "message"),
     [
         (AlwaysDraws, "block draws random numbers in evaluation mode, too"),
+        (Noisy, "block: nobody outside of the client knows its random masks"),
         (NormalisesItself, "the code of block draws random numbers and calls a function that normalises by the batch"),
     ],
 )
@@ -123,5 +147,5 @@ def test_random_numbers_that_cannot_be_left_out_are_refused(block, message):
 
 def test_a_program_that_was_exported_with_its_random_numbers_is_refused():
     program = torch.export.export(Deep().train(), (torch.zeros(2, 3, 8, 8),))
-    with pytest.raises(ValueError, match=r"random mask.*export it in evaluation mode"):
+    with pytest.raises(ValueError, match=r"random numbers.*export it in evaluation mode"):
         models.from_torch(program, image_shape=IMAGE, dropout="off")

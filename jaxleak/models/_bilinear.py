@@ -84,7 +84,7 @@ def by_rows(
         return by_groups(primitive, operands, axes, **parameters)
     x = jnp.moveaxis(x, axes[0], 1)
     y = primitive.bind(x.reshape(x.shape[0], -1, *x.shape[3:]), kernel, **parameters)
-    return y.reshape(*x.shape[:-1], y.shape[-1]), 1
+    return y.reshape(*x.shape[:3], *y.shape[2:]), 1
 
 
 def by_groups(
@@ -97,4 +97,4 @@ def by_groups(
         for a, axis in zip(operands, axes, strict=True)
     ]
     out = primitive.bind(*(a.reshape(-1, *a.shape[2:]) for a in first), **parameters)
-    return out.reshape(size, -1, *out.shape[1:]), 0
+    return out.reshape(size, len(out) // size, *out.shape[1:]), 0

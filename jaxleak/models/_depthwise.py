@@ -113,6 +113,8 @@ def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> 
         (B, H', W', C), in the unit of `x` times that of `kernel`.
     """
     kh, kw, channels = kernel.shape
+    common = jnp.promote_types(x.dtype, kernel.dtype)  # the rules above are for two arrays of one kind
+    x, kernel = x.astype(common), kernel.astype(common)
     if stride == 1:
         return _conv.bind(x[None], kernel[None], geometry=_Geometry((kh, kw), pads))[0]
     # Cells of s x s pixels become channels, so that every shift is a contiguous slice, and so in every derivative.

@@ -54,9 +54,10 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
 
         def granted(observation: Observation, _: jax.Array) -> jax.Array:
             assert observation.labels is not None  # the engine has required them
-            known = (observation.labels >= 0) & (observation.labels < classes)
-            # A compiled program cannot raise: what is not a number ends the search, and says so.
-            return jnp.where(known[:, None], soft_labels(observation.labels, classes), jnp.nan)
+            found = soft_labels(observation.labels, classes)
+            # A class that does not exist is a row of zeros. A compiled program cannot raise: what is not a number ends
+            # the search, and says so.
+            return jnp.where(found.any(axis=-1, keepdims=True), found, jnp.nan)
 
         return LabelSource(_nothing, granted, _of_soft, reads_labels=True)
     if strategy == "none":

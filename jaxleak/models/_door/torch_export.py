@@ -71,7 +71,7 @@ def from_torch(
     _validate.one_of(DROPOUTS, dropout=dropout)
     height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
     _validate.count(height=height, width=width, channels=channels)
-    kept, untrained = tuple(eval_layers), list[str]()
+    kept, untrained, evaluated = tuple(eval_layers), list[str](), list[str]()
     if isinstance(module, torch.export.ExportedProgram):
         if kept:
             raise ValueError("eval_layers are for a module: an exported program has the modes that it was exported in")
@@ -88,6 +88,7 @@ def from_torch(
         graph = by_mode["train"]
         functions = {name: _function(graphs[name].first, graphs[name].of) for name in BATCH_NORM_MODES}
         untrained = [name for name, p in module.named_parameters() if not p.requires_grad]
+        evaluated = graphs["train"].evaluated
     else:
         raise TypeError(f"module must be an nn.Module or an ExportedProgram, got {type(module).__name__}")
     names = graph.statistics()
@@ -111,6 +112,11 @@ def from_torch(
     constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
     model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
     read = tuple(name for name in untrained if name in variables["params"])
+    if evaluated:
+        said = (
+            f"the own code of {', '.join(dict.fromkeys(evaluated))} is that of evaluation mode, without random numbers"
+        )
+        model = model._replace(notes=(*model.notes, said))
     return model._replace(eval_layers=kept, untrained=read), variables
 
 
@@ -122,6 +128,7 @@ class _Graphs:
     ):
         """Export the module, which is left as it is, for images (channels, H, W)."""
         self.mode, self.shape, self.dropout = mode, shape, dropout
+        self.evaluated: list[str] = []  # parts whose own code is in evaluation mode, so that it draws no random numbers
         self.module = copy.deepcopy(module).to("cpu").float().train(mode == "train")
         for name in eval_layers:
             _submodule(self.module, name).eval()
@@ -173,7 +180,7 @@ class _Graphs:
         Raises:
             RefusedError: if a part draws them in evaluation mode, too, or normalises by the batch in its own code.
         """
-        parts = dict(self.module.named_modules())
+        parts = dict(self.module.named_modules(remove_duplicate=False))
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
         drawing = {part_of(node) for node in calls if draws(node)}
         for name in sorted(drawing):
@@ -186,6 +193,7 @@ class _Graphs:
                     "the random numbers out, or let a layer of torch.nn normalise"
                 )
             parts[name].training = False
+            self.evaluated.append(shown)
         return bool(drawing)
 
 

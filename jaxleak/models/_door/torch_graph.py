@@ -27,7 +27,7 @@ _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
 }
 
 #: Operators that give random numbers, as code of stochastic depth does that rounds uniform ones to a mask.
-_RANDOM = ("rand", "rand_like", "randn", "randn_like")
+_RANDOM = ("rand", "rand_like")
 
 #: What to do about an operator for which there is no rule.
 _WAY_OUT = (

@@ -358,7 +358,7 @@ def native_dropout(x: Array, p: float, train: bool | None) -> tuple[Array, None]
 @register("bernoulli", "rand", "rand_like", "randn", "randn_like")
 def random(*_: Any, **__: Any) -> Array:
     """Always `ActiveDropoutError`."""
-    raise ActiveDropoutError("a random mask, as of stochastic depth")
+    raise ActiveDropoutError("random numbers, as of stochastic depth or of noise")
 
 
 #: In place of the above where dropout is to be off: masks are their own mean, by which they are divided.
