@@ -77,10 +77,19 @@ def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, cou
     monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
     monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(count, worst, np.zeros(count)))
     monkeypatch.setattr(symmetry, "_cause", lambda *_: ("a cause", "--option"))
-    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False))
+    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False), local_steps=1)
     (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
     assert (finding.name, finding.status) == (symmetry.SYMMETRIES, status)
     assert (finding.cause, finding.option) == (("a cause", "--option") if worst > 1 else ("", ""))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_steps_are_named_where_they_may_be_why_no_law_is_left(monkeypatch, steps):
+    monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
+    monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(0, 0.0, np.zeros(0)))
+    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False), local_steps=steps)
+    (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
+    assert ("Several steps leave fewer such directions than one." in finding.evidence) == (steps > 1)
 
 
 @pytest.mark.parametrize(
